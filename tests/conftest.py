@@ -24,7 +24,7 @@ STATE = Path(tempfile.mkdtemp(prefix="barnraise-tests-"))
 STATE.chmod(0o755)  # an embedded Postgres runs as a user of its own where tests run as root
 os.environ["BARNRAISE_STATE"] = str(STATE)
 
-from coordinator.lib import embedded_servers  # noqa: E402  (reads BARNRAISE_STATE when imported)
+from coordinator.lib.embedded import embedded_servers  # noqa: E402  (reads BARNRAISE_STATE when imported)
 
 os.environ["DATABASE_URL"], os.environ["REDIS_URL"] = embedded_servers.reserve(STATE)
 os.environ["DJANGO_SETTINGS_MODULE"] = "coordinator.settings"

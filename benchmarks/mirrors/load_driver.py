@@ -37,7 +37,8 @@ from coordinator.fleet.models import Membership
 from coordinator.lib import site_identity
 from coordinator.lib.exceptions import UserError
 from coordinator.replication import mirror_list
-from coordinator.runs.models import NewRun, Run
+from coordinator.runs.drafts import NewRun
+from coordinator.runs.models import Run
 from coordinator.runs.spec_form import spec_from_fields
 from coordinator.tokens.models import Token
 

@@ -15,7 +15,8 @@ from barnraise.protocol.signing import Identity, digest
 from coordinator.accounts.models import Machine, User
 from coordinator.fleet.lifecycle_facts import advance_run
 from coordinator.fleet.models import Membership
-from coordinator.runs.models import NewRun, Run
+from coordinator.runs.drafts import NewRun
+from coordinator.runs.models import Run
 from coordinator.runs.spec_form import spec_from_fields
 
 MACHINES_PER_PERSON = 5

@@ -52,7 +52,7 @@ class Site:
         }
         for name in ("DATABASE_URL", "REDIS_URL"):
             os.environ.pop(name, None)
-        from coordinator.lib import embedded_servers
+        from coordinator.lib.embedded import embedded_servers
 
         os.environ["DATABASE_URL"], os.environ["REDIS_URL"] = embedded_servers.start(folder)
         import django
@@ -90,7 +90,7 @@ class Site:
 
     def stop(self) -> None:
         """Stop the processes and the servers."""
-        from coordinator.lib import embedded_servers
+        from coordinator.lib.embedded import embedded_servers
 
         self.processes.stop()
         embedded_servers.stop(self.folder, force=True)

@@ -15,8 +15,8 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "coordinator.settings")
 django.setup(set_prefix=False)
 
 # The app registry must be filled before these imports.
-from coordinator.lib import embedded_servers  # noqa: E402
 from coordinator.lib.asgi_handler import ThreadedHandler  # noqa: E402
+from coordinator.lib.embedded import embedded_servers  # noqa: E402
 from coordinator.lib.trusted_proxies import TrustedProxies  # noqa: E402
 from coordinator.live.consumers import websocket_urlpatterns  # noqa: E402
 from coordinator.ops.error_pages import error_response  # noqa: E402

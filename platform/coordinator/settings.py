@@ -47,7 +47,9 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from coordinator.lib import embedded_servers, error_reporting, mail_settings, task_queues
+from coordinator.lib import error_reporting, mail_settings, task_queues
+from coordinator.lib.embedded import embedded_servers
+from coordinator.lib.secret_files import load_or_create_secret
 
 ROOT = Path(__file__).resolve().parents[2]
 STATE_DIR = Path(os.environ.get("BARNRAISE_STATE") or ROOT / ".state").resolve()
@@ -91,9 +93,7 @@ def database(url: str) -> dict[str, Any]:
 
 
 _database_url, REDIS_URL = embedded_servers.urls(STATE_DIR)
-SECRET_KEY = os.environ.get("SECRET_KEY") or embedded_servers.load_or_create_secret(
-    STATE_DIR / "secret_key"
-)
+SECRET_KEY = os.environ.get("SECRET_KEY") or load_or_create_secret(STATE_DIR / "secret_key")
 DATABASES = {"default": database(_database_url)}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
@@ -172,22 +172,22 @@ INSTALLED_APPS = [
     "django.contrib.humanize",
 ]
 MIDDLEWARE = [
-    "coordinator.lib.request_id.RequestIdMiddleware",
-    "coordinator.lib.counters.RequestCounterMiddleware",
+    "coordinator.lib.request_id.set_request_id",
+    "coordinator.lib.counters.count_and_log_request",
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
-    "coordinator.lib.csp.ContentSecurityPolicyMiddleware",
-    "coordinator.ops.error_pages.ApiErrorMiddleware",
-    "coordinator.ops.read_only.ReadOnlyMiddleware",
+    "coordinator.lib.csp.set_policy",
+    "coordinator.ops.error_pages.convert_api_error",
+    "coordinator.ops.read_only.refuse_writes_during_restore",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
-    "coordinator.ops.write_limits.WriteLimitMiddleware",
+    "coordinator.ops.write_limits.limit_writes",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "allauth.account.middleware.AccountMiddleware",
-    "coordinator.staff.second_factor.StaffSecondFactorMiddleware",
+    "coordinator.staff.second_factor.require_second_factor",
 ]
 ROOT_URLCONF = "coordinator.urls"
 ASGI_APPLICATION = "coordinator.asgi.application"

@@ -159,7 +159,8 @@ def test_live_messages_have_the_shape_that_the_page_reads(db, state):
     """The page's own tests read the same two files."""
     from coordinator.accounts.models import User
     from coordinator.live.run_snapshot import COLUMNS, RunSnapshot, build_delta, build_snapshot
-    from coordinator.runs.models import NewRun, Run
+    from coordinator.runs.drafts import NewRun
+    from coordinator.runs.models import Run
     from coordinator.runs.spec_form import spec_from_fields
 
     owner = User.objects.create_user("ada@example.org", "wooden-barn-9")

@@ -28,7 +28,7 @@ from helpers.paths import TESTS
 
 from coordinator.demo.supervised_site import BEAT, WEB, WORKER, SupervisedSite
 from coordinator.demo.supervisor import Supervisor
-from coordinator.lib.embedded_servers import POSTGRES, VALKEY
+from coordinator.lib.embedded.server_command import POSTGRES, VALKEY
 from coordinator.lib.free_ports import ReservedPort, random_free_port
 
 CLIENTS = (WEB, WORKER, BEAT)

@@ -25,7 +25,8 @@ from coordinator.eventlog.models import Origin
 from coordinator.fleet.join import admit_machine
 from coordinator.fleet.lifecycle_facts import advance_run
 from coordinator.fleet.models import Membership
-from coordinator.fleet.verdicts import RetractionRequest, VerdictRecord
+from coordinator.fleet.verdict_models import VerdictRecord
+from coordinator.fleet.verdict_requests import RetractionRequest
 from coordinator.lib import site_identity
 from coordinator.notify.models import Notification, Webhook
 from coordinator.notify.notification_types import NotificationDraft, NotificationType

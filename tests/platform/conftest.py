@@ -205,7 +205,8 @@ def volunteer(db, valkey):
 @pytest.fixture
 def draft(db):
     """Return a function that creates a draft run of a person."""
-    from coordinator.runs.models import NewRun, Run
+    from coordinator.runs.drafts import NewRun
+    from coordinator.runs.models import Run
     from coordinator.runs.spec_form import spec_from_fields
 
     def create(owner, name: str = "A run", spec=None, **fields) -> Run:

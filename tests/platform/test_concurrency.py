@@ -8,7 +8,8 @@ from django.db import connection
 from barnraise.protocol import enums
 from barnraise.spec import TextSpec
 from coordinator.accounts.models import User
-from coordinator.runs.models import NewRun, Run, RunQuerySet
+from coordinator.runs.drafts import NewRun
+from coordinator.runs.models import Run, RunQuerySet
 from coordinator.runs.spec_form import spec_from_fields
 from coordinator.telemetry.rollup import drain_queue
 from coordinator.telemetry.tasks import advance_runs

@@ -17,7 +17,8 @@ from barnraise.spec import RunSpec, preset
 from coordinator.accounts.models import Enrolment
 from coordinator.api import authentication
 from coordinator.lib import site_identity
-from coordinator.runs.models import NewRun, Run
+from coordinator.runs.drafts import NewRun
+from coordinator.runs.models import Run
 from coordinator.runs.spec_form import spec_from_fields
 from coordinator.telemetry import report_queue
 from coordinator.telemetry.history import load_history

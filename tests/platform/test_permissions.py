@@ -18,7 +18,8 @@ from coordinator.accounts.models import Enrolment, SiteSettings, Team, TeamInvit
 from coordinator.api.ninja_api import api
 from coordinator.audit.models import AuditEntry
 from coordinator.eventlog.models import ForkProof, Origin
-from coordinator.fleet.verdicts import RetractionRequest, VerdictRecord
+from coordinator.fleet.verdict_models import VerdictRecord
+from coordinator.fleet.verdict_requests import RetractionRequest
 from coordinator.lib import heartbeats, site_identity
 from coordinator.notify.models import Webhook
 from coordinator.notify.tasks import UNSUBSCRIBE

@@ -7,7 +7,8 @@ TRIO = ("north", "east", "south")
 LAUNCH_AUTO_BY_INVITATION = f"""
 from coordinator.accounts.models import User
 from coordinator.runs.join_policy import Access, JoinPolicy
-from coordinator.runs.models import NewRun, Run
+from coordinator.runs.drafts import NewRun
+from coordinator.runs.models import Run
 from coordinator.runs.spec_form import spec_from_fields
 fields = {{
     "recipe.strategy": "auto",

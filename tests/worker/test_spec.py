@@ -7,12 +7,15 @@ import pytest
 
 from barnraise.errors import SpecError
 from barnraise.planning.mixing_topology import TOPOLOGIES
+from barnraise.protocol.signing import digest
 from barnraise.spec import (
     DECENTRALIZED_ADAM,
     MIXING_TOPOLOGIES,
+    Assumptions,
     ModelSpec,
     Recipe,
     RunSpec,
+    Start,
     TextSpec,
     preset,
     problems,
@@ -78,6 +81,32 @@ def test_spec_read_from_its_json_is_equal_to_the_byte():
     spec = replace(VALID, recipe=Recipe(learning_rate=1e-4), roots=("a" * 64,), seed=2**63 - 1)
     assert RunSpec.from_json(spec.to_json()) == spec
     assert RunSpec.from_json(spec.to_json()).to_json() == spec.to_json()
+
+
+def test_canonical_text_of_a_spec_keeps_its_digest():
+    """The digest names the rules of runs that exist: nothing may change the text of a spec."""
+    default = RunSpec(preset("gpt-nano"), seed=7)
+    assert digest(default.to_json()) == (
+        "4a50b7fb13f659ac1a777d5e7830288096aea9de5c2e731ff46c7646701ed809"
+    )
+    unusual = RunSpec(
+        preset("gpt2-124m"),
+        TextSpec(source="huggingface", places=("owner/name",)),
+        Recipe(
+            strategy=DECENTRALIZED_ADAM,
+            codec="auto",
+            mixing_bits=8,
+            mixing_interval=2,
+            learning_rate=3e-4,
+        ),
+        seed=9,
+        start=Start(model="owner/tiny@v1"),
+        prompts=("Once upon",),
+        assumed=Assumptions(machines=3, line="100"),
+    )
+    assert digest(unusual.to_json()) == (
+        "0ba30980d8f926c5a8a9455378baaffbe3a5304f9681b9e6b24b03e13b722de4"
+    )
 
 
 def json_with(path: str, value) -> str:

@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit
 
 from barnraise.errors import SpecError
@@ -46,8 +46,21 @@ MIXING_TOPOLOGIES = ("ring", "exponential", "alternating-exponential-ring", "com
 MIXING_BITS = (32, 16, 8)  # of a weight as neighbours receive it
 # An update holds all values, or the largest so many of each chunk of 4,096, in 2, 4 or 8 bits.
 _LARGEST = r"[1-9]\d{0,2}|[1-3]\d{3}|40[0-8]\d|409[0-5]"  # from 1 to 4,095
+MAX_PROMPTS, PROMPT_LENGTH = 5, 160  # for samples; a spec stays short
 AUTO = "auto"  # each author chooses compression and round length by its uplink
 CODEC = re.compile(rf"dense(?P<dense>[248])|top(?P<kept>{_LARGEST})x(?P<bits>[248])", re.ASCII)
+
+Value = TypeVar("Value")
+
+
+def _metadata(label: str, note: str = "") -> dict[str, str]:
+    """Return what forms show of a field: its label, and a sentence of help."""
+    return {"label": label, "help": note}
+
+
+def _shown(default: Value, label: str, note: str = "") -> Value:
+    """Return a dataclass field with a default, and with a label and help text for forms."""
+    return cast(Value, field(default=default, metadata=_metadata(label, note)))
 
 
 @dataclass(frozen=True)
@@ -95,11 +108,11 @@ class Fragment:
 class ModelSpec:
     """A GPT as in GPT-2 and GPT-3: pre-LayerNorm, learned positions, GELU, tied head."""
 
-    layers: int
-    width: int
-    heads: int
-    context: int
-    vocabulary: int
+    layers: int = field(metadata=_metadata("Layers"))
+    width: int = field(metadata=_metadata("Width", "Must be divisible by the heads."))
+    heads: int = field(metadata=_metadata("Heads"))
+    context: int = field(metadata=_metadata("Context", "Tokens the model attends to."))
+    vocabulary: int = field(metadata=_metadata("Vocabulary", "Number of tokens in the tokenizer."))
 
     @property
     def parameters(self) -> int:
@@ -209,40 +222,67 @@ class TextSpec:
         shard_tokens: tokens of a shard.
     """
 
-    source: str = "stdlib"
-    places: tuple[str, ...] = ()
-    tokenizer: str = "bpe"
-    held_out: float = 0.02
-    shard_tokens: int = 1 << 20
+    source: str = _shown("stdlib", "Text")
+    places: tuple[str, ...] = _shown((), "Dataset or addresses")
+    tokenizer: str = _shown("bpe", "Tokenizer")
+    held_out: float = _shown(0.02, "Validation split", "Share of the text held out for validation.")
+    shard_tokens: int = _shown(1 << 20, "Tokens per shard")
 
 
 @dataclass(frozen=True)
 class Recipe:
     """How the run learns. Token counts refer to the whole run's ledger."""
 
-    token_budget: int = 10_000_000
-    learning_rate: float = 1e-3
-    schedule: str = "cosine"
-    warmup_tokens: int = 20_000
-    weight_decay: float = 0.1
-    clip: float = 1.0  # gradient norm
-    step_sequences: int = 8  # sequences a worker trains on in one step
-    round_steps: int = 10  # H: local steps between two updates
-    strategy: str = "streams"
-    codec: str = "dense2"
-    outer_rate: float = 0.6  # η
-    outer_momentum: float = 0.7  # μ
-    feedback_decay: float = 1.0  # β of the error feedback
-    delay_compensation: float = 1.0  # weight of the predicted updates in flight; 0: no prediction
-    evaluate_every: int = 20_000
-    # Of "decentralized-adam": who averages with whom, bits of a weight as sent, steps between two
-    # averagings, and how Adam absorbs gradients. A spec's text holds only those that are not the
-    # default.
-    mixing_topology: str = "exponential"
-    mixing_bits: int = 32
-    mixing_interval: int = 1
-    # Steps s whose mean gradient Adam's stored moments absorb at once (Wang et al., 2410.11998).
-    mixing_accumulation: int = 1
+    token_budget: int = _shown(
+        10_000_000,
+        "Token budget",
+        "Training ends after this many tokens, all machines together. 500M, 0.5B and 20x "
+        "(tokens for each parameter) work too.",
+    )
+    learning_rate: float = _shown(1e-3, "Learning rate", "Peak value.")
+    schedule: str = _shown("cosine", "Learning rate schedule")
+    warmup_tokens: int = _shown(
+        20_000, "Warm-up", "Tokens until the learning rate reaches its peak."
+    )
+    weight_decay: float = _shown(0.1, "Weight decay")
+    clip: float = _shown(1.0, "Gradient clipping", "Maximum gradient norm.")
+    step_sequences: int = _shown(8, "Sequences per step", "On each machine.")
+    round_steps: int = _shown(  # H
+        10,
+        "Steps per round",
+        "Between two updates of a machine; automatic compression decides it too.",
+    )
+    strategy: str = _shown("streams", "Strategy")
+    codec: str = _shown("dense2", "Compression", "Slower uplinks send smaller updates.")
+    outer_rate: float = _shown(  # η
+        0.6, "Outer learning rate", "Share of a round that goes into its update."
+    )
+    outer_momentum: float = _shown(0.7, "Outer momentum")  # μ
+    feedback_decay: float = _shown(  # β
+        1.0, "Error feedback", "Share of the compression error that is carried over."
+    )
+    delay_compensation: float = _shown(
+        1.0, "Delay compensation", "Weight of the prediction for updates in flight; 0 disables it."
+    )
+    evaluate_every: int = _shown(20_000, "Validation interval", "Tokens of the whole run.")
+    # Of "decentralized-adam". A spec's text holds only those that are not the default.
+    mixing_topology: str = _shown(
+        "exponential",
+        "Topology",
+        "Who averages with whom, in decentralized Adam. Counts other than powers of two idle a "
+        "machine now and then.",
+    )
+    mixing_bits: int = _shown(32, "Bits per weight", "That neighbours send, in decentralized Adam.")
+    mixing_interval: int = _shown(
+        1, "Steps between averagings", "In decentralized Adam; 1 averages in every step."
+    )
+    # See Wang et al., 2410.11998.
+    mixing_accumulation: int = _shown(
+        1,
+        "Gradient accumulation of the moments",
+        "In decentralized Adam: steps whose mean gradient Adam's moments absorb at once. More "
+        "machines allow more; 1 is plain AdamW.",
+    )
 
     @property
     def mixes_weights(self) -> bool:
@@ -300,8 +340,10 @@ class Assumptions:
     """
 
     machines: int = 10
-    line: str = "15/112/23"
-    machine: str = "12 GB GPU"
+    line: str = _shown(
+        "15/112/23", "Expected lines", "Of each machine; auto chooses the strategy for them."
+    )
+    machine: str = _shown("12 GB GPU", "Expected machines", "Auto chooses the strategy for them.")
     reason: str = ""
 
 
@@ -312,7 +354,7 @@ class RunSpec:
     model: ModelSpec
     text: TextSpec = field(default_factory=TextSpec)
     recipe: Recipe = field(default_factory=Recipe)
-    seed: int = 0
+    seed: int = _shown(0, "Seed", "Random if left empty.")
     owner: str = ""  # the key that signed the manifest
     roots: tuple[str, ...] = ()  # the mirrors' root keys
     threshold: int = 1  # how many root keys must sign
@@ -320,7 +362,12 @@ class RunSpec:
     max_tokens_per_update: int = 1 << 26
     verdict_horizon: int = 20  # rounds of ledger tokens for which an archive peer stores updates
     start: Start = field(default_factory=Start)
-    prompts: tuple[str, ...] = ()  # what workers write samples from, for the run's page
+    prompts: tuple[str, ...] = _shown(
+        (),
+        "Sample prompts",
+        f"Up to {MAX_PROMPTS}, one per line. At each checkpoint a machine continues them, and "
+        "the run's page shows the text.",
+    )
     assumed: Assumptions = field(default_factory=Assumptions)
     format: int = FORMAT
 
@@ -639,7 +686,6 @@ ASSUMPTION_LENGTH = 400  # characters
 RUN_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
 DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 MODEL_FOLDER = "folder"  # a start from a model that lies in a folder of the owner's machine
-MAX_PROMPTS, PROMPT_LENGTH = 5, 160  # for samples; a spec stays short
 START_LAYERS = 100  # their digests lie in the spec, which stays short
 _PART = r"[\w-][\w.-]{0,95}"
 # owner/name, then /config, :split, @revision and #column if needed.

@@ -13,11 +13,10 @@ from django.contrib.auth.models import Group
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from unfold.admin import ModelAdmin
-from unfold.enums import ActionVariant
 
 from coordinator.accounts.deletion import delete_account
 from coordinator.accounts.models import Enrolment, SiteSettings, Team, User
-from coordinator.audit.admin_actions import ReadOnlyAdmin, ReasonForm, decision, dialog_options
+from coordinator.audit.admin_actions import ReadOnlyAdmin, ReasonForm, decision
 
 # These modules register models; addresses and secrets are only their owners' business.
 for app in ("django.contrib.auth", "allauth.account", "allauth.mfa", "allauth.usersessions"):
@@ -50,7 +49,7 @@ def _right_action(
         )
 
     change_right.__name__ = name
-    return decision(title, dialog_options(title, consequence))(change_right)
+    return decision(title, consequence)(change_right)
 
 
 @admin.register(User)
@@ -118,12 +117,9 @@ class UserAdmin(ReadOnlyAdmin):
 
     @decision(
         "Ban",
-        dialog_options(
-            "Ban",
-            "They cannot sign in, and all their machines are revoked permanently.",
-            ReasonForm,
-        ),
-        ActionVariant.DANGER,
+        "They cannot sign in, and all their machines are revoked permanently.",
+        ReasonForm,
+        danger=True,
     )
     def ban(self, request: HttpRequest, form: ReasonForm, object_id: str) -> HttpResponse:
         """Ban the person."""
@@ -136,12 +132,7 @@ class UserAdmin(ReadOnlyAdmin):
             "{name} was banned.",
         )
 
-    @decision(
-        "Lift the ban",
-        dialog_options(
-            "Lift the ban", "They may sign in again. Their machines must enrol with new keys."
-        ),
-    )
+    @decision("Lift the ban", "They may sign in again. Their machines must enrol with new keys.")
     def unban(self, request: HttpRequest, form: forms.Form, object_id: str) -> HttpResponse:
         """Lift the ban."""
         return self.decide(
@@ -154,11 +145,8 @@ class UserAdmin(ReadOnlyAdmin):
 
     @decision(
         "Delete the account",
-        dialog_options(
-            "Delete the account",
-            "As if they had deleted it themselves: personal data is deleted permanently.",
-        ),
-        ActionVariant.DANGER,
+        "As if they had deleted it themselves: personal data is deleted permanently.",
+        danger=True,
     )
     def erase(self, request: HttpRequest, form: forms.Form, object_id: str) -> HttpResponse:
         """Delete the account."""
@@ -204,9 +192,7 @@ class TeamAdmin(ReadOnlyAdmin):
         return ", ".join(f"{m.person}{' (leads)' if m.leads else ''}" for m in team.members.all())
 
     @decision(
-        "Disband",
-        dialog_options("Disband", "The team is deleted. Its people and machines stay.", ReasonForm),
-        ActionVariant.DANGER,
+        "Disband", "The team is deleted. Its people and machines stay.", ReasonForm, danger=True
     )
     def disband(self, request: HttpRequest, form: ReasonForm, object_id: str) -> HttpResponse:
         """Disband the team."""

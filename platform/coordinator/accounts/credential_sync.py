@@ -82,6 +82,12 @@ def _change_handler(record: Callable[[UUID, Any], None]) -> Callable[..., None]:
     return on_change
 
 
+def list_addresses(person: UUID) -> list[dict[str, Any]]:
+    """List a person's email addresses as the log records them."""
+    addresses = EmailAddress.objects.filter(user=person).order_by("email")
+    return list(addresses.values("email", "verified", "primary"))
+
+
 def record_addresses(person: UUID, deleted: EmailAddress | None = None) -> None:
     """Record all of a person's addresses, if they changed.
 
@@ -93,14 +99,10 @@ def record_addresses(person: UUID, deleted: EmailAddress | None = None) -> None:
         recorded = [state["addresses"]] if state["addresses"] else []
         if not _person_exists(person) or _find_missing(recorded):
             return
-        rows = (
-            EmailAddress.objects.filter(user=person)
-            .order_by("email")
-            .values("email", "verified", "primary")
-        )
-        if not recorded and not rows:
+        addresses = list_addresses(person)
+        if not recorded and not addresses:
             return
-        content_digest = private_data.store(f"access:{person}", {"addresses": list(rows)})
+        content_digest = private_data.store(f"access:{person}", {"addresses": addresses})
         if content_digest != _own_record(person)["addresses"]:
             writer.record("access.set_addresses", person, {"content_digest": content_digest})
 

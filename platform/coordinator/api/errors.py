@@ -1,12 +1,13 @@
 """Turn every error into a `Problem`: one sentence, and one for each field that it concerns."""
 
+from collections.abc import Callable
 from typing import Any
 
 import redis.exceptions
 from django.core.exceptions import RequestDataTooBig
 from django.db import InterfaceError, OperationalError
 from django.http import Http404, HttpRequest, HttpResponse
-from ninja import NinjaAPI
+from ninja import NinjaAPI, Router
 from ninja.errors import HttpError, ValidationError
 
 from barnraise.errors import SpecError
@@ -19,9 +20,15 @@ ERROR_STATUSES = frozenset({400, 401, 403, 404, 409, 413, 422, 429, 503})
 OUTAGES = (OperationalError, InterfaceError, redis.exceptions.RedisError)
 
 
-def responses(schema: Any) -> dict[Any, Any]:
-    """Return the responses of an endpoint, for Ninja and the documentation."""
-    return {200: schema, ERROR_STATUSES: Problem}
+class EndpointRouter(Router):
+    """A router whose endpoints respond with what their functions return, or with a `Problem`."""
+
+    def add_api_operation(
+        self, path: str, methods: list[str], view_func: Callable[..., Any], **options: Any
+    ) -> None:
+        """Declare the responses, for Ninja and the documentation."""
+        options["response"] = {200: view_func.__annotations__["return"], ERROR_STATUSES: Problem}
+        super().add_api_operation(path, methods, view_func, **options)
 
 
 def install_error_handlers(api: NinjaAPI) -> None:

@@ -11,7 +11,7 @@ from coordinator.accounts.models import Machine, User
 from coordinator.api.authentication import ApiError
 from coordinator.fleet.models import Membership
 from coordinator.fleet.report_queries import membership_for_run
-from coordinator.fleet.verdicts import exclusion_problem
+from coordinator.fleet.verdict_models import exclusion_problem
 from coordinator.runs.models import Run
 from coordinator.tokens.models import Token
 

@@ -4,33 +4,20 @@ from typing import Literal
 from uuid import UUID
 
 from django.http import HttpRequest
-from ninja import Router
 
 from coordinator.accounts.models import Machine
 from coordinator.api import schemas
 from coordinator.api.authentication import ApiError, token_auth
-from coordinator.api.errors import responses
+from coordinator.api.errors import EndpointRouter
 from coordinator.api.lookups import paginate, requesting_user
 from coordinator.fleet.machine_state import MachinePause, is_paused
 
 READ = token_auth("machines:read")
 WRITE = token_auth("machines:write")
-MACHINE_FIELDS = (
-    "id",
-    "key",
-    "name",
-    "system",
-    "cores",
-    "memory_bytes",
-    "accelerator",
-    "enrolled",
-    "last_seen",
-)
-
-router = Router(tags=["Machines"])
+router = EndpointRouter(tags=["Machines"])
 
 
-@router.get("/machines", response=responses(schemas.MachinePage), auth=READ)
+@router.get("/machines", auth=READ)
 def list_machines(request: HttpRequest, after: UUID | None = None) -> schemas.MachinePage:
     """List your machines, the newest first, fifty per page."""
     machines = requesting_user(request).machines.select_related("pause", "measured").order_by("-pk")
@@ -40,13 +27,13 @@ def list_machines(request: HttpRequest, after: UUID | None = None) -> schemas.Ma
     return schemas.MachinePage(items=[machine_out(machine) for machine in page], next=following)
 
 
-@router.get("/machines/{machine}", response=responses(schemas.MachineOut), auth=READ)
+@router.get("/machines/{machine}", auth=READ)
 def get_machine(request: HttpRequest, machine: UUID) -> schemas.MachineOut:
     """Get one of your machines."""
     return machine_out(get_own_machine(request, machine))
 
 
-@router.patch("/machines/{machine}", response=responses(schemas.MachineOut), auth=WRITE)
+@router.patch("/machines/{machine}", auth=WRITE)
 def rename_machine(
     request: HttpRequest, machine: UUID, asked: schemas.MachineIn
 ) -> schemas.MachineOut:
@@ -56,9 +43,7 @@ def rename_machine(
     return machine_out(own_machine)
 
 
-@router.post(
-    "/machines/{machine}/actions/{action}", response=responses(schemas.MachineOut), auth=WRITE
-)
+@router.post("/machines/{machine}/actions/{action}", auth=WRITE)
 def control_machine(
     request: HttpRequest, machine: UUID, action: Literal["pause", "resume", "revoke"]
 ) -> schemas.MachineOut:
@@ -93,8 +78,9 @@ def get_own_machine(request: HttpRequest, pk: UUID) -> Machine:
 def machine_out(machine: Machine) -> schemas.MachineOut:
     """Describe a machine for its owner."""
     measured = getattr(machine, "measured", None)
-    return schemas.MachineOut(
-        **{name: getattr(machine, name) for name in MACHINE_FIELDS},
+    return schemas.describe(
+        schemas.MachineOut,
+        machine,
         paused=is_paused(machine),
         revoked=machine.revoked is not None,
         hardware=measured.hardware_view if measured else None,

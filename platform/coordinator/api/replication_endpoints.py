@@ -3,13 +3,13 @@
 from typing import Annotated
 
 from django.http import HttpRequest
-from ninja import Path, Query, Router
+from ninja import Path, Query
 
 from barnraise.errors import MessageError
 from barnraise.protocol.messages import Signed
 from barnraise.protocol.mirror_list import MirrorLists
 from coordinator.api.authentication import ApiError, authenticate_mirror, enforce_rate_limit
-from coordinator.api.errors import responses
+from coordinator.api.errors import EndpointRouter
 from coordinator.api.lookups import get_credential
 from coordinator.eventlog import truncate
 from coordinator.eventlog.writer import read_events
@@ -31,25 +31,23 @@ Origin = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$")]  # pyright: ignore[repo
 Number = Annotated[int, Query(ge=0, lt=1 << 53)]  # pyright: ignore[reportCallIssue]
 PageSize = Annotated[int, Query(ge=1, le=protocol.PAGE_EVENTS)]  # pyright: ignore[reportCallIssue]
 
-router = Router(tags=["Mirrors"])
+router = EndpointRouter(tags=["Mirrors"])
 
 
-@router.get("/mirrors/list", response=responses(MirrorLists))
+@router.get("/mirrors/list")
 def get_mirror_list(request: HttpRequest, after: Number = 0) -> MirrorLists:
     """Get the newest mirror list, and all lists that lead to it from version `after`."""
     enforce_rate_limit(request, "lists", 600, 60)
     return MirrorLists(lists=mirror_list.lists_since(after))
 
 
-@router.get("/mirrors/heads", response=responses(Signed), auth=authenticate_mirror)
+@router.get("/mirrors/heads", auth=authenticate_mirror)
 def get_log_heads(request: HttpRequest) -> Signed:
     """Get the last event number of every log, signed for the requesting mirror."""
     return site_identity.identity().sign("heads", pull.local_heads(get_credential(request)))
 
 
-@router.get(
-    "/mirrors/logs/{origin}", response=responses(protocol.LogPart), auth=authenticate_mirror
-)
+@router.get("/mirrors/logs/{origin}", auth=authenticate_mirror)
 def get_log(
     request: HttpRequest,
     origin: Origin,
@@ -69,11 +67,7 @@ def get_log(
     return protocol.LogPart(events=page, more=has_more)
 
 
-@router.get(
-    "/mirrors/fork-evidence",
-    response=responses(protocol.ForkEvidenceList),
-    auth=authenticate_mirror,
-)
+@router.get("/mirrors/fork-evidence", auth=authenticate_mirror)
 def get_fork_evidence(request: HttpRequest) -> protocol.ForkEvidenceList:
     """Get both events of each log that signed two events with one number."""
     pairs = truncate.list_fork_proofs()[-MAX_PROOFS:]
@@ -82,11 +76,7 @@ def get_fork_evidence(request: HttpRequest) -> protocol.ForkEvidenceList:
     )
 
 
-@router.post(
-    "/mirrors/private-data",
-    response=responses(protocol.EncryptedPrivateData),
-    auth=authenticate_mirror,
-)
+@router.post("/mirrors/private-data", auth=authenticate_mirror)
 def get_private_data(
     request: HttpRequest, wants: protocol.PrivateDataRequest
 ) -> protocol.EncryptedPrivateData:
@@ -97,19 +87,13 @@ def get_private_data(
         raise ApiError(422, str(error), {"key": str(error)}) from None
 
 
-@router.post(
-    "/mirrors/telemetry", response=responses(SignedTelemetryPage), auth=authenticate_mirror
-)
+@router.post("/mirrors/telemetry", auth=authenticate_mirror)
 def get_telemetry(request: HttpRequest, wanted: TelemetryRequest) -> SignedTelemetryPage:
     """Get changes of the machines that report to this mirror, signed for the requesting mirror."""
     return export.build_signed_page(wanted, get_credential(request))
 
 
-@router.post(
-    "/mirrors/change-notice",
-    response=responses(protocol.Acknowledgement),
-    auth=authenticate_mirror,
-)
+@router.post("/mirrors/change-notice", auth=authenticate_mirror)
 def post_change_notice(
     request: HttpRequest, notice: protocol.ChangeNotice
 ) -> protocol.Acknowledgement:
@@ -119,9 +103,7 @@ def post_change_notice(
     return protocol.Acknowledgement()
 
 
-@router.post(
-    "/mirrors/used-codes", response=responses(protocol.Acknowledgement), auth=authenticate_mirror
-)
+@router.post("/mirrors/used-codes", auth=authenticate_mirror)
 def post_used_codes(request: HttpRequest, used: protocol.UsedCodes) -> protocol.Acknowledgement:
     """Announce one-time codes that were used at the mirror that signed this."""
     enforce_rate_limit(request, "used codes", 6000, 60)

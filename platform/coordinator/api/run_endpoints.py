@@ -8,13 +8,12 @@ from typing import Literal
 from uuid import UUID
 
 from django.http import HttpRequest
-from ninja import Router
 
 from barnraise.errors import SpecError
 from barnraise.protocol import coordinator_messages, enums, types
 from coordinator.api import schemas
 from coordinator.api.authentication import ApiError, machine_or_token_auth, token_auth
-from coordinator.api.errors import responses
+from coordinator.api.errors import EndpointRouter
 from coordinator.api.lookups import (
     get_credential,
     get_owned_run,
@@ -24,11 +23,13 @@ from coordinator.api.lookups import (
     requesting_user,
 )
 from coordinator.fleet.models import Membership, VerdictRecord
-from coordinator.fleet.verdicts import ExclusionRequest, RetractionRequest, resolve_author
+from coordinator.fleet.run_authors import resolve_author
+from coordinator.fleet.verdict_requests import ExclusionRequest, RetractionRequest
+from coordinator.runs.drafts import NewRun
 from coordinator.runs.estimate import MachineEstimate, estimate
 from coordinator.runs.invitations import RunInvitation
 from coordinator.runs.join_policy import OPEN_TO_ALL, JoinPolicy
-from coordinator.runs.models import NewRun, Run
+from coordinator.runs.models import Run
 from coordinator.runs.reference_machines import REFERENCE_MACHINES
 from coordinator.runs.spec_form import OFFERED, spec_from_fields
 from coordinator.telemetry import checkpoints
@@ -41,41 +42,10 @@ READ = token_auth("runs:read")
 WRITE = token_auth("runs:write")
 Action = Literal["launch", "pause", "resume", "finish", "cancel", "archive", "unarchive"]
 
-RUN_FIELDS = (
-    "id",
-    "slug",
-    "name",
-    "status",
-    "launch_requested",
-    "token_budget",
-    "access",
-    "visibility",
-    "min_memory",
-    "min_device_memory",
-    "notes",
-    "archived",
-    "created",
-    "launched",
-    "started",
-    "finished",
-)
-MEMBER_FIELDS = (
-    "activity",
-    "last_seen",
-    "tokens",
-    "rate",
-    "step",
-    "updates_sent",
-    "updates_received",
-)
-CHECKPOINT_FIELDS = ("id", "tokens", "vector", "digest", "checksum", "size")
-CREDIT_FIELDS = ("id", "incarnation", "first", "last", "tokens", "day")
-VERDICT_FIELDS = ("id", "digest", "body", "signatures", "given", "proven")
-
-router = Router(tags=["Runs"])
+router = EndpointRouter(tags=["Runs"])
 
 
-@router.get("/me", response=responses(schemas.Me), auth=token_auth(""), tags=["Account"])
+@router.get("/me", auth=token_auth(""), tags=["Account"])
 def get_me(request: HttpRequest) -> schemas.Me:
     """Get the owner and the scopes of your token."""
     token = get_credential(request)
@@ -88,11 +58,7 @@ def get_me(request: HttpRequest) -> schemas.Me:
     )
 
 
-@router.get(
-    "/runs",
-    response=responses(coordinator_messages.RunPage),
-    auth=machine_or_token_auth("runs:read"),
-)
+@router.get("/runs", auth=machine_or_token_auth("runs:read"))
 def list_runs(request: HttpRequest, after: types.Id | None = None) -> coordinator_messages.RunPage:
     """List the active runs that you or the machine can see, the newest first, five per page."""
     runs = listed_runs(request).exclude(status__in=["finished", "cancelled"])
@@ -104,17 +70,13 @@ def list_runs(request: HttpRequest, after: types.Id | None = None) -> coordinato
     )
 
 
-@router.get(
-    "/runs/{name}",
-    response=responses(coordinator_messages.RunView),
-    auth=machine_or_token_auth("runs:read"),
-)
+@router.get("/runs/{name}", auth=machine_or_token_auth("runs:read"))
 def get_run(request: HttpRequest, name: str) -> coordinator_messages.RunView:
     """Get a run by its id or slug."""
     return get_visible_run(request, name).to_message()
 
 
-@router.post("/runs", response=responses(schemas.RunOut), auth=WRITE)
+@router.post("/runs", auth=WRITE)
 def create_run(request: HttpRequest, asked: schemas.RunIn) -> schemas.RunOut:
     """Create a draft, and launch it if `launch` is true."""
     require_organiser(request)
@@ -132,13 +94,13 @@ def create_run(request: HttpRequest, asked: schemas.RunIn) -> schemas.RunOut:
     return run_out(request, run)
 
 
-@router.get("/runs/{name}/summary", response=responses(schemas.RunOut), auth=READ)
+@router.get("/runs/{name}/summary", auth=READ)
 def get_run_summary(request: HttpRequest, name: str) -> schemas.RunOut:
     """Get a run with its configuration, its access and its progress."""
     return run_out(request, get_visible_run(request, name))
 
 
-@router.post("/runs/{name}/actions/{action}", response=responses(schemas.RunOut), auth=WRITE)
+@router.post("/runs/{name}/actions/{action}", auth=WRITE)
 def control_run(request: HttpRequest, name: str, action: Action) -> schemas.RunOut:
     """Launch, pause, resume, finish, cancel, archive or unarchive a run.
 
@@ -150,7 +112,7 @@ def control_run(request: HttpRequest, name: str, action: Action) -> schemas.RunO
     return run_out(request, run)
 
 
-@router.post("/runs/{name}/copies", response=responses(schemas.RunOut), auth=WRITE)
+@router.post("/runs/{name}/copies", auth=WRITE)
 def copy_run(request: HttpRequest, name: str, asked: schemas.CloneIn) -> schemas.RunOut:
     """Create a draft with the configuration of a run that you can see.
 
@@ -167,7 +129,7 @@ def copy_run(request: HttpRequest, name: str, asked: schemas.CloneIn) -> schemas
     return run_out(request, run.clone(requesting_user(request), asked.name, start))
 
 
-@router.patch("/runs/{name}/terms", response=responses(schemas.RunOut), auth=WRITE)
+@router.patch("/runs/{name}/terms", auth=WRITE)
 def change_terms(request: HttpRequest, name: str, asked: schemas.TermsIn) -> schemas.RunOut:
     """Change who can join, the minimum hardware and the notes, at any time."""
     run = get_owned_run(request, name)
@@ -175,7 +137,7 @@ def change_terms(request: HttpRequest, name: str, asked: schemas.TermsIn) -> sch
     return run_out(request, run)
 
 
-@router.get("/runs/{name}/machines", response=responses(schemas.MemberPage), auth=READ)
+@router.get("/runs/{name}/machines", auth=READ)
 def list_run_machines(
     request: HttpRequest, name: str, after: UUID | None = None
 ) -> schemas.MemberPage:
@@ -193,7 +155,7 @@ def list_run_machines(
     return schemas.MemberPage(items=[member_out(member) for member in page], next=following)
 
 
-@router.get("/runs/{name}/history", response=responses(schemas.HistoryOut), auth=READ)
+@router.get("/runs/{name}/history", auth=READ)
 def get_history(request: HttpRequest, name: str) -> schemas.HistoryOut:
     """Get the curves of a run's page, each thinned to at most 600 points."""
     return schemas.HistoryOut.model_validate(
@@ -201,12 +163,13 @@ def get_history(request: HttpRequest, name: str) -> schemas.HistoryOut:
     )
 
 
-@router.get("/runs/{name}/checkpoints", response=responses(list[schemas.CheckpointOut]), auth=READ)
+@router.get("/runs/{name}/checkpoints", auth=READ)
 def list_checkpoints(request: HttpRequest, name: str) -> list[schemas.CheckpointOut]:
     """List the newest twenty checkpoints, who holds them, and whether they are confirmed."""
     return [
-        schemas.CheckpointOut(
-            **{field: getattr(line.checkpoint, field) for field in CHECKPOINT_FIELDS},
+        schemas.describe(
+            schemas.CheckpointOut,
+            line.checkpoint,
             machines=line.machines,
             machines_online=line.alive,
             people=line.people,
@@ -217,7 +180,7 @@ def list_checkpoints(request: HttpRequest, name: str) -> list[schemas.Checkpoint
     ]
 
 
-@router.get("/runs/{name}/credit", response=responses(schemas.CreditPage), auth=READ)
+@router.get("/runs/{name}/credit", auth=READ)
 def list_credit(request: HttpRequest, name: str, after: UUID | None = None) -> schemas.CreditPage:
     """List credited ranges of updates, fifty per page, with the two signatures of each."""
     credits_ = get_visible_run(request, name).credits.select_related("machine").order_by("-pk")
@@ -225,26 +188,27 @@ def list_credit(request: HttpRequest, name: str, after: UUID | None = None) -> s
         credits_ = credits_.filter(pk__lt=after)
     page, following = paginate(credits_, lambda credit: credit.pk)
     items = [
-        schemas.CreditOut(
+        schemas.describe(
+            schemas.CreditOut,
+            credit,
             run=credit.run_id,
             peer=credit.machine.key,
             head=credit.author_header,
             witness=credit.witness_signature,
-            **{field: getattr(credit, field) for field in CREDIT_FIELDS},
         )
         for credit in page
     ]
     return schemas.CreditPage(items=items, next=following)
 
 
-@router.get("/runs/{name}/verdicts", response=responses(list[schemas.VerdictOut]), auth=READ)
+@router.get("/runs/{name}/verdicts", auth=READ)
 def list_verdicts(request: HttpRequest, name: str) -> list[schemas.VerdictOut]:
     """List the verdicts that removed updates from a run, the newest first, at most 500."""
     rows = get_visible_run(request, name).verdicts.all()[:MAX_VERDICTS]
-    return [verdict_out(verdict) for verdict in rows]
+    return [schemas.describe(schemas.VerdictOut, verdict) for verdict in rows]
 
 
-@router.post("/runs/{name}/verdicts", response=responses(schemas.VerdictOut), auth=WRITE)
+@router.post("/runs/{name}/verdicts", auth=WRITE)
 def issue_verdict(request: HttpRequest, name: str, asked: schemas.VerdictIn) -> schemas.VerdictOut:
     """Remove a machine's updates from your run, or exclude a volunteer, permanently."""
     run = get_owned_run(request, name)
@@ -263,29 +227,28 @@ def issue_verdict(request: HttpRequest, name: str, asked: schemas.VerdictIn) -> 
         keeps = asked.keep_updates
         exclude.append(ExclusionRequest(member.machine.owner, remove_updates=not keeps))
     actor = requesting_user(request)
-    return verdict_out(
-        VerdictRecord.issue(run, requests, asked.reason, exclude=exclude, actor=actor)
-    )
+    verdict = VerdictRecord.issue(run, requests, asked.reason, exclude=exclude, actor=actor)
+    return schemas.describe(schemas.VerdictOut, verdict)
 
 
-@router.post("/runs/{name}/verdicts/{pk}/sign", response=responses(schemas.VerdictOut), auth=WRITE)
+@router.post("/runs/{name}/verdicts/{pk}/sign", auth=WRITE)
 def sign_verdict(request: HttpRequest, name: str, pk: UUID) -> schemas.VerdictOut:
     """Add this mirror's signature to a verdict that waits for it."""
     verdict = get_owned_run(request, name).verdicts.filter(pk=pk).first()
     if verdict is None:
         raise ApiError(404, "this run has no such verdict")
     verdict.countersign(actor=requesting_user(request))
-    return verdict_out(verdict)
+    return schemas.describe(schemas.VerdictOut, verdict)
 
 
-@router.get("/runs/{name}/invitations", response=responses(list[schemas.InvitationOut]), auth=READ)
+@router.get("/runs/{name}/invitations", auth=READ)
 def list_invitations(request: HttpRequest, name: str) -> list[schemas.InvitationOut]:
     """List the invitation links of your run that are not revoked."""
     invitations = get_owned_run(request, name).invitations.filter(withdrawn=None)
     return [invitation_out(request, invitation) for invitation in invitations[:MAX_INVITATIONS]]
 
 
-@router.post("/runs/{name}/invitations", response=responses(schemas.InvitationOut), auth=WRITE)
+@router.post("/runs/{name}/invitations", auth=WRITE)
 def create_invitation(
     request: HttpRequest, name: str, asked: schemas.InvitationIn
 ) -> schemas.InvitationOut:
@@ -295,9 +258,7 @@ def create_invitation(
     return invitation_out(request, invitation)
 
 
-@router.delete(
-    "/runs/{name}/invitations/{invitation}", response=responses(schemas.RunOut), auth=WRITE
-)
+@router.delete("/runs/{name}/invitations/{invitation}", auth=WRITE)
 def withdraw_invitation(request: HttpRequest, name: str, invitation: UUID) -> schemas.RunOut:
     """Revoke an invitation link; people who have accepted it stay."""
     run = get_owned_run(request, name)
@@ -308,7 +269,7 @@ def withdraw_invitation(request: HttpRequest, name: str, invitation: UUID) -> sc
     return run_out(request, run)
 
 
-@router.post("/estimates", response=responses(schemas.EstimateOut), auth=READ)
+@router.post("/estimates", auth=READ)
 def estimate_run(request: HttpRequest, asked: schemas.EstimateIn) -> schemas.EstimateOut:
     """Estimate memory, speed and duration of a run on typical machines of so many volunteers."""
     spec = spec_from_fields({**OFFERED, **asked.fields}, asked.preset)
@@ -337,8 +298,9 @@ def merge_terms(terms: JoinPolicy, asked: schemas.TermsIn) -> JoinPolicy:
 
 def run_out(request: HttpRequest, run: Run) -> schemas.RunOut:
     """Describe a run with its spec, and with its address at the site that was asked."""
-    return schemas.RunOut(
-        **{field: getattr(run, field) for field in RUN_FIELDS},
+    return schemas.describe(
+        schemas.RunOut,
+        run,
         owner=run.owner.shown_name,
         parameters=run.spec.model.parameters,
         tokens=run.ledger_tokens,
@@ -351,18 +313,14 @@ def run_out(request: HttpRequest, run: Run) -> schemas.RunOut:
 def member_out(membership: Membership) -> schemas.MemberOut:
     """Describe a machine in a run."""
     machine = membership.machine
-    return schemas.MemberOut(
+    return schemas.describe(
+        schemas.MemberOut,
+        membership,
         id=machine.pk,
         name=machine.name,
         person=machine.owner.shown_name,
         alive=machine.revoked is None and membership.is_alive,
-        **{field: getattr(membership, field) for field in MEMBER_FIELDS},
     )
-
-
-def verdict_out(verdict: VerdictRecord) -> schemas.VerdictOut:
-    """Describe a verdict."""
-    return schemas.VerdictOut(**{field: getattr(verdict, field) for field in VERDICT_FIELDS})
 
 
 def invitation_out(request: HttpRequest, invitation: RunInvitation) -> schemas.InvitationOut:

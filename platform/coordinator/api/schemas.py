@@ -4,7 +4,7 @@ The messages of workers are in `barnraise.protocol.coordinator_messages`.
 """
 
 from datetime import date, datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 from uuid import UUID
 
 from ninja import Field, Schema
@@ -18,6 +18,21 @@ Number = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,14}$")]  # of an update, a
 RUN_ID = "0192f0c1-2d3e-7f40-8a5b-6c7d8e9f0a1b"
 MACHINE_ID = "0192f0c1-4d3e-7f40-8a5b-6c7d8e9f0a1c"
 LATER = "0192f0c0-9a3e-7f40-8a5b-6c7d8e9f0a1d"
+
+
+Response = TypeVar("Response", bound=Schema)
+
+
+def describe(schema: type[Response], row: object, **others: Any) -> Response:
+    """Build a response from a row.
+
+    Args:
+        schema: its schema.
+        row: has the fields that `others` does not have.
+        others: fields that the row lacks or has under another name.
+    """
+    names = schema.model_fields.keys() - others.keys()
+    return schema(**{name: getattr(row, name) for name in names}, **others)
 
 
 def example(**fields: Any) -> Any:

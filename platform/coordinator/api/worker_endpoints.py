@@ -4,7 +4,6 @@ import time
 from itertools import pairwise
 
 from django.http import HttpRequest
-from ninja import Router
 
 from barnraise.errors import MessageError
 from barnraise.protocol import coordinator_messages, enums, messages
@@ -19,7 +18,7 @@ from coordinator.api.authentication import (
     enforce_rate_limit,
     source_ip,
 )
-from coordinator.api.errors import responses
+from coordinator.api.errors import EndpointRouter
 from coordinator.api.lookups import get_visible_run, requesting_machine, require_membership
 from coordinator.api.manifest_check import check_manifest
 from coordinator.fleet.directives import build_directive, peer_hints, renew_ticket
@@ -44,16 +43,16 @@ ENROLMENT_POLL_SECONDS = 1.0
 MAX_JOINS = 120  # of one machine, which joins when it starts or changes mirrors
 JOINS_SECONDS = 600
 
-router = Router(tags=["Workers"])
+router = EndpointRouter(tags=["Workers"])
 
 
-@router.get("/mirror", response=responses(coordinator_messages.MirrorView))
+@router.get("/mirror")
 def get_mirror(request: HttpRequest) -> coordinator_messages.MirrorView:
     """Get this coordinator's name, key and time."""
     return site_identity.mirror_view()
 
 
-@router.post("/enrolments", response=responses(coordinator_messages.EnrolmentReply))
+@router.post("/enrolments")
 def request_enrolment(
     request: HttpRequest, signed: messages.Signed
 ) -> coordinator_messages.EnrolmentReply:
@@ -88,7 +87,7 @@ def request_enrolment(
     )
 
 
-@router.get("/enrolments/{code}", response=responses(coordinator_messages.EnrolmentStatus))
+@router.get("/enrolments/{code}")
 def get_enrolment(request: HttpRequest, code: str) -> coordinator_messages.EnrolmentStatus:
     """Get the status of an enrolment."""
     enrolment = Enrolment.find(code)
@@ -104,11 +103,7 @@ def get_enrolment(request: HttpRequest, code: str) -> coordinator_messages.Enrol
     )
 
 
-@router.post(
-    "/invitations/accept",
-    response=responses(coordinator_messages.RunSummary),
-    auth=authenticate_machine,
-)
+@router.post("/invitations/accept", auth=authenticate_machine)
 def accept_invitation(
     request: HttpRequest, asked: coordinator_messages.InvitationToken
 ) -> coordinator_messages.RunSummary:
@@ -133,18 +128,14 @@ def accept_invitation(
     )
 
 
-@router.post("/machine/checkup", response=responses(Checkup), auth=authenticate_machine)
+@router.post("/machine/checkup", auth=authenticate_machine)
 def record_checkup(request: HttpRequest, checkup: Checkup) -> Checkup:
     """Send what `barnraise doctor` found on the machine, for its owner's page of it."""
     MachineCheckup.record(requesting_machine(request), checkup)
     return checkup
 
 
-@router.post(
-    "/runs/{name}/join",
-    response=responses(coordinator_messages.JoinReply),
-    auth=authenticate_machine,
-)
+@router.post("/runs/{name}/join", auth=authenticate_machine)
 def join_run(
     request: HttpRequest, name: str, asked: coordinator_messages.JoinRequest
 ) -> coordinator_messages.JoinReply:
@@ -178,11 +169,7 @@ def join_run(
     )
 
 
-@router.post(
-    "/runs/{name}/manifest",
-    response=responses(coordinator_messages.RunView),
-    auth=authenticate_machine,
-)
+@router.post("/runs/{name}/manifest", auth=authenticate_machine)
 def post_manifest(
     request: HttpRequest, name: str, signed: messages.Signed
 ) -> coordinator_messages.RunView:
@@ -203,11 +190,7 @@ def post_manifest(
     return run.to_message()
 
 
-@router.delete(
-    "/runs/{name}/manifest",
-    response=responses(coordinator_messages.RunView),
-    auth=authenticate_machine,
-)
+@router.delete("/runs/{name}/manifest", auth=authenticate_machine)
 def discard_manifest(request: HttpRequest, name: str) -> coordinator_messages.RunView:
     """Discard the prepared text of a draft, so that one of its owner's machines prepares another.
 
@@ -243,11 +226,7 @@ def require_signer(request: HttpRequest, run: Run) -> None:
         )
 
 
-@router.post(
-    "/runs/{name}/reports",
-    response=responses(coordinator_messages.ReportReply),
-    auth=authenticate_machine,
-)
+@router.post("/runs/{name}/reports", auth=authenticate_machine)
 def post_reports(
     request: HttpRequest, name: str, sent: coordinator_messages.Reports
 ) -> coordinator_messages.ReportReply:
@@ -289,11 +268,7 @@ def post_reports(
     )
 
 
-@router.get(
-    "/runs/{name}/directive",
-    response=responses(coordinator_messages.ReportReply),
-    auth=authenticate_machine,
-)
+@router.get("/runs/{name}/directive", auth=authenticate_machine)
 def get_directive(request: HttpRequest, name: str) -> coordinator_messages.ReportReply:
     """Get the directive without sending a report.
 

@@ -31,30 +31,31 @@ class ReasonForm(BaseDialogForm):
     )
 
 
-def dialog_options(
-    title: str, description: str, form: type[BaseDialogForm] = BaseDialogForm, submit: str = ""
-) -> dict[str, Any]:
-    """Return the options of a dialog for unfold's `action`."""
-    return {
-        "title": title,
-        "description": description,
-        "form_class": form,
-        "form_submit_text": submit or title,
-    }
-
-
 def decision(
-    description: str, dialog: dict[str, Any], variant: ActionVariant = ActionVariant.DEFAULT
+    title: str,
+    consequence: str,
+    form: type[BaseDialogForm] = BaseDialogForm,
+    *,
+    danger: bool = False,
 ) -> Callable[[F], F]:
     """Declare a decision of the staff: a button on an object's page that opens a dialog.
 
     Args:
-        description: the button's label.
-        dialog: from `dialog_options`.
-        variant: how the button looks.
+        title: the label of the button, here and in the dialog.
+        consequence: what the dialog explains.
+        form: what the dialog asks for.
+        danger: whether the button warns.
     """
     return cast(Any, action)(
-        description=description, permissions=["decide"], variant=variant, dialog=dialog
+        description=title,
+        permissions=["decide"],
+        variant=ActionVariant.DANGER if danger else ActionVariant.DEFAULT,
+        dialog={
+            "title": title,
+            "description": consequence,
+            "form_class": form,
+            "form_submit_text": title,
+        },
     )
 
 

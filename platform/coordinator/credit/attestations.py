@@ -8,7 +8,6 @@ mirrors, has signed), at most what the run's spec allows for each update, and fo
 together at most the run's own count.
 """
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from django.utils import timezone
 from barnraise.protocol.verdicts import Verdict
 from coordinator.credit.models import Credit
 from coordinator.fleet.models import UpdateWitness, VerdictRecord, VouchedAuthor
-from coordinator.fleet.verdicts import MAX_UPDATE_NUMBER
+from coordinator.fleet.verdict_requests import MAX_UPDATE_NUMBER
 from coordinator.fleet.witness_models import AuthorKey
 from coordinator.fleet.witnesses import (
     Attestations,
@@ -40,19 +39,6 @@ LAG_PERCENT = 10  # of a run's count, by which it may be behind what was witness
 DELAY = timedelta(days=2)  # after which credit that the run's count does not cover is given up
 MAX_DELAYED = 2000  # authors in one go
 LOCK = 0x63726564  # a number of our own among Postgres' advisory locks
-SIGNED_COLUMNS = ("author_header", "witness_signature")
-COLUMNS = (
-    "id",
-    "run_id",
-    "machine_id",
-    "incarnation",
-    "day",
-    "first",
-    "last",
-    "tokens",
-    "witness_id",
-    *SIGNED_COLUMNS,
-)
 
 
 @dataclass(frozen=True)
@@ -222,22 +208,10 @@ def _last_kept(verdict: Verdict, author: str, volunteer: str) -> int:
 
 def extend_ranges(ranges: list[Credit]) -> None:
     """Add these ranges to the rows of the day, in one statement."""
-    if not ranges:
-        return
-    table = Credit._meta.db_table
-    marks = ", ".join([f"({', '.join(['%s'] * len(COLUMNS))})"] * len(ranges))
-    with connection.cursor() as cursor:
-        cursor.execute(
-            f"INSERT INTO {table} ({', '.join(COLUMNS)}) VALUES {marks} "
-            "ON CONFLICT (run_id, machine_id, incarnation, day) DO UPDATE SET "
-            "last = excluded.last, "
-            f"tokens = {table}.tokens + excluded.tokens, witness_id = excluded.witness_id, "
-            "author_header = excluded.author_header, "
-            "witness_signature = excluded.witness_signature",
-            [_column_value(row, name) for row in ranges for name in COLUMNS],
-        )
-
-
-def _column_value(row: Credit, name: str) -> Any:
-    value = getattr(row, name)
-    return json.dumps(value) if name in SIGNED_COLUMNS else value
+    Credit.upsert(
+        ranges,
+        ("author_header", "witness_signature"),
+        "last = excluded.last, tokens = old.tokens + excluded.tokens, "
+        "witness_id = excluded.witness_id, author_header = excluded.author_header, "
+        "witness_signature = excluded.witness_signature",
+    )

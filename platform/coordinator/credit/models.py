@@ -1,13 +1,20 @@
 """Credit rows: ranges of a machine's updates that machines of other people have confirmed."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from django.db import models
+from django.db import connection, models
 from uuid6 import uuid7
 
 from coordinator.accounts.models import Machine
 from coordinator.runs.models import Run
+
+# The columns of a range and of who confirmed it.
+RANGE_COLUMNS = (
+    *("id", "run_id", "machine_id", "incarnation", "day"),
+    *("first", "last", "tokens", "witness_id"),
+)
 
 
 class Credit(models.Model):
@@ -52,3 +59,29 @@ class Credit(models.Model):
 
     def __str__(self) -> str:
         return f"{self.tokens:,} tokens of {self.machine}"
+
+    @classmethod
+    def upsert(cls, rows: "Sequence[Credit]", columns: Sequence[str], assignments: str) -> None:
+        """Write rows in one statement: what concurrent reports add must not be lost.
+
+        Args:
+            rows: at most one for each author and day.
+            columns: what to write in addition to `RANGE_COLUMNS`.
+            assignments: what to change where an author has a row of that day, in SQL; the row is
+                called "old" there.
+        """
+        if not rows:
+            return
+        names = (*RANGE_COLUMNS, *columns)
+        fields = [cls._meta.get_field(name.removesuffix("_id")) for name in names]
+        marks = ", ".join([f"({', '.join(['%s'] * len(names))})"] * len(rows))
+        with connection.cursor() as cursor:
+            cursor.execute(
+                f"INSERT INTO {cls._meta.db_table} AS old ({', '.join(names)}) VALUES {marks} "
+                f"ON CONFLICT (run_id, machine_id, incarnation, day) DO UPDATE SET {assignments}",
+                [
+                    field.get_db_prep_save(getattr(row, field.attname), connection)
+                    for row in rows
+                    for field in fields
+                ],
+            )

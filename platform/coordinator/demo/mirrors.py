@@ -22,7 +22,7 @@ from coordinator.demo import servers
 from coordinator.demo.commands import beat_command, web_command, worker_command
 from coordinator.demo.processes import ChildCommand
 from coordinator.demo.supervisor import Supervisor
-from coordinator.lib import embedded_servers
+from coordinator.lib.embedded.claims import is_supervised
 from coordinator.lib.task_queues import TASK_QUEUE, WEBHOOK_QUEUE
 
 ROOT_KEY = "root.key"  # of the mirror list; a real one never lies on a site's disk
@@ -114,9 +114,7 @@ class DemoMirror:
 
     def has_servers_of_its_own(self) -> bool:
         """Return whether a process has the state folder, in which others start no servers then."""
-        return servers.read_urls(self.folder) is not None or embedded_servers.is_supervised(
-            self.folder
-        )
+        return servers.read_urls(self.folder) is not None or is_supervised(self.folder)
 
     def find_servers(self) -> bool:
         """Return whether its servers answer; if so, pass their URLs to its processes."""

@@ -17,10 +17,11 @@ from pathlib import Path
 
 from coordinator.demo.processes import ChildCommand
 from coordinator.demo.supervisor import Supervisor
-from coordinator.lib import embedded_servers
+from coordinator.lib.embedded import embedded_servers
+from coordinator.lib.embedded.server_command import POSTGRES, VALKEY
 
 URLS = "servers.json"  # written once both answer: {"DATABASE_URL": …, "REDIS_URL": …}
-ENVIRONMENT = {embedded_servers.POSTGRES: "DATABASE_URL", embedded_servers.VALKEY: "REDIS_URL"}
+ENVIRONMENT = {POSTGRES: "DATABASE_URL", VALKEY: "REDIS_URL"}
 START_SECONDS = 60.0  # until both servers must answer
 
 

@@ -18,9 +18,11 @@ from coordinator.accounts.models import Enrolment, Machine, User
 from coordinator.demo.email_printer import EmailPrinter
 from coordinator.demo.multi_mirror import MirrorCluster
 from coordinator.demo.supervised_site import SupervisedSite
-from coordinator.lib import embedded_servers, site_identity
+from coordinator.lib import site_identity
+from coordinator.lib.embedded import embedded_servers
 from coordinator.lib.free_ports import free_port
-from coordinator.runs.models import NewRun, Run
+from coordinator.runs.drafts import NewRun
+from coordinator.runs.models import Run
 from coordinator.runs.spec_form import spec_from_fields
 
 START_SECONDS = 60.0  # for a part to start

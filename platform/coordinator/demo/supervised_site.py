@@ -9,7 +9,7 @@ from coordinator.demo.commands import beat_command, web_command, worker_command
 from coordinator.demo.processes import ChildCommand
 from coordinator.demo.servers import start_servers
 from coordinator.demo.supervisor import Supervisor
-from coordinator.lib import embedded_servers
+from coordinator.lib.embedded import embedded_servers
 from coordinator.lib.task_queues import TASK_QUEUE, WEBHOOK_QUEUE
 
 WEB, WORKER, WEBHOOKS, BEAT = "site", "celery", "webhooks", "beat"  # names of the processes

@@ -7,14 +7,16 @@ from its `AppConfig.ready`.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
+from django.db.models import Model, QuerySet
 from pydantic import ValidationError
 from pydantic_core import from_json
 
 from barnraise.protocol.types import Message
 
+Row = TypeVar("Row", bound=Model)
 State = dict[str, Any]  # JSON
 EventDraft = tuple[str, str, dict[str, Any]]  # (event type, aggregate, payload)
 UniqueValues = dict[str, tuple[str, int, str]]  # namespace → (value, hlc, id of the claiming event)
@@ -48,6 +50,22 @@ class Fact:
 
 class DependencyMissingError(Exception):
     """A row cannot be written before another aggregate's row exists."""
+
+
+def require_row(rows: QuerySet[Row], aggregate: str) -> Row:
+    """Return the row that another one refers to.
+
+    Args:
+        rows: Selects that row.
+        aggregate: The aggregate that it belongs to.
+
+    Raises:
+        DependencyMissingError: There is no such row yet.
+    """
+    row = rows.first()
+    if row is None:
+        raise DependencyMissingError(aggregate)
+    return row
 
 
 def no_existing_events() -> Iterable[EventDraft]:

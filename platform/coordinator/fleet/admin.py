@@ -6,7 +6,6 @@ from django import forms
 from django.contrib import admin
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse
-from unfold.enums import ActionVariant
 from unfold.forms import BaseDialogForm
 from unfold.widgets import (
     UnfoldAdminIntegerFieldWidget,
@@ -20,10 +19,9 @@ from coordinator.audit.admin_actions import (
     ReadOnlyAdmin,
     ReasonForm,
     decision,
-    dialog_options,
 )
 from coordinator.fleet.models import Membership, VerdictRecord
-from coordinator.fleet.verdicts import (
+from coordinator.fleet.verdict_requests import (
     ACTIVE_STATUSES,
     MAX_UPDATE_NUMBER,
     RetractionRequest,
@@ -143,10 +141,7 @@ class MachineAdmin(ReadOnlyAdmin):
     list_select_related = ["owner"]
     actions_detail = ["revoke", "reinstate"]
 
-    @decision(
-        "Reinstate this machine",
-        dialog_options("Reinstate this machine", "This site accepts its key again."),
-    )
+    @decision("Reinstate this machine", "This site accepts its key again.")
     def reinstate(self, request: HttpRequest, form: forms.Form, object_id: str) -> HttpResponse:
         """End this site's revocation of the machine's key."""
 
@@ -158,12 +153,9 @@ class MachineAdmin(ReadOnlyAdmin):
 
     @decision(
         "Ban this machine",
-        dialog_options(
-            "Ban this machine",
-            "Its key is revoked: this site and its peers refuse it until the staff reinstate it.",
-            BanForm,
-        ),
-        ActionVariant.DANGER,
+        "Its key is revoked: this site and its peers refuse it until the staff reinstate it.",
+        BanForm,
+        danger=True,
     )
     def revoke(self, request: HttpRequest, form: BanForm, object_id: str) -> HttpResponse:
         """Revoke the machine's key and, if asked to, retract its updates from a run."""
@@ -199,12 +191,9 @@ class MembershipAdmin(ReadOnlyAdmin):
 
     @decision(
         "Remove updates",
-        dialog_options(
-            "Remove updates",
-            "Permanently, on every machine of the run. The machine itself is not banned.",
-            VerdictForm,
-        ),
-        ActionVariant.DANGER,
+        "Permanently, on every machine of the run. The machine itself is not banned.",
+        VerdictForm,
+        danger=True,
     )
     def remove_updates(
         self, request: HttpRequest, form: VerdictForm, object_id: str

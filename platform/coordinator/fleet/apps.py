@@ -16,7 +16,7 @@ class FleetConfig(AppConfig):
         from coordinator.accounts.signals import account_deleted
         from coordinator.eventlog import registry
         from coordinator.fleet.replicated import machine_pauses, verdicts
-        from coordinator.fleet.verdicts import update_all_forces
+        from coordinator.fleet.verdict_models import update_all_forces
         from coordinator.replication.mirror_list import list_changed
 
         registry.register(machine_pauses.AGGREGATE_TYPE, verdicts.AGGREGATE_TYPE)

@@ -7,7 +7,7 @@ from coordinator.accounts.models import Machine
 from coordinator.fleet.machine_state import HardwareMeasurement
 from coordinator.fleet.models import Membership
 from coordinator.fleet.token_limits import machine_limit_refusal
-from coordinator.fleet.verdicts import exclusion_problem
+from coordinator.fleet.verdict_models import exclusion_problem
 from coordinator.runs.models import Run
 
 # Programs see at least this share of the memory that a computer is sold with.

@@ -13,8 +13,8 @@ from barnraise.protocol.enums import Activity
 from coordinator.accounts.models import Machine
 from coordinator.fleet.machine_state import HardwareMeasurement as HardwareMeasurement
 from coordinator.fleet.machine_state import MachinePause as MachinePause
-from coordinator.fleet.verdicts import RunExclusion as RunExclusion
-from coordinator.fleet.verdicts import VerdictRecord as VerdictRecord
+from coordinator.fleet.verdict_models import RunExclusion as RunExclusion
+from coordinator.fleet.verdict_models import VerdictRecord as VerdictRecord
 from coordinator.fleet.witness_models import UpdateWitness as UpdateWitness
 from coordinator.fleet.witness_models import VouchedAuthor as VouchedAuthor
 from coordinator.runs.models import Run

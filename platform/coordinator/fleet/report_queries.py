@@ -15,7 +15,7 @@ from django.db.models import Model
 from coordinator.accounts.models import Machine, User
 from coordinator.fleet.machine_state import MachinePause
 from coordinator.fleet.models import Membership
-from coordinator.fleet.verdicts import VerdictRecord
+from coordinator.fleet.verdict_models import VerdictRecord
 from coordinator.runs.models import Run
 from coordinator.runs.querysets import lookup_for_name
 

@@ -6,12 +6,13 @@ never the cause of a failure: without Valkey nothing is counted, and everything 
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import redis.exceptions
 from django.http import HttpRequest, HttpResponse
 
 from coordinator.lib.log_format import describe_path
+from coordinator.lib.middleware import GetResponse, sync_middleware
 from coordinator.lib.valkey import valkey_client
 
 log = logging.getLogger("coordinator.lib.counters")
@@ -117,23 +118,15 @@ def _histogram_lines(family: str, values: dict[str, float]) -> Iterator[str]:
         yield f"{family}_count{suffix} {cumulative:.17g}"
 
 
-class RequestCounterMiddleware:
-    """Count and log every request by the name of its view, so that a run's address is no series."""
-
-    sync_capable = True
-    async_capable = False
-
-    def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
-        self.get_response = get_response
-
-    def __call__(self, request: HttpRequest) -> HttpResponse:
-        """Serve the request, then count and log it."""
-        started = time.monotonic()
-        response = self.get_response(request)
-        seconds = time.monotonic() - started
-        _count_request(request, response, seconds)
-        _log_request(request, response, seconds)
-        return response
+@sync_middleware
+def count_and_log_request(request: HttpRequest, get_response: GetResponse) -> HttpResponse:
+    """Count and log a request by the name of its view, so that a run's address is no series."""
+    started = time.monotonic()
+    response = get_response(request)
+    seconds = time.monotonic() - started
+    _count_request(request, response, seconds)
+    _log_request(request, response, seconds)
+    return response
 
 
 def _view_name(request: HttpRequest) -> str:

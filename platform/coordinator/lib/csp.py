@@ -5,9 +5,11 @@ allowed there. A page that watches a run may continue at other mirrors: its view
 that `page_policy` returns for their origins.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from django.http import HttpRequest, HttpResponse
+
+from coordinator.lib.middleware import GetResponse, sync_middleware
 
 COMMON = (
     "default-src 'self'; img-src 'self' data:; font-src 'self' data:; connect-src 'self'; "
@@ -27,18 +29,10 @@ def page_policy(origins: Iterable[str] = ()) -> str:
     return PAGES.replace("connect-src 'self'", f"connect-src {sources}")
 
 
-class ContentSecurityPolicyMiddleware:
-    """Set the policy that belongs to the request's path."""
-
-    sync_capable = True
-    async_capable = False
-
-    def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
-        self.get_response = get_response
-
-    def __call__(self, request: HttpRequest) -> HttpResponse:
-        """Serve the request and set the header, unless the view has set one."""
-        response = self.get_response(request)
-        matching = (policy for start, policy in POLICIES.items() if request.path.startswith(start))
-        response.headers.setdefault("Content-Security-Policy", next(matching, PAGES))
-        return response
+@sync_middleware
+def set_policy(request: HttpRequest, get_response: GetResponse) -> HttpResponse:
+    """Set the policy that belongs to the request's path, unless the view has set one."""
+    response = get_response(request)
+    matching = (policy for start, policy in POLICIES.items() if request.path.startswith(start))
+    response.headers.setdefault("Content-Security-Policy", next(matching, PAGES))
+    return response

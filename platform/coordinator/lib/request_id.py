@@ -4,11 +4,12 @@ A worker or a proxy may send its own in X-Request-ID; otherwise the site creates
 """
 
 import re
-from collections.abc import Callable
 from contextvars import ContextVar
 
 from django.http import HttpRequest, HttpResponse
 from uuid6 import uuid7
+
+from coordinator.lib.middleware import GetResponse, sync_middleware
 
 HEADER = "X-Request-ID"
 VALID = re.compile(r"[0-9A-Za-z._-]{8,64}")
@@ -27,18 +28,10 @@ def enter(request_id: str = "") -> str:
     return valid
 
 
-class RequestIdMiddleware:
-    """Enter each request's id, and return it in the response."""
-
-    sync_capable = True
-    async_capable = False
-
-    def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
-        self.get_response = get_response
-
-    def __call__(self, request: HttpRequest) -> HttpResponse:
-        """Serve the request under its id."""
-        request_id = enter(request.headers.get(HEADER, ""))
-        response = self.get_response(request)
-        response[HEADER] = request_id
-        return response
+@sync_middleware
+def set_request_id(request: HttpRequest, get_response: GetResponse) -> HttpResponse:
+    """Serve a request under its id, and return the id in the response."""
+    request_id = enter(request.headers.get(HEADER, ""))
+    response = get_response(request)
+    response[HEADER] = request_id
+    return response

@@ -12,7 +12,6 @@ from typing import Any
 
 from barnraise.protocol.ip_addresses import parse_ip
 
-UNIX_SOCKET = "unix"  # stands for a proxy that connects through a Unix socket
 FORWARDING_HEADERS = {
     b"forwarded",
     b"x-forwarded-for",

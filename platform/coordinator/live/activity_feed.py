@@ -23,14 +23,6 @@ from coordinator.telemetry.models import Checkpoint, RunEvent
 MAX_PER_SOURCE = 40  # events
 MAX_EVENTS = 200  # in all; older ones are on a page of their own
 CACHE_SECONDS = 2  # however many people watch, events are collected at most this often
-WORKING = (
-    Activity.PREPARING,
-    Activity.JOINING,
-    Activity.TRAINING,
-    Activity.PAUSED,
-    Activity.SUSPENDED,
-    Activity.FINISHING,
-)
 SITE = "The site"
 # Audit log actions that everybody who can see the run may read; others are for owner and staff.
 DECISIONS = {
@@ -203,7 +195,7 @@ def _describe_stall(notification: Notification) -> dict[str, Any]:
 
 def _silent_machines(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield an event for each machine that stopped reporting without leaving."""
-    silent = [row for row in rows if not row["alive"] and row["activity"] in WORKING]
+    silent = [row for row in rows if not row["alive"] and Activity(row["activity"]).is_working]
     for row in sorted(silent, key=lambda row: row["last_seen"], reverse=True)[:MAX_PER_SOURCE]:
         event_id = f"silent-{row['id']}-{row['last_seen']:.0f}"
         yield _build_event(event_id, row["last_seen"], "machine", row["name"], "stopped reporting")

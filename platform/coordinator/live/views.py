@@ -32,11 +32,9 @@ def get_worker_curves(request: HttpRequest, run: uuid.UUID) -> JsonResponse:
     """Return the training loss curves of a few machines, those that trained most."""
     visitor, headers = visitor_and_headers(request)
     visible_run = get_object_or_404(Run.objects.visible_to(visitor), pk=run)
-    key = f"live:{run}:curves"
-    curves = cache.get(key)
-    if curves is None:
-        curves = load_machine_curves(visible_run)
-        cache.set(key, curves, CURVES_SECONDS)
+    curves = cache.get_or_set(
+        f"live:{run}:curves", lambda: load_machine_curves(visible_run), CURVES_SECONDS
+    )
     return JsonResponse({"machines": curves}, headers=headers)
 
 
@@ -45,9 +43,5 @@ def get_swarm(request: HttpRequest, run: uuid.UUID) -> JsonResponse:
     """Return the machines of a run with their connections."""
     visitor, headers = visitor_and_headers(request)
     visible_run = get_object_or_404(Run.objects.visible_to(visitor), pk=run)
-    key = f"live:{run}:swarm"
-    swarm = cache.get(key)
-    if swarm is None:
-        swarm = build_swarm(visible_run)
-        cache.set(key, swarm, SWARM_SECONDS)
+    swarm = cache.get_or_set(f"live:{run}:swarm", lambda: build_swarm(visible_run), SWARM_SECONDS)
     return JsonResponse(swarm, headers=headers)

@@ -25,14 +25,7 @@ from coordinator.runs.models import Run
 QUIET_AFTER = timedelta(minutes=15)  # without a report of a machine that did not leave
 STALLED_AFTER = timedelta(minutes=5)  # without a report of any machine
 LOOK_BACK = timedelta(hours=6)  # nobody is notified of older events
-WORKING = [
-    Activity.PREPARING,
-    Activity.JOINING,
-    Activity.TRAINING,
-    Activity.PAUSED,
-    Activity.SUSPENDED,
-    Activity.FINISHING,
-]
+WORKING = [activity for activity in Activity if activity.is_working]
 OVER = [RunStatus.FINISHED, RunStatus.CANCELLED]
 
 

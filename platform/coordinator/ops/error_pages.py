@@ -1,7 +1,6 @@
 """Answer with an error: on API paths always a `messages.Problem`, elsewhere a page."""
 
 import sys
-from collections.abc import Callable
 
 import redis.exceptions
 from django.db import InterfaceError, OperationalError
@@ -12,6 +11,7 @@ from django.template.loader import render_to_string
 from barnraise.protocol.coordinator_messages import Problem
 from barnraise.protocol.messages import Signed
 from coordinator.lib.exceptions import RestorePendingError
+from coordinator.lib.middleware import GetResponse, sync_middleware
 
 API_PATH = "/api/"
 VALKEY_ERRORS = (
@@ -135,24 +135,16 @@ def server_error(request: HttpRequest) -> HttpResponse:
     )
 
 
-class ApiErrorMiddleware:
-    """Give Django's own errors on API paths (a wrong method, a wrong host) the API's one form."""
-
-    sync_capable = True
-    async_capable = False
-
-    def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
-        self.get_response = get_response
-
-    def __call__(self, request: HttpRequest) -> HttpResponse:
-        """Serve the request and convert an error that is not JSON."""
-        response = self.get_response(request)
-        is_json = response.headers.get("Content-Type", "").startswith("application/json")
-        if not request.path.startswith(API_PATH) or response.status_code < 400 or is_json:
-            return response
-        allowed = response.headers.get("Allow")
-        sentence = f"use {allowed} here" if allowed else response.reason_phrase
-        problem = problem_response(response.status_code, sentence)
-        if allowed:
-            problem["Allow"] = allowed
-        return problem
+@sync_middleware
+def convert_api_error(request: HttpRequest, get_response: GetResponse) -> HttpResponse:
+    """Give Django's own errors on API paths (a wrong method or host) the API's one form."""
+    response = get_response(request)
+    is_json = response.headers.get("Content-Type", "").startswith("application/json")
+    if not request.path.startswith(API_PATH) or response.status_code < 400 or is_json:
+        return response
+    allowed = response.headers.get("Allow")
+    sentence = f"use {allowed} here" if allowed else response.reason_phrase
+    problem = problem_response(response.status_code, sentence)
+    if allowed:
+        problem["Allow"] = allowed
+    return problem

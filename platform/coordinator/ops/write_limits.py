@@ -4,11 +4,10 @@ Every change is a row, an entry of the audit log and often an event that all mir
 and an estimate costs a tenth of a second. Nobody clicks that often; a program does.
 """
 
-from collections.abc import Callable
-
 import redis.exceptions
 from django.http import HttpRequest, HttpResponse
 
+from coordinator.lib.middleware import GetResponse, sync_middleware
 from coordinator.lib.period_counters import count_in_period
 from coordinator.ops import error_pages
 from coordinator.ops.read_only import SAFE_METHODS
@@ -32,23 +31,15 @@ def count_write(person: object) -> bool:
     return all(count <= most for count, most in counts)
 
 
-class WriteLimitMiddleware:
-    """Answer 429 to a signed-in person who changes too much."""
+@sync_middleware
+def limit_writes(request: HttpRequest, get_response: GetResponse) -> HttpResponse:
+    """Answer 429 to a signed-in person who changes too much.
 
-    sync_capable = True
-    async_capable = False
-
-    def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
-        self.get_response = get_response
-
-    def __call__(self, request: HttpRequest) -> HttpResponse:
-        """Serve the request if it changes nothing, or not too much.
-
-        The API has no sessions: it counts by its tokens.
-        """
-        is_write = request.method not in SAFE_METHODS
-        has_session = not request.path.startswith(error_pages.API_PATH)
-        is_known = is_write and has_session and request.user.is_authenticated
-        if is_known and not count_write(request.user.pk):
-            return error_pages.error_response(request, 429, REFUSAL)
-        return self.get_response(request)
+    The API has no sessions: it counts by its tokens.
+    """
+    is_write = request.method not in SAFE_METHODS
+    has_session = not request.path.startswith(error_pages.API_PATH)
+    is_known = is_write and has_session and request.user.is_authenticated
+    if is_known and not count_write(request.user.pk):
+        return error_pages.error_response(request, 429, REFUSAL)
+    return get_response(request)

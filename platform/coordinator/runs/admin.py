@@ -6,11 +6,10 @@ from django import forms
 from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
-from unfold.enums import ActionVariant
 from unfold.forms import BaseDialogForm
 from unfold.widgets import UnfoldAdminIntegerFieldWidget
 
-from coordinator.audit.admin_actions import ReadOnlyAdmin, decision, dialog_options
+from coordinator.audit.admin_actions import ReadOnlyAdmin, decision
 from coordinator.runs.models import MAX_TOKEN_BUDGET, Run
 
 PAST_TENSE = {"pause": "Paused", "resume": "Resumed", "finish": "Finished", "cancel": "Cancelled"}
@@ -46,24 +45,21 @@ class RunAdmin(ReadOnlyAdmin):
     actions = ["pause_all", "resume_all", "finish_all", "cancel_all"]
     actions_detail = ["pause", "resume", "extend", "finish", "cancel"]
 
-    @decision("Pause", dialog_options("Pause", "Workers keep their state and take no steps."))
+    @decision("Pause", "Workers keep their state and take no steps.")
     def pause(self, request: HttpRequest, form: forms.Form, object_id: str) -> HttpResponse:
         """Pause the run."""
         return self._control(request, object_id, "pause")
 
-    @decision("Resume", dialog_options("Resume", "Training continues."))
+    @decision("Resume", "Training continues.")
     def resume(self, request: HttpRequest, form: forms.Form, object_id: str) -> HttpResponse:
         """Resume the run."""
         return self._control(request, object_id, "resume")
 
     @decision(
         "Extend the budget",
-        dialog_options(
-            "Extend the budget",
-            "Only while the run is active and has tokens left. The spec stays as it is: training "
-            "continues at the last learning rate.",
-            TokensForm,
-        ),
+        "Only while the run is active and has tokens left. The spec stays as it is: training "
+        "continues at the last learning rate.",
+        TokensForm,
     )
     def extend(self, request: HttpRequest, form: TokensForm, object_id: str) -> HttpResponse:
         """Add tokens to the budget."""
@@ -76,22 +72,13 @@ class RunAdmin(ReadOnlyAdmin):
         )
 
     @decision(
-        "Finish now",
-        dialog_options(
-            "Finish now",
-            "Permanently, whatever the budget is. Workers save the model.",
-        ),
-        ActionVariant.DANGER,
+        "Finish now", "Permanently, whatever the budget is. Workers save the model.", danger=True
     )
     def finish(self, request: HttpRequest, form: forms.Form, object_id: str) -> HttpResponse:
         """Finish the run."""
         return self._control(request, object_id, "finish")
 
-    @decision(
-        "Cancel the run",
-        dialog_options("Cancel the run", "Permanently. Workers stop."),
-        ActionVariant.DANGER,
-    )
+    @decision("Cancel the run", "Permanently. Workers stop.", danger=True)
     def cancel(self, request: HttpRequest, form: forms.Form, object_id: str) -> HttpResponse:
         """Cancel the run."""
         return self._control(request, object_id, "cancel")

@@ -10,70 +10,36 @@ from django.conf import settings
 from django.db import IntegrityError, models, transaction
 from django.db.models import Q
 from django.utils import timezone
-from django.utils.text import slugify
 from uuid6 import uuid7
 
 from barnraise.errors import SpecError
 from barnraise.protocol import coordinator_messages, enums, messages
 from barnraise.protocol.mirror_list import quorum
 from barnraise.protocol.signing import digest
-from barnraise.spec import ModelSpec, RunSpec, Start, TextSpec, adopt_model, problems
+from barnraise.spec import ModelSpec, RunSpec, Start, adopt_model
 from coordinator.audit.log import record
 from coordinator.eventlog import writer
 from coordinator.lib.exceptions import UserError
 from coordinator.replication import mirror_list
 from coordinator.runs import lifecycle
+from coordinator.runs.drafts import (
+    NewRun,
+    choose_slug,
+    clean_name,
+    draft_problems,
+    start_problems,
+    unique_slug,
+)
 from coordinator.runs.invitations import Guest as Guest
 from coordinator.runs.invitations import RunInvitation as RunInvitation
-from coordinator.runs.join_policy import OPEN_TO_ALL, Access, JoinPolicy, Visibility
+from coordinator.runs.join_policy import Access, JoinPolicy, Visibility
 from coordinator.runs.lifecycle import LifecycleFacts
-from coordinator.runs.querysets import ID, RunQuerySet
+from coordinator.runs.querysets import RunQuerySet
 from coordinator.runs.replicated import run_events
 from coordinator.runs.strategy_choice import resolve_strategy, restore_auto
 
 Status = enums.RunStatus
 MAX_TOKEN_BUDGET = 10**15
-RESERVED_SLUGS = ("new", "estimate", "compare")  # /runs/new/ and the like are pages
-
-
-@dataclasses.dataclass(frozen=True)
-class NewRun:
-    """Describe a run that is to be created.
-
-    Attributes:
-        name: what people call it.
-        spec: what to train, and how.
-        report_every: seconds between a machine's reports.
-        quorum: machines that must be alive before training starts.
-        join_policy: who may join.
-        parent: the run that this one is a copy of.
-    """
-
-    name: str
-    spec: RunSpec
-    report_every: float = 10.0
-    quorum: int = 1
-    join_policy: JoinPolicy = OPEN_TO_ALL
-    parent: "Run | None" = None
-
-    def problems(self) -> dict[str, str]:
-        """Return a sentence for each field that is not valid."""
-        name = _clean_name(self.name)
-        return (
-            _draft_problems(name, self.spec, self.report_every, self.quorum)
-            | self.join_policy.problems()
-        )
-
-    def to_columns(self) -> dict[str, Any]:
-        """Return the values of the columns of `Run`."""
-        return {
-            "parent": self.parent,
-            "name": _clean_name(self.name),
-            "draft": dataclasses.asdict(self.spec),
-            "report_every": self.report_every,
-            "quorum": self.quorum,
-            **self.join_policy.to_columns(),
-        }
 
 
 class Run(models.Model):
@@ -218,6 +184,11 @@ class Run(models.Model):
         """Whether it is a draft that its owner has launched: it waits for its text."""
         return self.launch_requested and self.state is Status.DRAFT
 
+    @property
+    def is_editable(self) -> bool:
+        """Whether it is a draft that its owner has not launched."""
+        return self.state is Status.DRAFT and not self.launch_requested
+
     def to_message(self) -> coordinator_messages.RunView:
         """Return the run as workers receive it."""
         signed = messages.Signed.model_validate(self.manifest) if self.manifest else None
@@ -282,19 +253,6 @@ class Run(models.Model):
             return "takes anybody's machines"
         return "takes the machines of invited people"
 
-    def allows_action(self, action: str) -> bool:
-        """Return whether an action makes sense in the present status.
-
-        Args:
-            action: "launch", "edit", "pause", "resume", "cancel", "finish", "archive" or
-                "unarchive".
-        """
-        if action in ("archive", "unarchive"):
-            return self.is_over and (self.archived is None) == (action == "archive")
-        if action in ("launch", "edit"):
-            return self.state is Status.DRAFT and not self.launch_requested
-        return self.state in lifecycle.TRANSITIONS[action][0]
-
     # ---- what happens to it ------------------------------------------------------------------
 
     @classmethod
@@ -313,13 +271,13 @@ class Run(models.Model):
             raise SpecError(field_problems)
         pk = uuid7()
         columns = {"id": pk, "owner": owner, **new.to_columns()}
-        slug = _choose_slug(columns["name"], pk)
+        slug = choose_slug(columns["name"], pk, cls.objects.all())
         with writer.log_transaction():
             try:
                 with transaction.atomic():
                     run = cls.objects.create(slug=slug, **columns)
             except IntegrityError:  # another run of this name was created at the same moment
-                run = cls.objects.create(slug=_unique_slug(columns["name"], pk), **columns)
+                run = cls.objects.create(slug=unique_slug(columns["name"], pk), **columns)
             writer.record("run.create", pk, run_events.creation_payload(run))
             record("run.create", run, actor=owner, parent=new.parent and new.parent.pk)
         return run
@@ -335,27 +293,29 @@ class Run(models.Model):
         Raises:
             SpecError: with a sentence for each field that is not valid.
         """
-        name = _clean_name(name)
-        field_problems = _draft_problems(name, spec, self.report_every, self.quorum)
+        name = clean_name(name)
+        field_problems = draft_problems(name, spec, self.report_every, self.quorum)
         if field_problems:
             raise SpecError(field_problems)
         before = self.draft_spec
         if before.start.run:
             spec = dataclasses.replace(spec, start=before.start)
-        changed_start_fields = _start_fields_changed(before, spec)
-        if changed_start_fields:
-            raise SpecError(changed_start_fields)
-        columns: dict[str, Any] = {"name": name, "draft": dataclasses.asdict(spec)}
-        if _manifest_inputs(before) != _manifest_inputs(spec):
+        field_problems = start_problems(before, spec)
+        if field_problems:
+            raise SpecError(field_problems)
+        draft = dataclasses.asdict(spec)
+        columns: dict[str, Any] = {"name": name, "draft": draft}
+        manifest_inputs = run_events.manifest_inputs
+        if manifest_inputs(dataclasses.asdict(before)) != manifest_inputs(draft):
             columns["manifest"] = None
         if name != self.name:
-            columns["slug"] = _choose_slug(name, self.pk)
+            columns["slug"] = choose_slug(name, self.pk, Run.objects.all())
         unchanged = Q(status=Status.DRAFT, launch_requested=False, draft=self.draft)
         try:
             with transaction.atomic():
                 return self._decide("edit", unchanged, actor=actor, **columns)
         except IntegrityError:  # another run of this name was created at the same moment
-            columns["slug"] = _unique_slug(name, self.pk)
+            columns["slug"] = unique_slug(name, self.pk)
             return self._decide("edit", unchanged, actor=actor, **columns)
 
     def launch(self, *, actor: Any = None) -> bool:
@@ -572,57 +532,3 @@ class Run(models.Model):
 @lru_cache(maxsize=1000)
 def _pinned_budget(spec_text: str) -> int:
     return int(json.loads(spec_text)["recipe"]["token_budget"])
-
-
-def _clean_name(name: str) -> str:
-    """Remove characters that are invisible or reverse the direction of the text."""
-    return " ".join("".join(c if c.isprintable() else " " for c in name).split())
-
-
-def _choose_slug(name: str, pk: UUID) -> str:
-    """Return the address of a run of this name, or a longer one if it is taken."""
-    slug = _short_slug(name)
-    others = Run.objects.filter(slug=slug).exclude(pk=pk)
-    is_taken = slug in RESERVED_SLUGS or ID.fullmatch(slug) or others.exists()
-    return _unique_slug(name, pk) if is_taken else slug
-
-
-def _short_slug(name: str) -> str:
-    return slugify(name)[:60] or "run"
-
-
-def _unique_slug(name: str, pk: UUID) -> str:
-    return f"{_short_slug(name)}-{pk.hex[-8:]}"
-
-
-def _start_fields_changed(before: RunSpec, spec: RunSpec) -> dict[str, str]:
-    """Return a sentence for each field that a warm-started run must keep and does not."""
-    if not spec.start.run:
-        return {}
-    reason = "this run begins with another's weights"
-    field_problems = {
-        f"model.{name}": f"must stay {value:,}: {reason}"
-        for name, value in dataclasses.asdict(before.model).items()
-        if getattr(spec.model, name) != value
-    }
-    if before.text.tokenizer != spec.text.tokenizer:
-        field_problems["text.tokenizer"] = f"must stay {before.text.tokenizer}: {reason}"
-    return field_problems
-
-
-def _manifest_inputs(spec: RunSpec) -> tuple[TextSpec, int, int, str]:
-    """Return what a manifest is built from and checked against."""
-    return spec.text, spec.model.vocabulary, spec.model.context, spec.start.model
-
-
-def _draft_problems(name: str, spec: RunSpec, report_every: float, quorum: int) -> dict[str, str]:
-    field_problems = problems(spec)
-    if not 1 <= len(name) <= 80:
-        field_problems["name"] = "give the run a name of 1 to 80 characters"
-    if not 0.2 <= report_every <= 3600:
-        field_problems["report_every"] = (
-            "the seconds between two reports must be between 0.2 and 3,600"
-        )
-    if not 1 <= quorum <= 10_000:
-        field_problems["quorum"] = "the machines to wait for must be between 1 and 10,000"
-    return field_problems

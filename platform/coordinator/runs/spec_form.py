@@ -3,7 +3,9 @@
 import dataclasses
 import re
 import secrets
+from collections import defaultdict
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import Any
 
 from barnraise.errors import SpecError
@@ -23,12 +25,23 @@ from barnraise.spec import (
 # at once.
 UPDATE_ROUNDS = 16
 OFFERED = {"recipe.codec": AUTO}  # what forms preselect; the spec's own default is older
-# These fields of a spec's parts can be set; of its start only the model, for scripts.
-PARTS = {"model": ModelSpec, "text": TextSpec, "recipe": Recipe, "assumed": Assumptions}
-FIXED_FIELDS = {"assumed.reason"}  # the launch sets them
-TOP_FIELDS = ("seed", "max_tokens_per_update", "verdict_horizon")
-LINES = "lines"  # the type of a field with a text on each line
-BUDGET = "recipe.token_budget"
+BUDGET, PROMPTS = "recipe.token_budget", "prompts"
+PARTS = {
+    "model": ModelSpec,
+    "text": TextSpec,
+    "recipe": Recipe,
+    "assumed": Assumptions,
+    "start": Start,
+}
+TOP_FIELDS = ("seed", "max_tokens_per_update", "verdict_horizon", PROMPTS)
+# Dotted name → field, of those that can be set: the launch gives the reason for the strategy, and
+# weights to start from are a checkpoint's.
+FIELDS: dict[str, dataclasses.Field[Any]] = {
+    f"{part}.{each.name}": each
+    for part, cls in PARTS.items()
+    for each in dataclasses.fields(cls)
+    if each.name != "reason" and (part != "start" or each.name == "model")
+} | {each.name: each for each in dataclasses.fields(RunSpec) if each.name in TOP_FIELDS}
 # "500M" and "0.5B" are tokens, "20x" are tokens for each parameter of the model.
 BUDGET_FORM = re.compile(r"([0-9]{0,15}\.?[0-9]{1,15})\s*([kmbt]|x)", re.I)
 BUDGET_UNITS = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
@@ -93,6 +106,11 @@ def spec_from_fields(fields: Mapping[str, Any], preset_name: str = "gpt-nano") -
     return spec
 
 
+def fields_of_spec(spec: RunSpec) -> dict[str, Any]:
+    """Return the values of all fields that can be set: dotted name → value."""
+    return {name: attrgetter(name)(spec) for name in FIELDS}
+
+
 def default_max_tokens(model: ModelSpec, recipe: Recipe) -> int:
     """Return the most tokens that an update may state, where the owner sets no other limit."""
     round_tokens = max(1, recipe.step_sequences * model.context * recipe.round_steps)
@@ -115,12 +133,17 @@ def parse_budget(typed: Any) -> Any:
     Returns:
         A whole number of tokens, a `TokensPerParameter`, or what was typed, if it is neither.
     """
-    text = typed.strip().replace(",", "").replace("_", "") if isinstance(typed, str) else ""
+    text = normalise_number(typed) if isinstance(typed, str) else ""
     match = BUDGET_FORM.fullmatch(text)
     if match is None:
         return typed
     number, unit = float(match[1]), match[2].lower()
     return TokensPerParameter(number) if unit == "x" else round(number * BUDGET_UNITS[unit])
+
+
+def normalise_number(text: str) -> str:
+    """Remove spaces, commas and underscores."""
+    return text.strip().replace(",", "").replace("_", "")
 
 
 def _parse_fields(fields: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
@@ -130,36 +153,29 @@ def _parse_fields(fields: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]],
         The values by part ("model", "text", "recipe"; "" for the spec's own fields) and name, and a
         sentence for each field that is not valid.
     """
-    values: dict[str, dict[str, Any]] = {part: {} for part in (*PARTS, "start", "")}
+    values: dict[str, dict[str, Any]] = defaultdict(dict)
     field_problems: dict[str, str] = {}
-    types = {
-        f"{part}.{field.name}": (part, field.name, field.type)
-        for part, cls in PARTS.items()
-        for field in dataclasses.fields(cls)
-        if f"{part}.{field.name}" not in FIXED_FIELDS
-    }
-    types |= {name: ("", name, int) for name in TOP_FIELDS}
-    types |= {"start.model": ("start", "model", str), "prompts": ("", "prompts", LINES)}
     for name, value in fields.items():
-        if name not in types:
+        if name not in FIELDS:
             field_problems[str(name)[:100]] = "is not a field of a run"
         elif value not in (None, ""):
-            part, key, type_ = types[name]
+            part, _, key = name.rpartition(".")
             try:
-                values[part][key] = _parse_value(value, type_)
+                values[part][key] = _parse_value(name, value)
             except (ValueError, OverflowError, TypeError):
-                label = TYPE_LABELS.get(type_, "a list of texts")
+                label = TYPE_LABELS.get(FIELDS[name].type, "a list of texts")
                 if name == BUDGET:
                     label = "tokens, such as 500M, or tokens for each parameter, such as 20x"
                 field_problems[name] = f"must be {label}, not '{str(value)[:40]}'"
     return values, field_problems
 
 
-def _parse_value(value: Any, type_: Any) -> Any:
+def _parse_value(name: str, value: Any) -> Any:
     """Return a field's value, or its text, in the field's type."""
-    if type_ == LINES:
+    if name == PROMPTS:
         lines = value.splitlines() if isinstance(value, str) else map(str, value)
         return tuple(line.strip() for line in lines if line.strip())
+    type_ = FIELDS[name].type
     return _split_texts(value) if type_ == tuple[str, ...] else _parse_number(value, type_)
 
 
@@ -173,7 +189,7 @@ def _parse_number(value: Any, type_: Any) -> Any:
     """Read a number as people write it: 1e6, 1_000_000 and 1,000,000 are the same whole number."""
     if type_ is str or not isinstance(value, str):
         return type_(value)
-    text = value.strip().replace(",", "").replace("_", "")
+    text = normalise_number(value)
     if type_ is float:
         return float(text)
     try:

@@ -7,7 +7,7 @@ from django.http import HttpRequest, HttpResponse
 from unfold.admin import ModelAdmin
 
 from coordinator.accounts.models import User
-from coordinator.audit.admin_actions import ReadOnlyAdmin, decision, dialog_options
+from coordinator.audit.admin_actions import ReadOnlyAdmin, decision
 from coordinator.staff.models import Announcement
 
 
@@ -28,7 +28,7 @@ class AnnouncementAdmin(ModelAdmin):
         """Publish the announcement by its model's method."""
         obj.publish(cast(User, request.user))
 
-    @decision("Withdraw", dialog_options("Withdraw", "It is no longer shown."))
+    @decision("Withdraw", "It is no longer shown.")
     def withdraw(self, request: HttpRequest, form: Any, object_id: str) -> HttpResponse:
         """Stop showing an announcement."""
         return self.decide(

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from django.db import connection, models
-from django.db.models import Sum
 
 from barnraise.protocol.reports import LimitsView, Report, SystemView
 from coordinator.accounts.models import Machine
@@ -183,10 +182,3 @@ def _load_traffic(machine: Machine, since: int) -> list[tuple[int, float, int, i
             [machine.pk, READING_SECONDS, since],
         )
         return cursor.fetchall()
-
-
-def count_peer_bytes(machine: Machine) -> tuple[int, int]:
-    """Return the bytes that a machine has sent to peers and received from them, in all its runs."""
-    totals = Membership.everywhere.newest().filter(machine=machine)
-    sums = totals.aggregate(sent=Sum("peer_bytes_sent"), received=Sum("peer_bytes_received"))
-    return sums["sent"] or 0, sums["received"] or 0

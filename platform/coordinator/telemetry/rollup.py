@@ -29,7 +29,7 @@ from barnraise.protocol.coordinator_messages import Attestation
 from barnraise.protocol.enums import Activity
 from barnraise.protocol.reports import Report
 from coordinator.fleet.models import Membership
-from coordinator.fleet.verdicts import count_incarnation_updates
+from coordinator.fleet.run_authors import count_incarnation_updates
 from coordinator.lib import counters
 from coordinator.lib.valkey import valkey_client
 from coordinator.telemetry import checkpoints, events, machine_history, samples

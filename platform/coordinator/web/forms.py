@@ -1,7 +1,7 @@
 """The forms of a run: its draft, its access and notes, and its budget."""
 
 import dataclasses
-from functools import lru_cache
+from itertools import chain
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -9,9 +9,7 @@ from django import forms
 
 from barnraise.errors import SpecError
 from barnraise.spec import (
-    MAX_PROMPTS,
     PRESETS,
-    PROMPT_LENGTH,
     ModelSpec,
     RunSpec,
     preset,
@@ -19,13 +17,16 @@ from barnraise.spec import (
 from barnraise.spec import problems as spec_problems
 from coordinator.accounts.models import User
 from coordinator.lib.exceptions import UserError
+from coordinator.runs.drafts import NewRun
 from coordinator.runs.join_policy import JoinPolicy
-from coordinator.runs.models import NewRun, Run
+from coordinator.runs.models import Run
 from coordinator.runs.spec_form import (
-    FIXED_FIELDS,
+    BUDGET,
+    FIELDS,
     OFFERED,
-    TOP_FIELDS,
     default_max_tokens,
+    fields_of_spec,
+    normalise_number,
     parse_budget,
     spec_from_fields,
 )
@@ -33,42 +34,23 @@ from coordinator.web.run_form_fields import (
     ADVANCED,
     BASIC_FIELDS,
     CHOICES,
-    NON_SPEC_FIELDS,
-    PLACES_HELP,
+    DEFAULT_BUDGET,
+    DEFAULT_PRESET,
     RUN_FIELDS,
-    SOURCE_HELP,
-    SOURCE_LABELS,
-    TERMS_FIELDS,
-    TOKENIZER_LABELS,
-    StrategyField,
     as_sentence,
-    choice_field,
-    normalise_number,
     number_field,
+    run_field,
+    spec_field,
     terms_fields,
-    text_field,
 )
 from coordinator.web.start_fields import START_FIELDS, read_start, start_as_typed, start_fields
 
-SHAPE = ("layers", "width", "heads", "context", "vocabulary")
-DEFAULT_PRESET = "gpt-nano"
-DEFAULT_BUDGET = "2000000"  # tokens
 DEFAULT_VOLUNTEERS = 10
 MAX_VOLUNTEERS = 10_000
 MAX_GIGABYTES = 1e9
 
 
 Number = TypeVar("Number", int, float)
-
-
-@dataclasses.dataclass(frozen=True)
-class PresetCard:
-    """A preset as the form shows it."""
-
-    name: str
-    parameters: int
-    shape: dict[str, int]
-    chosen: bool
 
 
 class ProblemForm(forms.Form):
@@ -205,53 +187,27 @@ class RunForm(ProblemForm):
         if run:
             kwargs["initial"] = _run_as_typed(run)
         super().__init__(*args, **kwargs)
-        self.fields["recipe.token_budget"] = number_field(
-            "Token budget",
-            "Training ends after this many tokens, all machines together. 500M, 0.5B and 20x "
-            "(tokens for each parameter) work too.",
-            DEFAULT_BUDGET,
-        )
-        self.fields.update(start_fields(owner, run))
-        self.fields["text.source"] = choice_field("Text", SOURCE_LABELS, SOURCE_HELP)
-        self.fields["text.places"] = text_field("Dataset or addresses", PLACES_HELP, 2, 9_000)
-        self.fields["text.tokenizer"] = choice_field("Tokenizer", TOKENIZER_LABELS)
-        self.fields["prompts"] = text_field(
-            "Sample prompts",
-            f"Up to {MAX_PROMPTS}, one per line. At each checkpoint a machine continues them, and "
-            "the run's page shows the text.",
-            3,
-            2 * MAX_PROMPTS * PROMPT_LENGTH,
-        )
+        basic = {name: spec_field(name) for name in BASIC_FIELDS}
+        # Problems are listed in this order: that of the budget before those of the start.
+        self.fields.update({BUDGET: basic[BUDGET], **start_fields(owner, run), **basic})
         self.fields.update(terms_fields(owner, run))
         self.fields["volunteers"] = number_field("Expected volunteers", "", str(DEFAULT_VOLUNTEERS))
-        for section in ADVANCED.values():
-            for name, (label, note) in section.items():
-                if run and name in RUN_FIELDS:
-                    continue
-                self.fields[name] = self._advanced_field(name, label, note)
-
-    def _advanced_field(self, name: str, label: str, note: str) -> forms.Field:
-        """Build a field of the advanced sections: a choice, or a number."""
-        if name not in CHOICES:
-            return number_field(label, note, _default_number(name))
-        choices = CHOICES[name]
-        value = self.initial.get(name)
-        if value is not None and value not in dict(choices):
-            choices = [*choices, (value, value)]
-        field_class = StrategyField if name == "recipe.strategy" else forms.ChoiceField
-        return field_class(required=False, choices=choices, label=label, help_text=note)
+        for name in chain(*ADVANCED.values()):
+            if name in FIELDS:
+                self.fields[name] = spec_field(name, self.initial.get(name))
+            elif run is None:
+                self.fields[name] = run_field(name)
 
     def clean(self) -> dict[str, Any]:
         """Convert the numbers and check them."""
         cleaned = super().clean()
-        spec_fields = self._unshown_fields()
-        spec_fields |= {**OFFERED, "recipe.token_budget": DEFAULT_BUDGET}
+        spec_fields = {**self._unshown_fields(), **OFFERED, BUDGET: DEFAULT_BUDGET}
         for name, value in cleaned.items():
-            if name not in NON_SPEC_FIELDS and value:
-                spec_fields[name] = value.strip() if isinstance(value, str) else value
+            if name in FIELDS and name not in START_FIELDS and value:
+                spec_fields[name] = value.strip()
         spec_fields["assumed.machines"] = self.volunteers()
         run_fields = {
-            name: self.parse_number(name, default) for name, default in RUN_FIELDS.items()
+            name: self.parse_number(name, default) for name, (default, *_) in RUN_FIELDS.items()
         }
         terms = self.parse_terms()
         problems = terms.problems()
@@ -275,9 +231,7 @@ class RunForm(ProblemForm):
             return {}
         spec = self.run.draft_spec
         unshown = {
-            name: value
-            for name, value in _dotted_fields(spec).items()
-            if name not in self.fields and name not in FIXED_FIELDS
+            name: value for name, value in fields_of_spec(spec).items() if name not in self.fields
         }
         if spec.max_tokens_per_update == default_max_tokens(spec.model, spec.recipe):
             del unshown["max_tokens_per_update"]  # it follows from fields that may change here
@@ -309,15 +263,10 @@ class RunForm(ProblemForm):
 
     # ---- for the template ---------------------------------------------------------------------
 
-    def preset_cards(self) -> list[PresetCard]:
-        """List the presets with their sizes."""
+    def presets(self) -> list[tuple[str, ModelSpec, bool]]:
+        """List the presets: name, model, and whether it is chosen."""
         chosen = self["preset"].value()
-        cards = []
-        for name in PRESETS:
-            model = preset(name)
-            shape = {part: getattr(model, part) for part in SHAPE}
-            cards.append(PresetCard(name, model.parameters, shape, name == chosen))
-        return cards
+        return [(name, preset(name), name == chosen) for name in PRESETS]
 
     def basic_fields(self) -> list[forms.BoundField]:
         """List the fields of text and budget."""
@@ -326,10 +275,6 @@ class RunForm(ProblemForm):
     def start_fields(self) -> list[forms.BoundField]:
         """List the fields of the weights that the run begins with."""
         return [self[name] for name in START_FIELDS if name in self.fields]
-
-    def terms_fields(self) -> list[forms.BoundField]:
-        """List the fields of access and notes."""
-        return [self[name] for name in TERMS_FIELDS if name in self.fields]
 
     def sections(self) -> list[tuple[str, list[forms.BoundField]]]:
         """List the advanced fields by section."""
@@ -368,45 +313,19 @@ def terms_as_typed(terms: JoinPolicy) -> dict[str, str]:
     }
 
 
-def _default_number(name: str) -> str:
-    """Return the default of a numeric field as text; "" for the seed, which is random."""
-    if name == "seed":
-        return ""
-    if name in RUN_FIELDS:
-        return str(RUN_FIELDS[name])
-    return str(_default_fields()[name])
-
-
-@lru_cache(maxsize=1)
-def _default_fields() -> dict[str, Any]:
-    return _dotted_fields(RunSpec(model=preset(DEFAULT_PRESET)))
-
-
-def _dotted_fields(spec: RunSpec) -> dict[str, Any]:
-    """Flatten a spec into the form's field names, such as "model.layers"."""
-    raw = dataclasses.asdict(spec)
-    parts = {
-        f"{part}.{name}": value
-        for part in ("model", "text", "recipe", "assumed")
-        for name, value in raw[part].items()
-    }
-    return {**parts, **{name: raw[name] for name in TOP_FIELDS}}
-
-
 def _run_as_typed(run: Run) -> dict[str, Any]:
     """Return a draft as form values: only what differs from the preset and the defaults."""
     spec = run.draft_spec
     preset_name = _similar_preset(spec.model)
     vocabulary = 256 if spec.text.tokenizer == "bytes" else None
-    defaults = _dotted_fields(RunSpec(model=preset(preset_name, vocabulary)))
+    defaults = fields_of_spec(RunSpec(model=preset(preset_name, vocabulary)))
     defaults["seed"] = None  # a draft's seed is always shown
-    always_shown = {*BASIC_FIELDS, *CHOICES, "assumed.machines"}
+    always_shown = {*BASIC_FIELDS, *CHOICES}
     values = {
         name: str(value)
-        for name, value in _dotted_fields(spec).items()
+        for name, value in fields_of_spec(spec).items()
         if name in always_shown or value != defaults[name]
     }
-    del values["assumed.machines"]
     values["volunteers"] = str(spec.assumed.machines)
     values["text.places"] = "\n".join(spec.text.places)
     values["prompts"] = "\n".join(spec.prompts)
@@ -418,6 +337,6 @@ def _similar_preset(model: ModelSpec) -> str:
     """Return the first preset with the model's layers, width and heads, or the default preset."""
     for name in PRESETS:
         shape = preset(name)
-        if (shape.layers, shape.width, shape.heads) == (model.layers, model.width, model.heads):
+        if dataclasses.replace(model, context=shape.context, vocabulary=shape.vocabulary) == shape:
             return name
     return DEFAULT_PRESET

@@ -8,16 +8,20 @@ from barnraise.planning.lines import CLUSTER_LINE, HOME_LINE, LINES
 from barnraise.spec import (
     AUTO,
     DECENTRALIZED_ADAM,
+    MAX_PROMPTS,
     MIXING_BITS,
-    MIXING_TOPOLOGIES,
+    PROMPT_LENGTH,
     REMOVED_STRATEGIES,
     SCHEDULES,
     Assumptions,
+    RunSpec,
+    preset,
 )
 from coordinator.accounts.models import User
 from coordinator.runs.join_policy import Access, Visibility
 from coordinator.runs.models import Run
 from coordinator.runs.reference_machines import REFERENCE_MACHINES
+from coordinator.runs.spec_form import FIELDS, fields_of_spec
 
 SOURCE_LABELS = {
     "stdlib": "Python's standard library (about 12 MB of source code)",
@@ -79,101 +83,103 @@ CODEC_LABELS = {
     "top64x2": "Top 1/64 of values, 2 bits each",
 }
 
-# Section → dotted field → (label, help); the placeholder shows the default.
-ADVANCED: dict[str, dict[str, tuple[str, str]]] = {
-    "Model": {
-        "model.layers": ("Layers", ""),
-        "model.width": ("Width", "Must be divisible by the heads."),
-        "model.heads": ("Heads", ""),
-        "model.context": ("Context", "Tokens the model attends to."),
-        "model.vocabulary": ("Vocabulary", "Number of tokens in the tokenizer."),
-    },
-    "Optimizer": {
-        "recipe.learning_rate": ("Learning rate", "Peak value."),
-        "recipe.schedule": ("Learning rate schedule", ""),
-        "recipe.warmup_tokens": ("Warm-up", "Tokens until the learning rate reaches its peak."),
-        "recipe.weight_decay": ("Weight decay", ""),
-        "recipe.clip": ("Gradient clipping", "Maximum gradient norm."),
-        "recipe.step_sequences": ("Sequences per step", "On each machine."),
-        "recipe.evaluate_every": ("Validation interval", "Tokens of the whole run."),
-    },
-    "Exchange": {
-        "recipe.strategy": ("Strategy", STRATEGY_HELP),
-        "assumed.line": ("Expected lines", "Of each machine; auto chooses the strategy for them."),
-        "assumed.machine": ("Expected machines", "Auto chooses the strategy for them."),
-        "recipe.codec": ("Compression", "Slower uplinks send smaller updates."),
-        "recipe.round_steps": (
-            "Steps per round",
-            "Between two updates of a machine; automatic compression decides it too.",
-        ),
-        "recipe.outer_rate": ("Outer learning rate", "Share of a round that goes into its update."),
-        "recipe.outer_momentum": ("Outer momentum", ""),
-        "recipe.delay_compensation": (
-            "Delay compensation",
-            "Weight of the prediction for updates in flight; 0 disables it.",
-        ),
-        "recipe.feedback_decay": (
-            "Error feedback",
-            "Share of the compression error that is carried over.",
-        ),
-        "recipe.mixing_topology": (
-            "Topology",
-            "Who averages with whom, in decentralized Adam. Counts other than powers of two idle a "
-            "machine now and then.",
-        ),
-        "recipe.mixing_bits": ("Bits per weight", "That neighbours send, in decentralized Adam."),
-        "recipe.mixing_interval": (
-            "Steps between averagings",
-            "In decentralized Adam; 1 averages in every step.",
-        ),
-        "recipe.mixing_accumulation": (
-            "Gradient accumulation of the moments",
-            "In decentralized Adam: steps whose mean gradient Adam's moments absorb at once. More "
-            "machines allow more; 1 is plain AdamW.",
-        ),
-    },
-    "Text and run": {
-        "text.held_out": ("Validation split", "Share of the text held out for validation."),
-        "text.shard_tokens": ("Tokens per shard", ""),
-        "seed": ("Seed", "Random if left empty."),
-        "quorum": ("Minimum machines", "Training starts once this many have joined."),
-        "report_every": ("Report interval", "Seconds between two reports of a machine."),
-    },
+# Section → dotted fields, of the spec or of `RUN_FIELDS`.
+ADVANCED = {
+    "Model": ("model.layers", "model.width", "model.heads", "model.context", "model.vocabulary"),
+    "Optimizer": (
+        "recipe.learning_rate",
+        "recipe.schedule",
+        "recipe.warmup_tokens",
+        "recipe.weight_decay",
+        "recipe.clip",
+        "recipe.step_sequences",
+        "recipe.evaluate_every",
+    ),
+    "Exchange": (
+        "recipe.strategy",
+        "assumed.line",
+        "assumed.machine",
+        "recipe.codec",
+        "recipe.round_steps",
+        "recipe.outer_rate",
+        "recipe.outer_momentum",
+        "recipe.delay_compensation",
+        "recipe.feedback_decay",
+        "recipe.mixing_topology",
+        "recipe.mixing_bits",
+        "recipe.mixing_interval",
+        "recipe.mixing_accumulation",
+    ),
+    "Text and run": ("text.held_out", "text.shard_tokens", "seed", "quorum", "report_every"),
 }
-DEFAULT_MACHINE = Assumptions.machine
-
-
-def _other_machines(name: str) -> list[str]:
-    return [other for other, _ in REFERENCE_MACHINES if other != name]
-
-
 CHOICES: dict[str, list[tuple[str, str]]] = {  # the first is the default
     "recipe.schedule": [(name, name.capitalize()) for name in SCHEDULES],
     "recipe.strategy": list(STRATEGY_LABELS.items()),
-    "recipe.mixing_topology": [
-        (name, label) for name, label in TOPOLOGY_LABELS.items() if name in MIXING_TOPOLOGIES
-    ],
+    "recipe.mixing_topology": list(TOPOLOGY_LABELS.items()),
     "recipe.mixing_bits": [(str(bits), f"{bits} bits") for bits in MIXING_BITS],
     "assumed.line": [
         (line.spelling, f"{line.name}, {line}") for line in (HOME_LINE, *LINES[1:], CLUSTER_LINE)
     ],
     "assumed.machine": [
-        (name, name) for name in (DEFAULT_MACHINE, *_other_machines(DEFAULT_MACHINE))
+        (name, name)
+        for name, _ in sorted(REFERENCE_MACHINES, key=lambda each: each[0] != Assumptions.machine)
     ],
     "recipe.codec": list(CODEC_LABELS.items()),
 }
-RUN_FIELDS: dict[str, int | float] = {
-    "quorum": 1,
-    "report_every": 5.0,
-}  # belong to the run, not to its spec
-BASIC_FIELDS = (
-    *("recipe.token_budget", "text.source", "text.places", "text.tokenizer", "prompts"),
-)
-TERMS_FIELDS = ("access", "team", "visibility", "min_memory", "min_device_memory", "notes")
-NON_SPEC_FIELDS = (
-    *("name", "preset", "volunteers", "start.kind", "start.checkpoint", "start.model"),
-    *(*RUN_FIELDS, *TERMS_FIELDS),
-)
+# What belongs to the run, not to its spec: (default, label, help).
+RUN_FIELDS: dict[str, tuple[int | float, str, str]] = {
+    "quorum": (1, "Minimum machines", "Training starts once this many have joined."),
+    "report_every": (5.0, "Report interval", "Seconds between two reports of a machine."),
+}
+RADIO_LABELS = {"text.source": SOURCE_LABELS, "text.tokenizer": TOKENIZER_LABELS}
+TEXT_AREAS = {  # (rows, most characters)
+    "text.places": (2, 9_000),
+    "prompts": (3, 2 * MAX_PROMPTS * PROMPT_LENGTH),
+}
+BASIC_FIELDS = ("recipe.token_budget", "text.source", "text.places", "text.tokenizer", "prompts")
+# Help that explains choices, or is shown with one of them.
+CHOICE_HELP = {
+    "text.source": SOURCE_HELP,
+    "text.places": PLACES_HELP,
+    "recipe.strategy": STRATEGY_HELP,
+}
+DEFAULT_PRESET = "gpt-nano"
+DEFAULT_BUDGET = "2000000"  # tokens
+# What an empty field stands for; an empty seed is a random one.
+PLACEHOLDERS = {
+    **fields_of_spec(RunSpec(model=preset(DEFAULT_PRESET))),
+    "recipe.token_budget": DEFAULT_BUDGET,
+    "seed": "",
+}
+
+
+def run_field(name: str) -> forms.Field:
+    """Build the field of a setting of the run that its spec does not hold."""
+    default, label, note = RUN_FIELDS[name]
+    return number_field(label, note, str(default))
+
+
+def spec_field(name: str, value: str | None = None) -> forms.Field:
+    """Build the field of a setting of the spec, with the label and help text that it has there.
+
+    Args:
+        name: its dotted name.
+        value: the present value, which stays among the choices.
+    """
+    shown = FIELDS[name].metadata
+    label = shown["label"]
+    note = CHOICE_HELP[name] if name in CHOICE_HELP else shown["help"]
+    if name in RADIO_LABELS:
+        return choice_field(label, RADIO_LABELS[name], note)
+    if name in TEXT_AREAS:
+        return text_field(label, note, *TEXT_AREAS[name])
+    if name not in CHOICES:
+        return number_field(label, note, str(PLACEHOLDERS[name]))
+    choices = CHOICES[name]
+    if value is not None and value not in dict(choices):
+        choices = [*choices, (value, value)]
+    field_class = StrategyField if name == "recipe.strategy" else forms.ChoiceField
+    return field_class(required=False, choices=choices, label=label, help_text=note)
 
 
 class StrategyField(forms.ChoiceField):
@@ -268,8 +274,3 @@ def terms_fields(owner: User | None, run: Run | None = None) -> dict[str, forms.
 def as_sentence(text: str) -> str:
     """Capitalise a text and end it with a full stop."""
     return text[:1].upper() + text[1:] + ("" if text.endswith((".", "?")) else ".")
-
-
-def normalise_number(text: str) -> str:
-    """Remove spaces, commas and underscores."""
-    return text.strip().replace(",", "").replace("_", "")

@@ -11,7 +11,7 @@ from django.views.decorators.http import require_POST
 
 from barnraise.errors import SpecError
 from coordinator.accounts.requests import AuthenticatedRequest
-from coordinator.fleet.verdicts import VerdictRecord
+from coordinator.fleet.verdict_models import VerdictRecord
 from coordinator.runs.invitations import RunInvitation
 from coordinator.runs.models import Run
 from coordinator.telemetry.checkpoints import Checkpoint

@@ -89,7 +89,7 @@ def create_run(request: AuthenticatedRequest) -> HttpResponse:
 def edit_run(request: AuthenticatedRequest, slug: str) -> HttpResponse:
     """Edit a draft."""
     run = get_owned_run(request, slug)
-    if not run.allows_action("edit"):
+    if not run.is_editable:
         messages.error(request, "The configuration of a launched run cannot be changed.")
         return redirect(run)
     form = RunForm(request.POST or None, run=run)

@@ -6,11 +6,11 @@ from django import forms
 
 from barnraise.errors import SpecError
 from coordinator.accounts.models import User
-from coordinator.fleet.verdicts import (
+from coordinator.fleet.run_authors import list_authors
+from coordinator.fleet.verdict_models import VerdictRecord
+from coordinator.fleet.verdict_requests import (
     ExclusionRequest,
     RetractionRequest,
-    VerdictRecord,
-    list_authors,
     parse_single_updates,
     retraction_problems,
 )

@@ -13,7 +13,8 @@ from barnraise.errors import CoordinatorError
 from barnraise.protocol import checkups, coordinator_messages
 from barnraise.protocol.signing import Identity, open_signed
 from coordinator.api import authentication
-from coordinator.lib import embedded_servers, site_identity
+from coordinator.lib import site_identity
+from coordinator.lib.embedded import embedded_servers, postgres_server, valkey_server
 
 pytestmark = pytest.mark.django_db
 
@@ -300,7 +301,7 @@ def test_api_without_valkey_answers_503_until_it_is_back(
     person, launched_run, numbered_report, state
 ):
     run, ada = launched_run(person())
-    embedded_servers.stop_valkey(state)
+    valkey_server.stop_valkey(state)
     try:
         response = ada.report(run, numbered_report(1))
         assert response.status_code == 503
@@ -318,7 +319,7 @@ def test_api_without_postgres_answers_503_until_it_is_back(person, volunteer, st
 
     ada = volunteer(person())
     connection.close()
-    embedded_servers.stop_postgres(state)
+    postgres_server.stop_postgres(state)
     try:
         response = ada.send_request("GET", "/runs")
         assert response.status_code == 503

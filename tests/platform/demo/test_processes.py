@@ -20,7 +20,7 @@ from coordinator.demo.mirrors import (
     common_state_hash,
 )
 from coordinator.demo.processes import ProcessGroup
-from coordinator.lib import embedded_servers
+from coordinator.lib.embedded import embedded_servers
 from coordinator.lib.free_ports import free_port
 
 SLEEP = ("-c", "import time; time.sleep(60)")

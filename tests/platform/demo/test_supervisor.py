@@ -12,7 +12,8 @@ from helpers.wait_for import wait_until
 from coordinator.demo import restart_policy
 from coordinator.demo.processes import ChildCommand
 from coordinator.demo.supervisor import RestartCounter, Supervisor, describe_end
-from coordinator.lib import counters, embedded_servers
+from coordinator.lib import counters
+from coordinator.lib.embedded import embedded_servers, valkey_server
 
 WAIT = ChildCommand(("sleep", "60"))
 FAIL = ChildCommand((sys.executable, "-c", "print('no such table'); raise SystemExit(3)"))
@@ -97,7 +98,7 @@ def test_servers_are_stopped_after_those_who_need_them(group):
 
 def test_restarts_are_counted_once_valkey_answers(valkey, state, settings):
     counter = RestartCounter(settings.REDIS_URL)
-    embedded_servers.stop_valkey(state)
+    valkey_server.stop_valkey(state)
     try:
         counter.add("celery")
         counter.publish()

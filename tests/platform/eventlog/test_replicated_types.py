@@ -33,7 +33,7 @@ from coordinator.eventlog.models import Aggregate, LogEvent, PrivateData
 from coordinator.eventlog.truncate import truncate_log
 from coordinator.eventlog.writer import record_existing_rows
 from coordinator.fleet.models import MachinePause, VerdictRecord
-from coordinator.fleet.verdicts import RetractionRequest
+from coordinator.fleet.verdict_requests import RetractionRequest
 from coordinator.lib import site_identity
 from coordinator.replication import mirror_list
 from coordinator.runs.join_policy import JoinPolicy

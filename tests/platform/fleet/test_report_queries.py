@@ -9,7 +9,7 @@ from coordinator.accounts.models import Machine
 from coordinator.fleet.machine_state import MachinePause
 from coordinator.fleet.models import Membership
 from coordinator.fleet.report_queries import machine_for_key, membership_for_run
-from coordinator.fleet.verdicts import VerdictRecord
+from coordinator.fleet.verdict_models import VerdictRecord
 from coordinator.runs.models import Run
 
 pytestmark = pytest.mark.django_db

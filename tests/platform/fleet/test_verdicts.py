@@ -16,20 +16,17 @@ from barnraise.ledger.validation import UpdateRules
 from barnraise.ledger.verdict_set import verify_proof
 from barnraise.protocol import coordinator_messages
 from barnraise.protocol.mirror_list import Expulsion
-from barnraise.protocol.signing import Identity
+from barnraise.protocol.signing import Identity, digest
 from coordinator.accounts.models import Machine
 from coordinator.audit.models import AuditEntry
-from coordinator.fleet import verdicts
+from coordinator.fleet import verdict_models
 from coordinator.fleet.report_queries import membership_for_run
-from coordinator.fleet.verdicts import (
+from coordinator.fleet.run_authors import count_incarnation_updates, list_authors, resolve_author
+from coordinator.fleet.verdict_models import VerdictRecord, exclusion_problem
+from coordinator.fleet.verdict_requests import (
     ExclusionRequest,
     RetractionRequest,
-    VerdictRecord,
-    count_incarnation_updates,
-    exclusion_problem,
-    list_authors,
     parse_single_updates,
-    resolve_author,
 )
 from coordinator.fleet.witnesses import record_witnesses
 from coordinator.lib import site_identity
@@ -104,7 +101,7 @@ def test_verdict_is_valid_for_the_exchange_and_sent_until_applied(verdict_run, n
 def test_pending_verdicts_are_sent_in_order_whatever_their_number(
     verdict_run, numbered_report, monkeypatch
 ):
-    monkeypatch.setattr(verdicts, "MAX_VERDICTS_PER_REPLY", 2)
+    monkeypatch.setattr(verdict_models, "MAX_VERDICTS_PER_REPLY", 2)
     run, ada, bob = verdict_run
     records = [
         VerdictRecord.issue(run, [build_retraction(bob, None, updates={seq: 1000})])
@@ -114,7 +111,7 @@ def test_pending_verdicts_are_sent_in_order_whatever_their_number(
     after = 0
     for seq in (5, 6, 7):
         reply = send_report(ada, run, numbered_report(seq), after)
-        applied += [verdicts.digest(item.body) for item in reply.verdicts]
+        applied += [digest(item.body) for item in reply.verdicts]
         after = reply.verdicts_until
     assert applied == [item.digest for item in records]
 

@@ -22,7 +22,7 @@ from coordinator.accounts.models import SiteSettings
 from coordinator.audit.models import AuditEntry
 from coordinator.celery import app
 from coordinator.fleet.models import Membership, VerdictRecord
-from coordinator.fleet.verdicts import ExclusionRequest
+from coordinator.fleet.verdict_requests import ExclusionRequest
 from coordinator.lib import safe_http
 from coordinator.notify import models, tasks
 from coordinator.notify.detectors import detect_all

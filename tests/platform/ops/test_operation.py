@@ -18,7 +18,8 @@ from django.utils import timezone
 from coordinator.celery import Task, app
 from coordinator.fleet.models import Membership
 from coordinator.fleet.tasks import expire_memberships
-from coordinator.lib import counters, embedded_servers, heartbeats, log_format, request_id
+from coordinator.lib import counters, heartbeats, log_format, request_id
+from coordinator.lib.embedded import embedded_servers, valkey_server
 from coordinator.lib.ttl_cache import TtlCache
 from coordinator.live.broadcaster import WatchedRun, watchers
 from coordinator.staff.dashboard import collect_dashboard
@@ -51,7 +52,7 @@ def test_site_with_database_and_valkey_is_alive_and_ready(client, valkey):
 
 
 def test_health_without_valkey_is_alive_and_not_ready(client, state):
-    embedded_servers.stop_valkey(state)
+    valkey_server.stop_valkey(state)
     try:
         assert client.get("/healthz").status_code == 200
         answer = client.get("/readyz")
@@ -169,7 +170,7 @@ def test_delay_is_known_while_valkey_is_away(state, valkey, monkeypatch):
     set_heartbeats(valkey)
     assert heartbeats.delayed_since() is None
     later = time.time() + AHEAD_SECONDS + 10
-    embedded_servers.stop_valkey(state)
+    valkey_server.stop_valkey(state)
     try:
         heartbeats.record(heartbeats.Part.REPORTS)  # logs, and does not fail
         TtlCache.clear_all()

@@ -18,8 +18,9 @@ from coordinator.accounts.models import Machine, SiteSettings, Team
 from coordinator.audit.models import AuditEntry
 from coordinator.fleet.models import Membership
 from coordinator.fleet.run_broadcast import REVOCATION_SECONDS, load_broadcast
-from coordinator.lib import embedded_servers, heartbeats
+from coordinator.lib import heartbeats
 from coordinator.lib.backup_record import record_backup
+from coordinator.lib.embedded import embedded_servers, valkey_server
 from coordinator.notify.models import Notification
 from coordinator.notify.notification_types import NotificationDraft, NotificationType
 from coordinator.staff.models import Announcement
@@ -272,7 +273,7 @@ def test_staff_of_a_site_without_mail_server_are_warned(staff, settings, built_f
 
 
 def test_dashboard_without_valkey_says_it_is_unreachable(staff, valkey, state):
-    embedded_servers.stop_valkey(state)
+    valkey_server.stop_valkey(state)
     try:
         page = staff.get("/admin/figures/")
         assert page.status_code == 200 and b"unreachable" in page.content

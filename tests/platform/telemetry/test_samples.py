@@ -3,7 +3,8 @@
 import pytest
 
 from barnraise.protocol.reports import Sample, SamplesView
-from coordinator.runs.models import NewRun, Run
+from coordinator.runs.drafts import NewRun
+from coordinator.runs.models import Run
 from coordinator.runs.spec_form import spec_from_fields
 from coordinator.telemetry import samples as stored_samples
 from coordinator.telemetry.rollup import drain_queue

@@ -2,7 +2,8 @@
 
 from django.test import Client
 
-from coordinator.runs.models import NewRun, Run
+from coordinator.runs.drafts import NewRun
+from coordinator.runs.models import Run
 from coordinator.runs.spec_form import spec_from_fields
 from coordinator.web.owner_checklist import count_participants, is_shown, list_steps
 

@@ -16,9 +16,10 @@ from coordinator.accounts.models import Team
 from coordinator.accounts.site_settings import SiteSettings
 from coordinator.audit.models import AuditEntry
 from coordinator.lib.exceptions import UserError
+from coordinator.runs.drafts import NewRun
 from coordinator.runs.invitations import Guest, RunInvitation
 from coordinator.runs.join_policy import Access, JoinPolicy
-from coordinator.runs.models import NewRun, Run
+from coordinator.runs.models import Run
 from coordinator.runs.spec_form import spec_from_fields
 from coordinator.web.forms import RunForm, TermsForm
 

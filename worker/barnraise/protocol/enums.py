@@ -34,6 +34,11 @@ class Activity(StrEnum):
     LEFT = "left"
     FETCHING = "fetching"  # downloads the weights and does not train: no machine of the run
 
+    @property
+    def is_working(self) -> bool:
+        """Whether a machine with this activity has not finished yet, and is one of the run."""
+        return self not in (Activity.FINISHED, Activity.LEFT, Activity.FETCHING)
+
 
 class JoinPurpose(StrEnum):
     """Why a machine joins a run."""

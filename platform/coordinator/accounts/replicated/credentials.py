@@ -20,13 +20,7 @@ from barnraise.protocol.types import Digest, Id, Message, PlainText, UnixTime
 from coordinator.accounts import credential_sync
 from coordinator.accounts.models import User
 from coordinator.eventlog import private_data
-from coordinator.eventlog.registry import (
-    AggregateType,
-    DependencyMissingError,
-    EventDraft,
-    Fact,
-    State,
-)
+from coordinator.eventlog.registry import AggregateType, EventDraft, Fact, State, require_row
 
 TOTP, CODES, PASSKEY = (
     Authenticator.Type.TOTP,
@@ -157,8 +151,8 @@ def store(person_id: str, state: State | None) -> None:
     Private data that this site has not received leaves the rows as they are; factors that are not
     in the state are deleted at once.
     """
-    if state is not None and not User.objects.filter(pk=person_id).exists():
-        raise DependencyMissingError(f"person:{person_id}")
+    if state is not None:
+        require_row(User.objects.filter(pk=person_id), f"person:{person_id}")
     with credential_sync.recording_suspended():
         if state is None or User.objects.filter(pk=person_id, left__isnull=False).exists():
             EmailAddress.objects.filter(user=person_id).delete()
@@ -275,13 +269,8 @@ def _is_readable(kind: str, secret: dict) -> bool:
 def existing_events() -> Iterable[EventDraft]:
     """Describe the rows of a site that is older than its log."""
     for person in User.objects.filter(left=None):
-        rows = (
-            EmailAddress.objects.filter(user=person)
-            .order_by("email")
-            .values("email", "verified", "primary")
-        )
-        if rows:
-            content_digest = _store_private(person, {"addresses": list(rows)})
+        if addresses := credential_sync.list_addresses(person.pk):
+            content_digest = _store_private(person, {"addresses": addresses})
             yield "access.set_addresses", person.pk, {"content_digest": content_digest}
         for row in Authenticator.objects.filter(user=person).order_by("pk"):
             credential_sync.ensure_factor_id(row)

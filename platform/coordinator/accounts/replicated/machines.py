@@ -15,13 +15,7 @@ from barnraise.protocol.types import Count, Digest, Id, Message, PlainText
 from coordinator.accounts.machines import BLANK_DESCRIPTION
 from coordinator.accounts.models import Machine, User
 from coordinator.eventlog import private_data
-from coordinator.eventlog.registry import (
-    AggregateType,
-    DependencyMissingError,
-    EventDraft,
-    Fact,
-    State,
-)
+from coordinator.eventlog.registry import AggregateType, EventDraft, Fact, State, require_row
 from coordinator.lib import site_identity
 from coordinator.lib.bulk_upsert import bulk_upsert
 from coordinator.replication import mirror_list
@@ -109,8 +103,7 @@ def store(key: str, state: State | None) -> None:
     if state is None:
         machines.filter(revoked=None).update(revoked=datetime.fromtimestamp(0).astimezone())
         return
-    if not User.objects.filter(pk=state["owner"]).exists():
-        raise DependencyMissingError(f"person:{state['owner']}")
+    require_row(User.objects.filter(pk=state["owner"]), f"person:{state['owner']}")
     fields = _row_fields(state, private_data.load(state["content_digest"], MachineContent))
     machine = machines.first()
     if machine and str(machine.pk) != state["id"]:

@@ -1,13 +1,12 @@
 """The aggregate type "credit", by run, peer and incarnation: receipts of ranges of updates."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date
 from typing import Any, NamedTuple
+from uuid import UUID
 
-from django.db import connection
 from django.db.models import F
 from pydantic import Field
-from uuid6 import uuid7
 
 from barnraise.protocol import messages
 from barnraise.protocol.types import Count, Message, PublicKey
@@ -15,7 +14,7 @@ from coordinator.accounts.models import Machine
 from coordinator.credit.models import Credit
 from coordinator.eventlog import writer
 from coordinator.eventlog.projection import current_state
-from coordinator.eventlog.registry import AggregateType, DependencyMissingError, Fact, State
+from coordinator.eventlog.registry import AggregateType, Fact, State, require_row
 from coordinator.lib.bulk_upsert import bulk_upsert
 from coordinator.runs.models import Run
 
@@ -92,11 +91,8 @@ def store(credit_id: str, state: State | None) -> None:
     would never come to rest.
     """
     run, key, incarnation = credit_id.split(":")
-    machine = Machine.objects.filter(key=key).first()
-    if machine is None:
-        raise DependencyMissingError(f"machine:{key}")
-    if not Run.objects.filter(pk=run).exists():
-        raise DependencyMissingError(f"run:{run}")
+    machine = require_row(Machine.objects.filter(key=key), f"machine:{key}")
+    require_row(Run.objects.filter(pk=run), f"run:{run}")
     _write_days(run, machine, incarnation, state["days"] if state else {})
 
 
@@ -126,21 +122,48 @@ def _write_days(run: str, machine: Machine, incarnation: str, days: Days) -> Non
             own.delete()
     witness_keys = [values["witness"] for values in days.values()]
     witnesses = dict(Machine.objects.filter(key__in=witness_keys).values_list("key", "pk"))
-    for day, values in days.items():
-        _upsert_day(
-            Credit(
-                run_id=run,
-                machine=machine,
-                incarnation=incarnation,
-                day=day,
-                first=values["first"],
-                last=values["last"],
-                tokens=values["tokens"],
-                published_last=published_last[day],
-                published_tokens=values["tokens"],
-                witness_id=witnesses.get(values["witness"]),
-            )
+    published = _published_rows((run, machine.pk, incarnation), days, witnesses)
+    for row, day in zip(published, days, strict=True):
+        row.published_last = published_last[day]
+    Credit.upsert(
+        published,
+        ("published_last", "published_tokens"),
+        "first = excluded.first, "
+        "last = CASE WHEN old.last > old.published_last "
+        "THEN greatest(old.last, excluded.last) ELSE excluded.last END, "
+        "tokens = excluded.tokens + old.tokens - old.published_tokens, "
+        "published_last = excluded.published_last, "
+        "published_tokens = excluded.published_tokens, witness_id = excluded.witness_id",
+    )
+
+
+def _published_rows(
+    author: tuple[str, UUID, str], days: Days, witnesses: Mapping[str, UUID]
+) -> list[Credit]:
+    """Build the rows of an author whose receipts are all published.
+
+    Args:
+        author: run, machine and incarnation.
+        days: the author's state.
+        witnesses: machines by their keys.
+    """
+    run, machine, incarnation = author
+    reach = _last_update(days)
+    return [
+        Credit(
+            run_id=run,
+            machine_id=machine,
+            incarnation=incarnation,
+            day=day,
+            first=values["first"],
+            last=values["last"],
+            tokens=values["tokens"],
+            published_last=reach,
+            published_tokens=values["tokens"],
+            witness_id=witnesses.get(values["witness"]),
         )
+        for day, values in days.items()
+    ]
 
 
 def _last_update(days: Days) -> int:
@@ -213,59 +236,10 @@ def store_batch(states: dict[str, State]) -> set[str]:
         if run not in runs or key not in machines or (run, machines[key], incarnation) in existing:
             continue
         written.add(credit_id)
-        days = states[credit_id]["days"]
-        reach = _last_update(days)
-        rows += [
-            Credit(
-                run_id=run,
-                machine_id=machines[key],
-                incarnation=incarnation,
-                day=day,
-                first=values["first"],
-                last=values["last"],
-                tokens=values["tokens"],
-                published_last=reach,
-                published_tokens=values["tokens"],
-                witness_id=machines.get(values["witness"]),
-            )
-            for day, values in days.items()
-        ]
+        author = (run, machines[key], incarnation)
+        rows += _published_rows(author, states[credit_id]["days"], machines)
     bulk_upsert(rows)
     return written
-
-
-UPSERT_COLUMNS = (
-    "id",
-    "run_id",
-    "machine_id",
-    "incarnation",
-    "day",
-    "first",
-    "last",
-    "tokens",
-    "published_last",
-    "published_tokens",
-    "witness_id",
-)
-
-
-def _upsert_day(row: Credit) -> None:
-    """Write one day in one statement: what concurrent reports add must not be lost."""
-    table = Credit._meta.db_table
-    marks = ", ".join(["%s"] * len(UPSERT_COLUMNS))
-    row.id = uuid7()
-    with connection.cursor() as cursor:
-        cursor.execute(
-            f"INSERT INTO {table} AS old ({', '.join(UPSERT_COLUMNS)}) VALUES ({marks}) "
-            "ON CONFLICT (run_id, machine_id, incarnation, day) DO UPDATE SET "
-            "first = excluded.first, "
-            "last = CASE WHEN old.last > old.published_last "
-            "THEN greatest(old.last, excluded.last) ELSE excluded.last END, "
-            "tokens = excluded.tokens + old.tokens - old.published_tokens, "
-            "published_last = excluded.published_last, "
-            "published_tokens = excluded.published_tokens, witness_id = excluded.witness_id",
-            [getattr(row, name) for name in UPSERT_COLUMNS],
-        )
 
 
 def record_credit_events() -> int:

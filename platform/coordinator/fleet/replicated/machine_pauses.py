@@ -7,13 +7,7 @@ from pydantic import AwareDatetime
 
 from barnraise.protocol.types import Id, Message
 from coordinator.accounts.models import Machine, User
-from coordinator.eventlog.registry import (
-    AggregateType,
-    DependencyMissingError,
-    EventDraft,
-    Fact,
-    State,
-)
+from coordinator.eventlog.registry import AggregateType, EventDraft, Fact, State, require_row
 from coordinator.fleet.models import MachinePause
 
 
@@ -41,9 +35,7 @@ def store(pause_id: str, state: State | None) -> None:
     if state is None:
         MachinePause.objects.filter(machine__key=pause_id).delete()
         return
-    machine = Machine.objects.filter(key=pause_id).first()
-    if machine is None:
-        raise DependencyMissingError(f"machine:{pause_id}")
+    machine = require_row(Machine.objects.filter(key=pause_id), f"machine:{pause_id}")
     by = User.objects.filter(pk=state["by"]).first() if state["by"] else None
     fields = {"since": datetime.fromisoformat(state["since"]), "by": by}
     MachinePause.objects.update_or_create(machine=machine, defaults=fields)

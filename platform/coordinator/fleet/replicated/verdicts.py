@@ -10,15 +10,9 @@ from barnraise.protocol.signing import digest
 from barnraise.protocol.types import Id, Message, PublicKey, Signature
 from barnraise.protocol.verdicts import MAX_SIGNATURES, MAX_VERDICT_BYTES, Verdict
 from coordinator.accounts.models import User
-from coordinator.eventlog.registry import (
-    AggregateType,
-    DependencyMissingError,
-    EventDraft,
-    Fact,
-    State,
-)
+from coordinator.eventlog.registry import AggregateType, EventDraft, Fact, State, require_row
 from coordinator.fleet.models import VerdictRecord
-from coordinator.fleet.verdicts import RunExclusion
+from coordinator.fleet.verdict_models import RunExclusion
 from coordinator.runs.models import Run
 
 log = logging.getLogger("coordinator.fleet")
@@ -67,9 +61,7 @@ def store(verdict_id: str, state: State | None) -> None:
     except ValidationError:
         log.error("the event of verdict %s has a text that is no verdict", body_digest[:12])
         return
-    run = Run.objects.filter(pk=run_id).first()
-    if run is None:
-        raise DependencyMissingError(f"run:{run_id}")
+    run = require_row(Run.objects.filter(pk=run_id), f"run:{run_id}")
     by = None
     if state["by"]:
         by = User.objects.filter(pk=state["by"]).values_list("pk", flat=True).first()

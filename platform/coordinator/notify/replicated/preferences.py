@@ -10,13 +10,7 @@ from pydantic import Field
 
 from barnraise.protocol.types import Message
 from coordinator.accounts.models import User
-from coordinator.eventlog.registry import (
-    AggregateType,
-    DependencyMissingError,
-    EventDraft,
-    Fact,
-    State,
-)
+from coordinator.eventlog.registry import AggregateType, EventDraft, Fact, State, require_row
 from coordinator.notify.models import NotificationPreference
 from coordinator.notify.notification_types import NotificationType
 
@@ -50,8 +44,7 @@ def store(person_id: str, state: State | None) -> None:
     if state is None:
         NotificationPreference.objects.filter(person=person_id).delete()
         return
-    if not User.objects.filter(pk=person_id).exists():
-        raise DependencyMissingError(f"person:{person_id}")
+    require_row(User.objects.filter(pk=person_id), f"person:{person_id}")
     preferences = {
         kind: {"site": True, "email": True} | channels
         for kind, channels in state.items()

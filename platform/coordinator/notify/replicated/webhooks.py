@@ -11,13 +11,7 @@ from pydantic import AwareDatetime, Field
 from barnraise.protocol.types import Digest, Id, Message
 from coordinator.accounts.models import User
 from coordinator.eventlog import private_data
-from coordinator.eventlog.registry import (
-    AggregateType,
-    DependencyMissingError,
-    EventDraft,
-    Fact,
-    State,
-)
+from coordinator.eventlog.registry import AggregateType, EventDraft, Fact, State, require_row
 from coordinator.notify.models import Webhook
 
 
@@ -62,8 +56,7 @@ def store(webhook_id: str, state: State | None) -> None:
     if state is None:
         Webhook.objects.filter(pk=webhook_id).delete()
         return
-    if not User.objects.filter(pk=state["person"]).exists():
-        raise DependencyMissingError(f"person:{state['person']}")
+    require_row(User.objects.filter(pk=state["person"]), f"person:{state['person']}")
     details = private_data.load(state["content_digest"], WebhookContent)
     if details is None:
         return

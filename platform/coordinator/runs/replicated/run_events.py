@@ -86,7 +86,7 @@ def slug_digest(slug: str) -> str:
 
 
 def manifest_inputs(draft: dict[str, Any]) -> list[Any]:
-    """Return what a manifest is built from."""
+    """Return what a manifest is built from and checked against."""
     model, start = draft["model"], draft.get("start", {})
     return [draft["text"], model["vocabulary"], model["context"], start.get("model", "")]
 

@@ -26,6 +26,7 @@ from coordinator.eventlog.registry import (
     Fact,
     State,
     UniqueValues,
+    require_row,
 )
 from coordinator.runs.join_policy import MAX_MEMORY_BYTES
 from coordinator.runs.models import MAX_TOKEN_BUDGET, Run
@@ -251,8 +252,7 @@ def store(run_id: str, state: State | None) -> list[str] | None:
     if state is None:
         Run.objects.filter(pk=run_id).delete()
         return None
-    if not User.objects.filter(pk=state["owner"]).exists():
-        raise DependencyMissingError(f"person:{state['owner']}")
+    require_row(User.objects.filter(pk=state["owner"]), f"person:{state['owner']}")
     launch = state["launch"]
     draft = private_data.load(state["content_digest"], run_events.DraftContent)
     if draft is None and launch is None:

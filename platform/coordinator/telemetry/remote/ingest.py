@@ -17,7 +17,7 @@ from barnraise.protocol.coordinator_messages import Attestation
 from barnraise.protocol.signing import check_attestation
 from coordinator.accounts.models import Machine
 from coordinator.fleet.models import NEVER, Membership
-from coordinator.fleet.verdicts import excluded_machines
+from coordinator.fleet.verdict_models import excluded_machines
 from coordinator.runs.models import Run
 from coordinator.telemetry import report_queue
 from coordinator.telemetry.models import LossPoint, RemoteCursor, Rollup, RunEvent

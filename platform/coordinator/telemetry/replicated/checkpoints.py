@@ -10,7 +10,7 @@ from barnraise.protocol.types import Count, Id, Message, PublicKey
 from coordinator.accounts.models import Machine
 from coordinator.eventlog import writer
 from coordinator.eventlog.projection import current_state
-from coordinator.eventlog.registry import AggregateType, DependencyMissingError, Fact, State
+from coordinator.eventlog.registry import AggregateType, Fact, State, require_row
 from coordinator.runs.models import Run
 from coordinator.telemetry.models import Checkpoint, CheckpointHolder
 
@@ -68,8 +68,7 @@ def store(checkpoint_id: str, state: State | None) -> list[str] | None:
     if state is None:
         checkpoints.delete()
         return None
-    if not Run.objects.filter(pk=run).exists():
-        raise DependencyMissingError(f"run:{run}")
+    require_row(Run.objects.filter(pk=run), f"run:{run}")
     fields = {name: state[name] for name in ("tokens", "checksum", "size")}
     fields["announced"] = datetime.fromisoformat(state["announced"])
     if not checkpoints.update(**fields):

@@ -14,7 +14,8 @@ from barnraise.protocol.signing import Identity
 from coordinator.credit.attestations import extend_delayed_credit, record_attestations
 from coordinator.credit.models import Credit
 from coordinator.fleet.models import UpdateWitness, VouchedAuthor
-from coordinator.fleet.verdicts import ExclusionRequest, VerdictRecord
+from coordinator.fleet.verdict_models import VerdictRecord
+from coordinator.fleet.verdict_requests import ExclusionRequest
 from coordinator.lib import site_identity
 from coordinator.replication import mirror_list
 from coordinator.runs.models import Run

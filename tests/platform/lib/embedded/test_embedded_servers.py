@@ -19,13 +19,14 @@ from helpers.paths import ROOT
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from coordinator.lib import embedded_servers
+from coordinator.lib.embedded import embedded_servers, valkey_server
+from coordinator.lib.embedded.claims import is_supervised
 
 START_AND_WAIT = """
 import sys, time
 from pathlib import Path
 from urllib.parse import urlsplit
-from coordinator.lib import embedded_servers
+from coordinator.lib.embedded import embedded_servers
 postgres = sys.argv[2] == "True"
 print(*embedded_servers.start(Path(sys.argv[1]), postgres=postgres), flush=True)
 time.sleep(60)
@@ -96,7 +97,7 @@ def test_claim_is_not_refused_because_another_process_looks_at_it(folder):
     folder.mkdir()
     with ThreadPoolExecutor(1) as other:
         for _ in range(20):
-            looking = other.submit(embedded_servers.is_supervised, folder)
+            looking = other.submit(is_supervised, folder)
             embedded_servers.claim(folder).release()
             assert looking.result() in (True, False)
 
@@ -124,17 +125,9 @@ def test_configured_addresses_start_no_server(folder, monkeypatch):
     assert not folder.exists()
 
 
-def test_secret_is_created_once_and_readable_by_its_owner_only(folder):
-    path = folder / "secret_key"
-    assert embedded_servers.load_or_create_secret(path) == embedded_servers.load_or_create_secret(
-        path
-    )
-    assert path.stat().st_mode & 0o077 == 0
-
-
 def test_start_waits_for_silent_server_instead_of_starting_a_second(folder, monkeypatch):
     embedded_servers.start(folder, postgres=False)
-    monkeypatch.setattr(embedded_servers, "START_SECONDS", 0.5)
+    monkeypatch.setattr(valkey_server, "START_SECONDS", 0.5)
     (pid, _) = json.loads((folder / "valkey" / "pid").read_text())
     os.kill(pid, signal.SIGSTOP)
     try:
