@@ -9,7 +9,7 @@ from barnraise.protocol.signing import Identity, digest
 from barnraise.protocol.types import Message, ShortText
 from coordinator.eventlog import hlc, ingest, projection
 from coordinator.eventlog.event import NO_DIGEST, Event
-from coordinator.eventlog.models import LogEvent
+from coordinator.eventlog.models import Aggregate, LogEvent
 
 
 class NotePayload(Message):
@@ -77,3 +77,12 @@ def rejection(*signed: Signed, **more) -> str:
     assert (LogEvent.objects.count(), projection.state_hash()) == before
     assert result.stored == 0 and len(result.rejected) == 1
     return next(iter(result.rejected.values()))
+
+
+def recompute_state_hash() -> str:
+    """Compute the state hash from all aggregates."""
+    total = sum(
+        projection.state_term(aggregate.name, aggregate.state)
+        for aggregate in Aggregate.objects.all()
+    )
+    return f"{total % projection.MODULUS:064x}"

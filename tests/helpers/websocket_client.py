@@ -2,6 +2,7 @@
 
 import json
 
+from asgiref.sync import sync_to_async
 from asgiref.testing import ApplicationCommunicator
 from django.test import Client
 
@@ -51,3 +52,10 @@ class WatcherSocket(ApplicationCommunicator):
         """Close the socket, and wait until the site has noticed."""
         await self.send_input({"type": "websocket.disconnect", "code": 1001})
         await self.wait(SECONDS)
+
+
+async def snapshot(run, client: Client | None = None) -> dict:
+    """Return the snapshot of a run's page, as this client gets it."""
+    response = await sync_to_async((client or Client()).get)(f"/live/{run.pk}/")
+    assert response.status_code == 200
+    return json.loads(response.content)

@@ -4,85 +4,25 @@ The histories are random and include events of several mirrors at the same time.
 needed.
 """
 
-from random import Random
-
 import pytest
-from helpers.effort import examples
+from helpers.event_histories import (
+    AT,
+    DIGESTS,
+    HISTORIES,
+    IDS,
+    ONE_O_CLOCK,
+    PEOPLE,
+    assert_one_state,
+    event_id,
+    fold,
+    fold_history,
+    histories,
+)
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from uuid6 import UUID
 
 from barnraise.protocol.signing import digest
-from coordinator.eventlog import hlc, registry
 from coordinator.eventlog.registry import Fact
-
-NOW = 1_700_000_000
-HISTORIES = settings(max_examples=examples(100, 1500), deadline=None)
-PEOPLE = [f"01890000-0000-7000-8000-{n:012x}" for n in range(4)]
-IDS = [f"01890000-0000-7000-9000-{n:012x}" for n in range(8)]
-AT = st.integers(0, 5).map(lambda n: f"2026-01-01T00:00:{n:02d}.000001Z")
-DIGESTS = st.sampled_from([digest(str(n)) for n in range(4)])
-
-
-def event_uuid(n: int) -> UUID:
-    """Return the id of the n-th event of a history."""
-    return UUID(int=n << 64 | 7 << 76 | 2 << 62)
-
-
-def event_id(n: int) -> str:
-    """Return the id of the n-th event of a history as payloads contain it."""
-    return str(event_uuid(n))
-
-
-def build_fact(type_name: str, n: int, time: int, action: str, payload: dict, *mirror: str) -> Fact:
-    """Build the n-th fact of a history, stamped at `time`; of equal stamps the id decides."""
-    payload_type = registry.aggregate_types()[type_name].payload_types[action]
-    return Fact(
-        hlc=time << hlc.COUNTER_BITS,
-        id=event_uuid(n),
-        digest=digest(str(n)),
-        action=action,
-        payload=payload_type.model_validate(payload),
-        mirror="".join(mirror),
-    )
-
-
-def histories(
-    type_name: str, payloads: dict[str, st.SearchStrategy]
-) -> st.SearchStrategy[list[Fact]]:
-    """Return a strategy for histories of one aggregate.
-
-    Args:
-        type_name: The aggregate type.
-        payloads: Action → strategy for its payload.
-    """
-    change = st.one_of(
-        [st.tuples(st.just(action), payload) for action, payload in payloads.items()]
-    )
-    timed_changes = st.lists(st.tuples(st.integers(NOW, NOW + 6), change), min_size=1, max_size=14)
-    return timed_changes.map(
-        lambda history: [
-            build_fact(type_name, n, time, action, payload, f"{n % 2}")  # of two mirrors
-            for n, (time, (action, payload)) in enumerate(history, 1)
-        ]
-    )
-
-
-def fold(type_name: str, facts: list[Fact]):
-    """Fold facts as the projection does: each once, and sorted."""
-    unique = {item.digest: item for item in facts}.values()
-    return registry.aggregate_types()[type_name].fold(
-        sorted(unique, key=lambda item: item.order_key)
-    )
-
-
-def assert_one_state(type_name: str, facts: list[Fact], seed: int) -> None:
-    """Check that shuffled and repeated facts fold to the same state."""
-    random = Random(seed)
-    received = facts + random.choices(facts, k=random.randint(0, len(facts)))
-    random.shuffle(received)
-    assert fold(type_name, received) == fold(type_name, facts)
-
 
 ids = st.integers(1, 14).map(event_id)
 PERSON = histories(
@@ -267,81 +207,6 @@ def test_run_state_ignores_order_and_duplicates(spec, data, seed):
     assert_one_state("run", data.draw(runs(spec)), seed)
 
 
-receipt = st.builds(
-    lambda day, first, more, rate, witness: {
-        "day": f"2026-01-0{day}",
-        "first": first,
-        "last": first + more,
-        "tokens": (more + 1) * rate,
-        "witness": witness,
-    },
-    st.integers(1, 3),
-    st.integers(1, 20),
-    st.integers(0, 9),
-    st.integers(0, 90),
-    st.none() | DIGESTS,
-)
-
-
-@HISTORIES
-@given(histories("credit", {"receipt": receipt}), st.integers())
-def test_receipts_sum_to_the_union_of_their_ranges(facts, seed):
-    assert_one_state("credit", facts, seed)
-    days = fold("credit", facts)["days"].values()
-    covered = {seq for item in facts for seq in range(item.payload.first, item.payload.last + 1)}
-    highest_rate = max(
-        item.payload.tokens / (item.payload.last - item.payload.first + 1) for item in facts
-    )
-    assert sum(day["tokens"] for day in days) <= highest_rate * len(covered)
-    assert max(day["last"] for day in days) == max(covered)
-
-
-@HISTORIES
-@given(
-    histories(
-        "credit",
-        {
-            "receipt": receipt.map(
-                lambda payload: payload | {"tokens": 7 * (payload["last"] - payload["first"] + 1)}
-            )
-        },
-    )
-)
-def test_receipts_that_agree_count_each_token_once(facts):
-    covered = {seq for item in facts for seq in range(item.payload.first, item.payload.last + 1)}
-    assert sum(day["tokens"] for day in fold("credit", facts)["days"].values()) == 7 * len(covered)
-
-
-def total_tokens(seq: int) -> int:
-    """Return the tokens of an author's updates up to number `seq`, which differ in size."""
-    return sum(1 + 37 * n % 91 for n in range(1, seq + 1))
-
-
-@HISTORIES
-@given(
-    histories(
-        "credit",
-        {
-            "receipt": receipt.map(
-                lambda payload: (
-                    payload
-                    | {
-                        "tokens": (
-                            total_tokens(payload["last"]) - total_tokens(payload["first"] - 1)
-                        ),
-                        "total": total_tokens(payload["last"]),
-                    }
-                )
-            )
-        },
-    )
-)
-def test_overlapping_ranges_count_exactly_if_the_author_signed_totals(facts):
-    covered = {seq for item in facts for seq in range(item.payload.first, item.payload.last + 1)}
-    exact = sum(total_tokens(seq) - total_tokens(seq - 1) for seq in covered)
-    assert sum(day["tokens"] for day in fold("credit", facts)["days"].values()) == exact
-
-
 CHECKPOINT = histories(
     "checkpoint",
     {
@@ -364,29 +229,6 @@ CHECKPOINT = histories(
     },
 )
 PAUSE = histories("pause", {"start": st.builds(lambda at: {"at": at}, AT), "end": st.just({})})
-FACTORS = st.sampled_from(IDS[:3])
-ACCESS = histories(
-    "access",
-    {
-        "set_addresses": DIGESTS.map(lambda found: {"content_digest": found}),
-        "add_factor": st.builds(
-            lambda factor, type, content_digest: {
-                "factor": factor,
-                "type": type,
-                "content_digest": content_digest,
-            },
-            FACTORS,
-            st.sampled_from(["totp", "recovery_codes", "webauthn"]),
-            DIGESTS,
-        ),
-        "remove_factors": st.lists(FACTORS, max_size=2).map(lambda factors: {"factors": factors}),
-        "use_codes": st.builds(
-            lambda factor, codes: {"factor": factor, "codes": codes},
-            FACTORS,
-            st.lists(st.integers(0, 9), max_size=3),
-        ),
-    },
-)
 LEASE = histories(
     "lease",
     {
@@ -451,7 +293,6 @@ VERDICT = histories(
             st.tuples(st.just("checkpoint"), CHECKPOINT),
             st.tuples(st.just("pause"), PAUSE),
             st.tuples(st.just("verdict"), VERDICT),
-            st.tuples(st.just("access"), ACCESS),
             st.tuples(st.just("lease"), LEASE),
             st.tuples(st.just("preference"), PREFERENCE),
             st.tuples(st.just("webhook"), WEBHOOK),
@@ -466,16 +307,6 @@ def test_state_of_other_types_ignores_order_and_duplicates(history, seed):
 # ---- rules of single types
 
 
-def fold_history(type_name: str, *history: tuple[int, str, dict]):
-    """Fold a history of (time, action, payload), whose events are numbered from 1."""
-    facts = [
-        build_fact(type_name, n, NOW + time, action, payload)
-        for n, (time, action, payload) in enumerate(history, 1)
-    ]
-    return fold(type_name, facts)
-
-
-ONE_O_CLOCK = "2026-01-01T01:00:00Z"
 JOIN = (0, "join", {"joined": ONE_O_CLOCK, "content_digest": digest("0")})
 BAN = {"at": ONE_O_CLOCK}
 LEAVE = {"at": ONE_O_CLOCK}
@@ -519,30 +350,6 @@ CREATE = (
         "join_policy": {"version": 0},
     },
 )
-
-
-def test_removed_factor_is_not_restored_by_a_later_event():
-    factor = {"factor": event_id(1), "type": "webauthn", "content_digest": digest("1")}
-    renamed = {**factor, "content_digest": digest("2")}
-    state = fold_history(
-        "access",
-        (1, "add_factor", factor),
-        (2, "remove_factors", {"factors": [event_id(1)]}),
-        (3, "add_factor", renamed),
-    )
-    assert state["mirrors"][""]["factors"] == {}
-
-
-def test_recovery_code_used_at_two_mirrors_is_used_once():
-    sheets = [
-        {"factor": event_id(n), "type": "recovery_codes", "content_digest": digest(str(n))}
-        for n in (1, 2)
-    ]
-    spent = [{"factor": event_id(1), "codes": [3, 4]}, {"factor": event_id(1), "codes": [4, 9]}]
-    facts = [(1, "add_factor", sheets[0]), (2, "use_codes", spent[0]), (2, "use_codes", spent[1])]
-    assert fold_history("access", *facts)["used_codes"] == {event_id(1): [3, 4, 9]}
-    state = fold_history("access", *facts, (3, "add_factor", sheets[1]))
-    assert list(state["mirrors"][""]["factors"]) == [event_id(2)]
 
 
 def status_change(time: int, status: str, epoch: int = 0):

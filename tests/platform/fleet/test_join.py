@@ -1,4 +1,4 @@
-"""Test enrolment of machines, manifests, joining runs, tickets and peer hints."""
+"""Test joining runs: tickets, pseudonyms and peers to try."""
 
 import time
 from datetime import timedelta
@@ -6,254 +6,16 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from barnraise.coordinator_client.client import CoordinatorClient
-from barnraise.errors import CoordinatorError
 from barnraise.protocol import coordinator_messages, enums, messages
-from barnraise.protocol.signing import Identity, TicketPolicy, check_ticket, digest, open_signed
-from coordinator.accounts.models import Enrolment, Machine, UserError
-from coordinator.api import worker_endpoints
-from coordinator.audit.models import AuditEntry
+from barnraise.protocol.signing import TicketPolicy, check_ticket, open_signed
 from coordinator.fleet import run_broadcast
 from coordinator.fleet.lifecycle_facts import gather_facts
 from coordinator.fleet.models import Membership
-from coordinator.lib import site_identity
-from coordinator.lib.ttl_cache import TtlCache
 from coordinator.telemetry.models import RunEvent
 from coordinator.telemetry.rollup import drain_queue
-from coordinator.telemetry.run_table import machine_rows, run_summary
+from coordinator.telemetry.run_table import machine_rows
 
 pytestmark = pytest.mark.django_db
-ABOUT = coordinator_messages.MachineDescription(
-    hostname="barn-pc", system="Linux", cores=8, memory_bytes=1 << 34
-)
-
-
-def open_code(identity: Identity, **changed) -> Enrolment:
-    """Open an enrolment; fields given replace the usual ones of the request."""
-    fields = {
-        "mirror": site_identity.identity().key,
-        "key": identity.key,
-        "machine": ABOUT,
-        "issued": time.time(),
-    }
-    return Enrolment.open(coordinator_messages.EnrolmentRequest(**{**fields, **changed}))
-
-
-@pytest.mark.django_db(transaction=True)
-def test_machine_that_joins_again_and_again_is_put_off(person, launched_run, monkeypatch):
-    """Each join reads the run's checkpoints and signs a ticket."""
-    monkeypatch.setattr(worker_endpoints, "MAX_JOINS", 2)
-    monkeypatch.setattr(worker_endpoints, "JOINS_SECONDS", 10**9)
-    run, ada = launched_run(person())
-    request = coordinator_messages.JoinRequest(version="1", addresses=[])
-    path = f"/runs/{run.slug}/join"
-    statuses = [ada.send_request("POST", path, request).status_code for _ in range(4)]
-    assert 200 in statuses and statuses[-1] == 429
-
-
-def test_machine_is_enrolled_by_a_code_that_a_person_approves(live_server, person, valkey):
-    ada = person(name="Ada")
-    identity = Identity(b"\x05" * 32)
-    machine = CoordinatorClient(live_server.url, identity)
-    assert machine.pin_mirror().key == site_identity.identity().key
-    enrolment = machine.request_enrolment(ABOUT)
-    assert enrolment.url == f"{live_server.url}/machines/enrol/{enrolment.code}/"
-    assert machine.fetch_enrolment(enrolment.code).status == "pending"
-    with pytest.raises(CoordinatorError, match="not enrolled"):
-        machine.fetch_runs()
-    Enrolment.find(enrolment.code.lower().replace("-", "")).approve(ada)
-    enrolled = machine.fetch_enrolment(enrolment.code)
-    assert (enrolled.status, enrolled.person) == ("approved", "Ada")
-    assert Machine.objects.get(pk=enrolled.machine).hostname == "barn-pc"
-    assert machine.fetch_runs().runs == []
-    machine.close()
-
-
-@pytest.mark.parametrize(
-    ("changed", "status"),
-    [
-        ({"mirror": "a" * 64}, 422),
-        ({"key": "1" * 64}, 422),
-        ({"issued": 1.0}, 401),
-    ],
-)
-def test_enrolment_for_another_mirror_key_or_time_is_refused(client, valkey, changed, status):
-    identity = Identity(b"\x05" * 32)
-    fields = {
-        "mirror": site_identity.identity().key,
-        "key": identity.key,
-        "machine": ABOUT,
-        "issued": time.time(),
-    }
-    signed = identity.sign(
-        "enrolment", coordinator_messages.EnrolmentRequest(**{**fields, **changed})
-    )
-    answer = client.post(
-        "/api/v1/enrolments", signed.model_dump_json(), content_type="application/json"
-    )
-    assert answer.status_code == status, answer.content
-    assert not Enrolment.objects.exists()
-
-
-def test_enrolment_with_a_forged_signature_is_refused(client, valkey):
-    identity, thief = Identity(b"\x05" * 32), Identity(b"\x06" * 32)
-    request = coordinator_messages.EnrolmentRequest(
-        mirror=site_identity.identity().key, key=identity.key, machine=ABOUT, issued=time.time()
-    )
-    forged = thief.sign("enrolment", request).model_copy(update={"key": identity.key})
-    answer = client.post(
-        "/api/v1/enrolments", forged.model_dump_json(), content_type="application/json"
-    )
-    assert answer.status_code == 422
-
-
-def test_enrolment_code_is_decided_once_and_before_it_expires(person):
-    ada = person()
-    code = open_code(Identity(b"\x05" * 32))
-    code.refuse(ada)
-    assert code.status == "refused"
-    with pytest.raises(UserError, match="refused"):
-        code.approve(ada)
-    expired = open_code(Identity(b"\x06" * 32))
-    Enrolment.objects.filter(pk=expired.pk).update(expires=timezone.now() - timedelta(seconds=1))
-    with pytest.raises(UserError, match="expired"):
-        expired.approve(ada)
-    assert not Machine.objects.exists()
-
-
-def test_second_login_of_a_machine_updates_its_description(person):
-    ada = person()
-    identity = Identity(b"\x05" * 32)
-    first = open_code(identity).approve(ada)
-    stale = open_code(identity)
-    fresh = open_code(identity, machine=ABOUT.model_copy(update={"cores": 16}))
-    assert Enrolment.find(stale.code) is None
-    assert fresh.approve(ada).pk == first.pk
-    assert Machine.objects.get().cores == 16
-
-
-def test_enrolment_of_a_foreign_or_revoked_key_is_refused(person):
-    ada = person()
-    bob = person("bob@example.org")
-    identity = Identity(b"\x05" * 32)
-    machine = open_code(identity).approve(ada)
-    code = open_code(identity)
-    with pytest.raises(UserError, match="somebody else"):
-        code.approve(bob)
-    assert code.status == "pending" and Machine.objects.get().owner == ada
-    machine.revoke()
-    with pytest.raises(UserError, match="revoked"):
-        code.approve(ada)
-
-
-def test_enrolment_codes_per_address_are_limited(client, valkey):
-    identity = Identity(b"\x05" * 32)
-    fields = {
-        "mirror": site_identity.identity().key,
-        "key": identity.key,
-        "machine": ABOUT,
-        "issued": time.time(),
-    }
-    body = identity.sign(
-        "enrolment", coordinator_messages.EnrolmentRequest(**fields)
-    ).model_dump_json()
-    statuses = {
-        client.post("/api/v1/enrolments", body, content_type="application/json").status_code
-        for _ in range(61)
-    }
-    assert statuses == {200, 429}
-
-
-def test_directive_asks_the_owners_machine_to_prepare_a_draft(person, draft, volunteer, manifest):
-    run = draft(person())
-    ada = volunteer(run.owner)
-    reply = ada.join(run)
-    directive = open_signed(
-        reply.directive,
-        "directive",
-        coordinator_messages.Directive,
-        key=site_identity.identity().key,
-    )
-    assert reply.ticket is None and directive.prepare and directive.status is enums.RunStatus.DRAFT
-    run.launch()
-    answer = ada.send_request(
-        "POST", f"/runs/{run.pk}/manifest", ada.identity.sign("manifest", manifest(run))
-    )
-    view = coordinator_messages.RunView.model_validate_json(answer.content)
-    assert view.status is enums.RunStatus.RECRUITING
-    reply = ada.join(run)
-    directive = open_signed(reply.directive, "directive", coordinator_messages.Directive)
-    assert not directive.prepare and reply.ticket
-
-
-@pytest.mark.parametrize(
-    ("changed", "field"),
-    [
-        ({"vocabulary": 300}, "vocabulary"),
-        ({"tokenizer": None}, "tokenizer"),
-        ({"run": "01234567-89ab-7def-8123-456789abcdef"}, "run"),
-        ({"held_out": [coordinator_messages.Shard(digest=digest("x"), tokens=3)]}, "held_out"),
-    ],
-)
-def test_manifest_that_does_not_fit_is_refused_at_its_field(
-    person, draft, volunteer, manifest, changed, field
-):
-    run = draft(person())
-    ada = volunteer(run.owner)
-    signed = ada.identity.sign("manifest", manifest(run, **changed))
-    answer = ada.send_request("POST", f"/runs/{run.slug}/manifest", signed)
-    assert (
-        answer.status_code == 422
-        and field in coordinator_messages.Problem.model_validate_json(answer.content).fields
-    )
-    run.refresh_from_db()
-    assert run.manifest is None
-
-
-def test_manifest_signed_by_another_key_is_refused(person, draft, volunteer, manifest):
-    run = draft(person())
-    ada = volunteer(run.owner)
-    signed = Identity(b"\x09" * 32).sign("manifest", manifest(run))
-    assert ada.send_request("POST", f"/runs/{run.slug}/manifest", signed).status_code == 422
-
-
-def test_machine_of_a_phished_code_does_not_sign_for_a_run_unnoticed(
-    person, draft, volunteer, manifest, signed_in
-):
-    client, ada = signed_in()
-    run = draft(ada)
-    run.launch()
-    foreign = volunteer(ada, 9)
-    Machine.objects.update(confirmed=None)
-    reply = foreign.join(run)
-    directive = open_signed(reply.directive, "directive", coordinator_messages.Directive)
-    assert not directive.prepare
-    signed = foreign.identity.sign("manifest", manifest(run))
-    path = f"/runs/{run.slug}/manifest"
-    answer = foreign.send_request("POST", path, signed)
-    assert answer.status_code == 403 and b"confirm at" in answer.content
-    shown = client.get(f"/runs/{run.slug}/").content.decode()
-    assert foreign.identity.key[:16] in shown and "waits to prepare the text" in shown
-    confirm = f"/machines/{foreign.machine.pk}/confirm/"
-    stranger, _ = signed_in("eve@example.org")
-    assert stranger.post(confirm).status_code == 404
-    assert foreign.identity.key in client.get(f"/machines/{foreign.machine.pk}/").content.decode()
-    client.post(confirm)
-    assert AuditEntry.objects.filter(action="machine.confirm").count() == 1
-    assert foreign.send_request("POST", path, signed).status_code == 200
-    page = client.get(f"/machines/{foreign.machine.pk}/").content.decode()
-    assert "sign for your runs?" not in page
-
-
-def test_confirmed_machine_is_not_asked_about_again(person, draft, volunteer, signed_in):
-    client, ada = signed_in()
-    run = draft(ada)
-    known = volunteer(ada, 1)
-    new = volunteer(ada, 2)
-    Machine.objects.filter(pk=new.machine.pk).update(confirmed=None)
-    known.join(run)
-    new.join(run)
-    assert "waits to prepare the text" not in client.get(f"/runs/{run.slug}/").content.decode()
 
 
 def test_join_returns_a_valid_ticket_and_peers_to_try(person, launched_run, volunteer):
@@ -292,24 +54,6 @@ def test_ticket_near_its_expiry_is_renewed_with_a_report(person, launched_run, n
         ada.report(run, numbered_report(2)).content
     )
     assert open_signed(reply.ticket, "ticket", messages.Ticket).expires > time.time() + 23 * 3600
-
-
-def test_revoked_machine_is_refused_and_named_in_directives(
-    person, launched_run, volunteer, numbered_report
-):
-    run, ada = launched_run(person())
-    bob = volunteer(person("bob@example.org"), 2)
-    bob.join(run)
-    bob.machine.revoke()
-    assert bob.report(run, numbered_report(1)).status_code == 403
-    TtlCache.clear_all()  # the broadcast is cached for a second
-    reply = coordinator_messages.ReportReply.model_validate_json(
-        ada.report(run, numbered_report(1)).content
-    )
-    assert open_signed(reply.directive, "directive", coordinator_messages.Directive).revoked == [
-        bob.identity.key
-    ]
-    assert reply.peers == []
 
 
 def test_peer_hints_list_reachable_machines_newest_first(
@@ -384,45 +128,6 @@ def test_address_of_a_stranger_that_a_machine_announces_is_not_passed_on(
     assert [peer.key for peer in ada.join(run).peers] == []
 
 
-def test_machine_learns_from_which_address_its_requests_come(
-    person, launched_run, volunteer, numbered_report
-):
-    run, _ = launched_run(person())
-    bob = volunteer(person("bob@example.org"), 2)
-    bob.client.defaults["REMOTE_ADDR"] = "::ffff:8.8.4.4"
-    assert bob.join(run).source_ip == "8.8.4.4"
-    assert bob.report(run, numbered_report(1)).json()["source_ip"] == "8.8.4.4"
-    bob.client.defaults["REMOTE_ADDR"] = "unix:"
-    assert bob.join(run).source_ip is None
-
-
-def test_join_of_a_cancelled_run_is_refused(person, launched_run, volunteer):
-    run, _ = launched_run(person())
-    run.cancel()
-    bob = volunteer(person("bob@example.org"), 2)
-    answer = bob.send_request(
-        "POST",
-        f"/runs/{run.slug}/join",
-        coordinator_messages.JoinRequest(version="1", addresses=[]),
-    )
-    assert answer.status_code == 409 and b"cancelled" in answer.content
-
-
-def test_runs_are_listed_five_a_page_newest_first(person, draft, volunteer):
-    owner = person()
-    created = [draft(owner, f"run {i}") for i in range(12)]
-    ada = volunteer(owner)
-    listed_ids = []
-    after = None
-    for _ in range(3):
-        page = coordinator_messages.RunPage.model_validate_json(
-            ada.send_request("GET", "/runs" + (f"?after={after}" if after else "")).content
-        )
-        listed_ids += [run.id for run in page.runs]
-        after = page.next
-    assert after is None and listed_ids == [str(run.pk) for run in reversed(created)]
-
-
 def test_machine_that_fetches_the_weights_is_no_machine_of_the_run(
     person, launched_run, volunteer, numbered_report
 ):
@@ -445,23 +150,3 @@ def test_machine_that_fetches_the_weights_is_no_machine_of_the_run(
     assert not RunEvent.objects.filter(machine=bob.machine).exists()
     assert ada.machine in {m.machine for m in Membership.objects.alive_in(run)}
     assert bob.machine in {m.machine for m in Membership.objects.reachable_in(run)}
-
-
-def test_page_says_which_machine_with_the_text_is_away(
-    person, launched_run, volunteer, numbered_report
-):
-    run, ada = launched_run(person())
-    bob = volunteer(person("bob@example.org"), 2)
-    bob.join(run)
-    preparing = {"activity": enums.Activity.PREPARING, "tokens": 0}
-    bob.report(run, numbered_report(1).model_copy(update=preparing))
-    ada.report(run, numbered_report(1))
-    drain_queue()
-    assert not run_summary(run, machine_rows(run))["waiting"], "ada sends the text now"
-    silent_since = timezone.now() - timedelta(hours=3)
-    rows = machine_rows(run)
-    for row in rows:
-        if row["id"] == str(ada.machine.pk):
-            row |= {"alive": False, "last_seen": silent_since.timestamp()}
-    sentence = run_summary(run, rows)["waiting"]
-    assert f"pc-1 prepared it and has not reported since {silent_since:%H:%M} UTC" in sentence

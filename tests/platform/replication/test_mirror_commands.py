@@ -8,7 +8,6 @@ from helpers.mirror_lists import signed_list
 
 from barnraise.protocol.signing import Identity
 from coordinator.eventlog.models import LogEvent
-from coordinator.lib import site_identity
 from coordinator.replication import mirror_list
 from coordinator.replication.models import MirrorListVersion
 
@@ -153,16 +152,4 @@ def test_new_mirror_bootstraps_from_any_other(log):
     newest = mirror_list.newest_list()
     assert count_stored(log) == 10 and newest is not None and newest.version == 1
     assert "state " in run_command("replication", "pull")
-    mirror.close()
-
-
-def test_unlisted_site_cannot_join_and_learns_how_to_be_listed(log):
-    mirror = FakeMirror(log)
-    mirror.lists = [signed_list(1, mirror.list_entry)]
-    with pytest.raises(CommandError, match=f"--key {site_identity.identity().key}"):
-        run_command("replication", "join", mirror.url, "--list", mirror.lists[0].digest)
-    mirror.lists = []
-    MirrorListVersion.objects.all().delete()
-    with pytest.raises(CommandError, match="has no mirror list"):
-        run_command("replication", "join", mirror.url)
     mirror.close()

@@ -9,10 +9,8 @@ from helpers.pages import field_error
 from barnraise.protocol import coordinator_messages, enums, reports
 from barnraise.spec import ModelSpec, RunSpec, Start
 from coordinator.accounts.models import Team
-from coordinator.audit.models import AuditEntry
-from coordinator.runs.drafts import NewRun
 from coordinator.runs.join_policy import JoinPolicy
-from coordinator.runs.models import Run
+from coordinator.runs.models import NewRun, Run
 from coordinator.runs.spec_form import spec_from_fields
 from coordinator.telemetry.rollup import drain_queue
 
@@ -90,35 +88,6 @@ def test_run_that_is_over_can_be_archived_and_unarchived(signed_in, launched_run
     assert client.post(f"/runs/{run.slug}/archive/").status_code == 302 and not is_listed()
     assert client.get(f"/runs/{run.slug}/").status_code == 200, "the archived run has no page"
     assert client.post(f"/runs/{run.slug}/unarchive/").status_code == 302 and is_listed()
-
-
-def test_every_change_of_a_run_is_audited_once_with_its_actor(person, launched_run):
-    run, machine = launched_run(person())
-    run.pause(actor=run.owner)
-    run.pause(actor=run.owner)
-    run.resume(actor=run.owner)
-    run.update_join_policy(JoinPolicy(notes="x"), actor=run.owner)
-    run.update_join_policy(JoinPolicy(notes="x"), actor=run.owner)
-    run.cancel(actor=run.owner)
-    run.archive(actor=run.owner)
-    entries = list(
-        AuditEntry.objects.filter(subject_kind="run")
-        .order_by("id")
-        .values_list("action", "actor", "machine")
-    )
-    owner = run.owner.pk
-    assert entries == [
-        ("run.create", owner, None),
-        ("run.launch", None, None),
-        ("run.accept_manifest", None, machine.machine.pk),
-        ("run.status_recruiting", None, None),
-        ("run.status_training", None, None),
-        ("run.pause", owner, None),
-        ("run.resume", owner, None),
-        ("run.set_join_policy", owner, None),
-        ("run.cancel", owner, None),
-        ("run.archive", owner, None),
-    ]
 
 
 # ---- from a checkpoint

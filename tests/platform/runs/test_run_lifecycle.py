@@ -8,13 +8,13 @@ from django.utils import timezone
 from helpers.attestations import witness_of
 
 from barnraise.protocol import coordinator_messages, enums
-from barnraise.protocol.signing import digest, open_signed
+from barnraise.protocol.signing import open_signed
 from coordinator.fleet.lifecycle_facts import gather_facts
 from coordinator.fleet.models import Membership
 from coordinator.runs.models import Run
 from coordinator.telemetry import run_table
 from coordinator.telemetry.rollup import drain_queue
-from coordinator.telemetry.tasks import advance_runs, delete_expired_rows
+from coordinator.telemetry.tasks import advance_runs
 
 pytestmark = pytest.mark.django_db
 
@@ -228,24 +228,9 @@ def test_directive_follows_a_pause_by_the_admin(person, launched_run, numbered_r
     )
 
 
-def test_tidying_deletes_only_long_expired_codes(person):
-    from barnraise.protocol.signing import Identity
-    from coordinator.accounts.models import Enrolment
-
-    def create_expired_code(seed: int, hours: float) -> Enrolment:
-        identity = Identity(bytes([seed]) * 32)
-        request = coordinator_messages.EnrolmentRequest(
-            mirror=digest("m"),
-            key=identity.key,
-            machine=coordinator_messages.MachineDescription(),
-            issued=0,
-        )
-        enrolment = Enrolment.open(request)
-        Enrolment.objects.filter(pk=enrolment.pk).update(
-            expires=timezone.now() - timedelta(hours=hours)
-        )
-        return enrolment
-
-    old, recent = create_expired_code(1, 25), create_expired_code(2, 1)
-    assert delete_expired_rows() == 1
-    assert not Enrolment.find(old.code) and Enrolment.find(recent.code)
+def test_waiting_drafts_need_one_query_to_advance(person, draft, django_assert_num_queries):
+    owner = person()
+    for name in "abc":
+        draft(owner, name)
+    with django_assert_num_queries(1):
+        assert advance_runs() == 0

@@ -1,9 +1,11 @@
-"""Test budgets as people type them."""
+"""Test specs from forms: numbers and budgets as people type them, and values that are refused."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from barnraise.errors import SpecError
-from barnraise.spec import preset
+from barnraise.spec import PRESETS, RunSpec, preset
 from coordinator.runs.spec_form import TokensPerParameter, parse_budget, spec_from_fields
 
 
@@ -47,3 +49,64 @@ def test_budget_that_is_none_is_refused_at_its_field(fields, sentence):
     with pytest.raises(SpecError) as refused:
         spec_from_fields(fields)
     assert sentence in refused.value.problems["recipe.token_budget"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"model.layers": 0}, "model.layers"),
+        ({"model.width": "100", "model.heads": "3"}, "model.heads"),
+        ({"model.context": 1 << 30}, "model.context"),
+        ({"text.source": "the internet"}, "text.source"),
+        ({"recipe.token_budget": -5}, "recipe.token_budget"),
+        ({"recipe.learning_rate": "nan"}, "recipe.learning_rate"),
+        ({"recipe.learning_rate": "inf"}, "recipe.learning_rate"),
+        ({"recipe.learning_rate": "quick"}, "recipe.learning_rate"),
+        ({"model.layers": "2.5"}, "model.layers"),
+        ({"model.layers": "1e999"}, "model.layers"),
+        ({"model.colour": "red"}, "model.colour"),
+    ],
+)
+def test_invalid_value_is_refused_at_its_field(fields, field):
+    with pytest.raises(SpecError) as refused:
+        spec_from_fields(fields)
+    assert field in refused.value.problems
+    assert all(sentence for sentence in refused.value.problems.values())
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["model.layers", "recipe.clip", "seed", "text.held_out", "x"]), st.text()
+    )
+)
+def test_any_form_input_gives_a_spec_or_problems(fields):
+    try:
+        spec = spec_from_fields(fields)
+    except SpecError as refused:
+        assert refused.problems
+    else:
+        assert RunSpec.from_json(spec.to_json()) == spec
+
+
+def test_numbers_with_separators_and_suffixes_are_parsed():
+    spec = spec_from_fields(
+        {"recipe.token_budget": "1e6", "recipe.learning_rate": "3e-4", "model.layers": " 1_2 "}
+    )
+    assert (spec.recipe.token_budget, spec.recipe.learning_rate, spec.model.layers) == (
+        1_000_000,
+        3e-4,
+        12,
+    )
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_is_a_valid_run(name):
+    assert spec_from_fields({}, name).model == preset(name)
+
+
+def test_max_tokens_per_update_defaults_to_sixteen_rounds():
+    from coordinator.runs.spec_form import spec_from_fields
+
+    spec = spec_from_fields({"recipe.round_steps": "20"})
+    assert spec.max_tokens_per_update == 16 * 20 * spec.recipe.step_sequences * spec.model.context
+    assert spec_from_fields({"max_tokens_per_update": "500_000"}).max_tokens_per_update == 500_000

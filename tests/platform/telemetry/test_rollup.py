@@ -17,9 +17,8 @@ from barnraise.protocol import coordinator_messages
 from barnraise.protocol import reports as coordinator_reports
 from coordinator.fleet.lifecycle_facts import advance_run
 from coordinator.fleet.models import Membership
-from coordinator.lib.embedded import embedded_servers, valkey_server
-from coordinator.lib.valkey import valkey_client
-from coordinator.telemetry import report_queue, rollup, run_table
+from coordinator.lib import embedded_servers
+from coordinator.telemetry import report_queue, rollup
 from coordinator.telemetry.history import MAX_POINTS, load_history
 from coordinator.telemetry.models import BUCKET_WIDTHS, LossPoint, ReportReceipt, Rollup
 from coordinator.telemetry.rollup import drain_queue, store_reports
@@ -190,7 +189,7 @@ def test_crash_before_the_commit_loses_nothing(person, launched_run, numbered_re
 def test_reports_lost_with_valkey_are_posted_again(person, launched_run, numbered_report, state):
     run, ada = launched_run(person())
     ada.report(run, numbered_report(1), numbered_report(2))
-    valkey_server.stop_valkey(state)
+    embedded_servers.stop_valkey(state)
     embedded_servers.start(state, durable=False)  # a server without durability restarts empty
     ada.report(run, numbered_report(3))
     drain_queue()
@@ -406,66 +405,6 @@ def test_history_adds_the_rates_of_machines(person, launched_run, numbered_repor
     assert load_history(run)["rate"] == [[now, 150.0]]
 
 
-def test_machine_table_shows_reports_before_they_are_stored(person, launched_run, numbered_report):
-    run, ada = launched_run(person(name="Ada"))
-    ada.report(run, numbered_report(1), numbered_report(2))
-    [row] = run_table.machine_rows(run)
-    assert (row["person"], row["name"], row["tokens"], row["rate"]) == ("Ada", "pc-1", 2000, 500.0)
-    assert row["alive"] and row["id"] == str(ada.machine.pk)
-    summary = run_table.run_summary(run, [row])
-    assert (summary["tokens"], summary["rate"], summary["workers_alive"], summary["budget"]) == (
-        2000,
-        500.0,
-        1,
-        100_000,
-    )
-    drain_queue()
-    valkey_client().flushall()
-    [stored] = run_table.machine_rows(run)
-    assert stored == row | {"last_seen": stored["last_seen"]}
-    [later] = run_table.machine_rows(run, now=time.time() + 60)
-    assert not later["alive"] and later["rate"] == 0
-
-
-def test_last_plan_is_shown_with_its_measured_step_time(
-    person, launched_run, numbered_report, plan
-):
-    run, ada = launched_run(person())
-
-    def read_shown_plan() -> tuple:
-        [row] = run_table.machine_rows(run)
-        return row["plan"], row["step_seconds"]
-
-    assert read_shown_plan() == (None, None)
-    ada.report(run, numbered_report(1, plan=plan, step_seconds=5.1))
-    assert read_shown_plan() == (plan.model_dump(), 5.1), "a plan in the queue is not shown"
-    drain_queue()
-    valkey_client().flushall()
-    assert read_shown_plan() == (plan.model_dump(), 5.1), "the stored plan is not shown"
-    ada.report(run, numbered_report(2, step_seconds=9.0))
-    assert read_shown_plan() == (plan.model_dump(), 5.1), "a report without a plan changed the plan"
-    drain_queue()
-    assert read_shown_plan() == (plan.model_dump(), 5.1)
-    other = plan.model_copy(update={"groups": 1})
-    ada.report(run, numbered_report(3, plan=other))
-    assert read_shown_plan() == (other.model_dump(), None), (
-        "the new plan has the old plan's step time"
-    )
-    drain_queue()
-    member = Membership.objects.get(run=run)
-    assert (member.plan, member.step_seconds) == (other.model_dump(), None)
-    ada.report(run, numbered_report(5, plan=plan, step_seconds=5.0), numbered_report(6))
-    drain_queue()
-    assert read_shown_plan() == (plan.model_dump(), 5.0)
-
-
-def test_replayed_old_report_does_not_change_the_table(person, launched_run, numbered_report):
-    run, ada = launched_run(person())
-    ada.report(run, numbered_report(5))
-    ada.report(run, numbered_report(1), numbered_report(2))
-    assert run_table.machine_rows(run)[0]["tokens"] == 5000
-
-
 def test_points_are_read_once_by_cursor(person, launched_run, numbered_report):
     run, ada = launched_run(person())
     assert report_queue.points_cursor(run.pk) == "0-0"
@@ -478,49 +417,6 @@ def test_points_are_read_once_by_cursor(person, launched_run, numbered_report):
     assert report_queue.points_cursor(run.pk) == cursor
     ada.report(run, numbered_report(3))
     assert [p["tokens"] for p in report_queue.points_since(run.pk, cursor)[0]] == [3000]
-
-
-def test_machines_agree_when_equal_vectors_mean_equal_weights():
-    def build_row(vector, anchor, alive=True):
-        return {
-            "vector": vector,
-            "anchor": anchor,
-            "alive": alive,
-            "owner": "Ada",
-        }
-
-    assert run_table.weights_agree([]) is None
-    assert run_table.weights_agree([build_row("a", "1"), build_row("b", "2")]) is None
-    assert (
-        run_table.weights_agree([build_row("a", "1"), build_row("a", "1"), build_row("b", "2")])
-        is True
-    )
-    assert run_table.weights_agree([build_row("a", "1"), build_row("a", "2")]) is False
-    assert (
-        run_table.weights_agree(
-            [build_row("a", "1"), build_row("a", "2", alive=False), build_row("a", "")]
-        )
-        is None
-    )
-
-
-def test_one_liars_machines_do_not_deny_that_weights_are_identical():
-    """Let one person report other weights with three machines, then two people with one each."""
-
-    def agree(*reports: str) -> bool | None:
-        return run_table.weights_agree(
-            [
-                {"vector": "v", "anchor": anchor, "alive": True, "owner": owner}
-                for owner, anchor in reports
-            ]
-        )
-
-    assert agree("A1", "B1", "M2", "M2", "M2") is True
-    assert agree("A1", "B1", "M2", "M3") is True, "who contradicts themself has no vote"
-    assert agree("A1", "B1", "M2", "N2") is False
-    assert agree("A1", "B1", "C1", "M2", "N3") is False
-    assert agree("A1", "M2") is False and agree("A1", "A1", "A2") is False
-    assert agree("A1", "A2", "B1", "B2") is False
 
 
 def test_live_rows_parse_only_rows_that_changed(valkey):

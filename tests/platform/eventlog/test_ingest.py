@@ -1,90 +1,19 @@
-"""Test recording and ingesting events: numbered, chained, signed, and whole or not at all."""
+"""Test ingesting events of other mirrors: verified, stored whole or not at all, and folded."""
 
-import threading
 import time
 
 import pytest
-from django.core.management import CommandError, call_command
-from django.db import connection, models
-from django.test import Client
-from helpers.event_log_builder import LogBuilder, NotePayload, rejection
+from django.db import models
+from helpers.event_log_builder import LogBuilder, NotePayload, recompute_state_hash, rejection
 
 from barnraise.errors import MessageError
 from barnraise.protocol.messages import Signed
 from barnraise.protocol.signing import digest
-from coordinator.eventlog import ingest, projection, registry, truncate, writer
+from coordinator.eventlog import ingest, projection, registry, writer
 from coordinator.eventlog.event import MAX_EVENT_CHARS, NO_DIGEST, open_event
 from coordinator.eventlog.models import Aggregate, ForkProof, LogEvent, Origin
-from coordinator.lib import site_identity
 
-# ---- events of this site
-
-
-def test_recorded_event_is_numbered_chained_signed_and_folded(db, note_rows):
-    first = writer.record("note.write", "a", {"text": "one"})
-    second = writer.record("note.write", "note:a", {"text": "two"})
-    origin = Origin.objects.get()
-    assert (origin.key, origin.ours, origin.head_seq) == (site_identity.identity().key, True, 3)
-    first_event, *notes = writer.read_events(origin.pk, 0)
-    assert (
-        open_event(first_event).type == "origin.begin" and open_event(first_event).prev == NO_DIGEST
-    )
-    assert [open_event(signed).seq for signed in notes] == [2, 3]
-    assert open_event(notes[1]).prev == digest(notes[0].body) == first.digest
-    assert second.hlc > first.hlc
-    assert projection.current_state("note:a") == {"text": "two"}
-    assert writer.log_heads() == {origin.pk: (3, second.digest)}
-
-
-def test_rolled_back_change_leaves_no_event_and_no_gap(db, note_rows):
-    writer.record("note.write", "a", {"text": "one"})
-    before = writer.log_heads(), projection.state_hash()
-    with pytest.raises(ZeroDivisionError), writer.log_transaction():
-        writer.record("note.write", "a", {"text": "two"})
-        raise ZeroDivisionError
-    assert (writer.log_heads(), projection.state_hash()) == before
-    writer.record("note.write", "a", {"text": "three"})
-    assert [seq for (seq,) in LogEvent.objects.values_list("seq")] == [1, 2, 3]
-
-
-def test_record_with_an_invalid_payload_or_type_raises(db, note_rows):
-    with pytest.raises(ValueError):
-        writer.record("note.write", "a", {"text": "x" * 101})
-    with pytest.raises(KeyError):
-        writer.record("note.sing", "a", {"text": "la"})
-    assert not LogEvent.objects.exists()
-
-
-@pytest.mark.django_db(transaction=True)
-def test_concurrent_events_get_consecutive_numbers(note_rows):
-    def record_notes(name: int) -> None:
-        for n in range(10):
-            writer.record("note.write", str(name), {"text": str(n)})
-        connection.close()
-
-    threads = [threading.Thread(target=record_notes, args=(n,)) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    events = list(LogEvent.objects.order_by("seq"))
-    assert Origin.objects.count() == 1
-    assert [event.seq for event in events] == list(range(1, 42))
-    assert [event.event.prev for event in events[1:]] == [event.digest for event in events[:-1]]
-    assert [event.hlc for event in events] == sorted({event.hlc for event in events})
-    assert projection.state_hash() == recompute_state_hash()
-
-
-def recompute_state_hash() -> str:
-    """Compute the state hash from all aggregates."""
-    total = sum(
-        projection.state_term(aggregate.name, aggregate.state)
-        for aggregate in Aggregate.objects.all()
-    )
-    return f"{total % projection.MODULUS:064x}"
-
-
-# ---- events of other mirrors
+FAR_SECONDS = 3600.0
 
 
 def test_other_log_is_stored_folded_and_served_unchanged(db, note_rows):
@@ -241,15 +170,6 @@ def test_events_stored_before_a_crash_are_folded_after_it(db, note_rows):
     )
 
 
-def test_local_change_folds_pending_events_of_its_aggregate(db, note_rows):
-    other = LogBuilder()
-    other.append("note.write", "a", {"text": "one"})
-    ingest.ingest_events(other.events, defer=True)
-    writer.record("note.write", "a", {"text": "two"})
-    assert projection.current_state("note:a") == {"text": "two"}
-    assert "note:a" not in list_stale_names()
-
-
 def test_row_with_a_missing_dependency_is_stored_later(db, note_rows):
     other = LogBuilder()
     other.append("note.write", "a", {"text": "wait"})
@@ -261,9 +181,6 @@ def test_row_with_a_missing_dependency_is_stored_later(db, note_rows):
         note_rows == {"a": "wait", "other": "here"}
         and not Aggregate.objects.filter(projected=False).exists()
     )
-
-
-# ---- forks and truncation
 
 
 def test_fork_is_recorded_as_proof_and_its_effects_are_undone(db, note_rows):
@@ -290,97 +207,19 @@ def test_fork_is_recorded_as_proof_and_its_effects_are_undone(db, note_rows):
     assert "ends with event 2: it signed two events with the number 3" in rejection(more)
 
 
-def test_fork_proof_convinces_a_mirror_with_one_event_or_none(db, note_rows):
-    liar = LogBuilder()
-    second = liar.sign("note.write", "a", {"text": "to you this"})
-    first = liar.append("note.write", "a", {"text": "to me that"})
-    with pytest.raises(ingest.UserError, match="no mirror of the list"):
-        truncate.accept_fork_proof(first, second, keys={"a" * 64})
-    assert truncate.accept_fork_proof(first, second, keys={liar.identity.key})
-    assert not truncate.accept_fork_proof(first, second)
-    assert "ends with event 1" in rejection(*liar.events)
-    assert ingest.ingest_events(liar.events[:1]).stored == 1
-    assert truncate.list_fork_proofs() == [(first, second)]
-    with pytest.raises(ingest.UserError, match="not two events of one origin"):
-        truncate.accept_fork_proof(first, first)
-    with pytest.raises(ingest.UserError, match="signature does not match"):
-        truncate.accept_fork_proof(first, second.model_copy(update={"body": second.body + " "}))
-
-
-def test_truncated_log_ends_with_the_last_accepted_event(db, note_rows):
-    other = LogBuilder()
-    for n in range(4):
-        other.append("note.write", "a", {"text": str(n)})
-    ingest.ingest_events(other.events[:3])
-    short = projection.state_hash()
-    ingest.ingest_events(other.events)
-    assert truncate.truncate_log(other.origin, 3, "expelled by list 7") == 2
-    assert (note_rows, projection.state_hash()) == ({"a": "1"}, short)
-    assert truncate.truncate_log(other.origin, 4, "later") == 0
-    assert "ends with event 3: expelled by list 7" in rejection(
-        other.append("note.write", "a", {"text": "x"})
-    )
-    with pytest.raises(ingest.UserError, match="no log 00000000 is known here"):
-        truncate.truncate_log("0" * 32, 1, "")
-
-
-def test_site_that_forked_its_own_log_starts_a_new_one(db, note_rows):
-    """Restore the site from a backup, so that it reuses numbers of its lost events."""
-    writer.record("note.write", "a", {"text": "kept"})
-    own_log = Origin.objects.get(ours=True)
-    twin = LogBuilder()
-    twin.identity = site_identity.identity()
-    twin.origin = own_log.pk
-    twin.events = writer.read_events(own_log.pk, 0)
-    twin.hlc = own_log.head_hlc
-    lost = twin.append("note.write", "a", {"text": "lost in the crash"})
-    ingest.ingest_events([lost])  # its own log is pulled back from another mirror
-    assert projection.current_state("note:a") == {"text": "lost in the crash"}
-    assert writer.record("note.write", "a", {"text": "new"}).seq == 4
-    twin.append("note.write", "a", {"text": "and this too was out in the world"})
-    assert ingest.ingest_events(twin.events).forked == [own_log.pk]
-    next_event = writer.record("note.write", "a", {"text": "newer"})
-    assert next_event.origin_id != own_log.pk and next_event.seq == 2
-    first_event = open_event(writer.read_events(next_event.origin_id, 0)[0])
-    assert first_event.payload["after"] == own_log.pk
-
-
-# ---- commands and the status page
-
-
-def test_status_page_shows_heads_and_state_hash(db, note_rows):
-    event = writer.record("note.write", "a", {"text": "x"})
-    status = Client().get("/status").json()
-    assert (status["key"], status["state"]) == (
-        site_identity.identity().key,
-        projection.state_hash(),
-    )
-    assert status["heads"] == {event.origin_id: {"seq": 2, "digest": event.digest}}
-    assert abs(status["time"] - time.time()) < 60
-
-
-def test_eventlog_command_truncates_rebuilds_and_shows(db, note_rows, capsys):
-    other = LogBuilder()
-    other.append("note.write", "a", {"text": "one"})
-    other.append("note.write", "a", {"text": "two"})
-    ingest.ingest_events(other.events)
-    call_command("eventlog", "truncate", other.origin, "2", "it lies")
-    assert note_rows == {"a": "one"}
-    note_rows.clear()
-    call_command("eventlog", "rebuild")
-    assert note_rows == {"a": "one"}
-    call_command("eventlog", "show")
-    output = capsys.readouterr().out
-    assert (
-        "1 events withdrawn" in output
-        and "truncated after 2: it lies" in output
-        and projection.state_hash() in output
-    )
-    with pytest.raises(CommandError, match="No log 111 is known here"):
-        call_command("eventlog", "truncate", "111", "2", "who")
-
-
 def test_every_text_column_of_the_log_has_a_maximum_length(db):
     for model in (Origin, LogEvent, Aggregate):
         for column in model._meta.concrete_fields:
             assert column.max_length or not isinstance(column, models.CharField)
+
+
+def test_event_from_the_future_is_refused_until_its_time(db, note_rows):
+    other = LogBuilder()
+    ingest.ingest_events(other.events)
+    soon = other.append("note.write", "a", {"text": "x"}, at=time.time() + FAR_SECONDS)
+    assert "ahead of this site's time: later" in rejection(soon)
+    writer.record_peer_clock("1" * 64, time.time() + FAR_SECONDS)
+    writer.record_peer_clock(
+        "2" * 64, time.time() + FAR_SECONDS
+    )  # now this site's clock counts as wrong
+    assert ingest.ingest_events([soon]).stored == 1

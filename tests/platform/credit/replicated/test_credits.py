@@ -3,15 +3,16 @@
 import secrets
 from datetime import UTC, datetime, timedelta
 
-import hypothesis.strategies as st
 import pytest
 from django.db.models import F
 from django.utils import timezone
 from helpers.attestations import witness_of
 from helpers.effort import examples
+from helpers.event_histories import DIGESTS, HISTORIES, assert_one_state, fold, histories
 from helpers.event_log_builder import LogBuilder
 from helpers.rebuild_site import all_events, all_private_data, rebuild_in_one_batch, replicated_rows
 from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 
 from coordinator.credit import attestations, tasks
 from coordinator.credit.models import Credit
@@ -252,3 +253,78 @@ def test_rebuilt_site_has_the_same_credit(mirrors):
     assert mirrors.credited_tokens() == tokens_up_to(11) and timezone.now() == mirrors.day
     both = replicated_rows(), projection.state_hash()
     assert rebuild_in_one_batch(all_events(), all_private_data()) == both
+
+
+receipt = st.builds(
+    lambda day, first, more, rate, witness: {
+        "day": f"2026-01-0{day}",
+        "first": first,
+        "last": first + more,
+        "tokens": (more + 1) * rate,
+        "witness": witness,
+    },
+    st.integers(1, 3),
+    st.integers(1, 20),
+    st.integers(0, 9),
+    st.integers(0, 90),
+    st.none() | DIGESTS,
+)
+
+
+@HISTORIES
+@given(histories("credit", {"receipt": receipt}), st.integers())
+def test_receipts_sum_to_the_union_of_their_ranges(facts, seed):
+    assert_one_state("credit", facts, seed)
+    days = fold("credit", facts)["days"].values()
+    covered = {seq for item in facts for seq in range(item.payload.first, item.payload.last + 1)}
+    highest_rate = max(
+        item.payload.tokens / (item.payload.last - item.payload.first + 1) for item in facts
+    )
+    assert sum(day["tokens"] for day in days) <= highest_rate * len(covered)
+    assert max(day["last"] for day in days) == max(covered)
+
+
+@HISTORIES
+@given(
+    histories(
+        "credit",
+        {
+            "receipt": receipt.map(
+                lambda payload: payload | {"tokens": 7 * (payload["last"] - payload["first"] + 1)}
+            )
+        },
+    )
+)
+def test_receipts_that_agree_count_each_token_once(facts):
+    covered = {seq for item in facts for seq in range(item.payload.first, item.payload.last + 1)}
+    assert sum(day["tokens"] for day in fold("credit", facts)["days"].values()) == 7 * len(covered)
+
+
+def total_tokens(seq: int) -> int:
+    """Return the tokens of an author's updates up to number `seq`, which differ in size."""
+    return sum(1 + 37 * n % 91 for n in range(1, seq + 1))
+
+
+@HISTORIES
+@given(
+    histories(
+        "credit",
+        {
+            "receipt": receipt.map(
+                lambda payload: (
+                    payload
+                    | {
+                        "tokens": (
+                            total_tokens(payload["last"]) - total_tokens(payload["first"] - 1)
+                        ),
+                        "total": total_tokens(payload["last"]),
+                    }
+                )
+            )
+        },
+    )
+)
+def test_overlapping_ranges_count_exactly_if_the_author_signed_totals(facts):
+    covered = {seq for item in facts for seq in range(item.payload.first, item.payload.last + 1)}
+    exact = sum(total_tokens(seq) - total_tokens(seq - 1) for seq in covered)
+    assert sum(day["tokens"] for day in fold("credit", facts)["days"].values()) == exact

@@ -1,0 +1,65 @@
+"""Test codes that machines show and people approve: decided once, in time, by one person."""
+
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+from helpers.enrolment_requests import ABOUT, enrolment_request
+
+from barnraise.protocol.signing import Identity
+from coordinator.accounts.models import Enrolment, Machine, UserError
+from coordinator.telemetry.tasks import delete_expired_rows
+
+
+def open_code(seed: int = 5, **changed) -> Enrolment:
+    """Open an enrolment of the key of this seed; `changed` replaces fields of the request."""
+    return Enrolment.open(enrolment_request(Identity(bytes([seed]) * 32), **changed))
+
+
+def test_enrolment_code_is_decided_once_and_before_it_expires(person):
+    ada = person()
+    code = open_code()
+    code.refuse(ada)
+    assert code.status == "refused"
+    with pytest.raises(UserError, match="refused"):
+        code.approve(ada)
+    expired = open_code(6)
+    Enrolment.objects.filter(pk=expired.pk).update(expires=timezone.now() - timedelta(seconds=1))
+    with pytest.raises(UserError, match="expired"):
+        expired.approve(ada)
+    assert not Machine.objects.exists()
+
+
+def test_second_login_of_a_machine_updates_its_description(person):
+    ada = person()
+    first = open_code().approve(ada)
+    stale = open_code()
+    fresh = open_code(machine=ABOUT.model_copy(update={"cores": 16}))
+    assert Enrolment.find(stale.code) is None
+    assert fresh.approve(ada).pk == first.pk
+    assert Machine.objects.get().cores == 16
+
+
+def test_enrolment_of_a_foreign_or_revoked_key_is_refused(person):
+    ada = person()
+    bob = person("bob@example.org")
+    machine = open_code().approve(ada)
+    code = open_code()
+    with pytest.raises(UserError, match="somebody else"):
+        code.approve(bob)
+    assert code.status == "pending" and Machine.objects.get().owner == ada
+    machine.revoke()
+    with pytest.raises(UserError, match="revoked"):
+        code.approve(ada)
+
+
+def test_tidying_deletes_only_long_expired_codes(person):
+    def create_expired_code(seed: int, hours: float) -> Enrolment:
+        code = open_code(seed)
+        expired = timezone.now() - timedelta(hours=hours)
+        Enrolment.objects.filter(pk=code.pk).update(expires=expired)
+        return code
+
+    old, recent = create_expired_code(1, 25), create_expired_code(2, 1)
+    assert delete_expired_rows() == 1
+    assert not Enrolment.find(old.code) and Enrolment.find(recent.code)

@@ -1,0 +1,180 @@
+"""Test the table of a run's page: live before stored figures, and whose weights agree."""
+
+import time
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from barnraise.protocol import enums
+from barnraise.protocol.signing import digest
+from coordinator.fleet.models import Membership
+from coordinator.lib.valkey import valkey_client
+from coordinator.telemetry import run_table
+from coordinator.telemetry.rollup import drain_queue
+from coordinator.telemetry.run_table import machine_rows, run_summary
+
+pytestmark = pytest.mark.django_db
+
+
+def test_page_says_which_machine_with_the_text_is_away(
+    person, launched_run, volunteer, numbered_report
+):
+    run, ada = launched_run(person())
+    bob = volunteer(person("bob@example.org"), 2)
+    bob.join(run)
+    preparing = {"activity": enums.Activity.PREPARING, "tokens": 0}
+    bob.report(run, numbered_report(1).model_copy(update=preparing))
+    ada.report(run, numbered_report(1))
+    drain_queue()
+    assert not run_summary(run, machine_rows(run))["waiting"], "ada sends the text now"
+    silent_since = timezone.now() - timedelta(hours=3)
+    rows = machine_rows(run)
+    for row in rows:
+        if row["id"] == str(ada.machine.pk):
+            row |= {"alive": False, "last_seen": silent_since.timestamp()}
+    sentence = run_summary(run, rows)["waiting"]
+    assert f"pc-1 prepared it and has not reported since {silent_since:%H:%M} UTC" in sentence
+
+
+def test_summary_says_whether_machines_with_equal_updates_agree(
+    launched_run, volunteer, person, numbered_report
+):
+    run, ada = launched_run(person())
+    other = volunteer(person("bob@example.org"), seed=2)
+    other.join(run)
+    same = digest("vector")
+
+    def agreement(run) -> bool | None:
+        return run_summary(run, machine_rows(run))["agree"]
+
+    ada.report(run, numbered_report(2, vector=same, anchor=digest("weights")))
+    assert agreement(run) is None
+    other.report(run, numbered_report(1, vector=same, anchor=digest("weights")))
+    assert agreement(run) is True
+    other.report(run, numbered_report(2, vector=same, anchor=digest("other weights")))
+    assert agreement(run) is False
+
+
+def test_machine_agrees_with_the_majority_at_its_vector(
+    launched_run, volunteer, person, numbered_report
+):
+    run, ada = launched_run(person())
+    others = [volunteer(person(f"p{n}@example.org", name=f"p{n}"), n) for n in (2, 3, 4)]
+    for member in others:
+        member.join(run)
+
+    def agreements(*members) -> list[bool | None]:
+        agrees = {row["id"]: row["agrees"] for row in machine_rows(run)}
+        return [agrees[str(member.machine.pk)] for member in members]
+
+    ada.report(run, numbered_report(2, vector=digest("vector"), anchor=digest("weights")))
+    reported = (("vector", "weights"), ("vector", "others"), ("a later one", "weights"))
+    for member, (vector, weights) in zip(others, reported, strict=True):
+        member.report(run, numbered_report(1, vector=digest(vector), anchor=digest(weights)))
+    assert agreements(ada, *others) == [True, True, False, None]
+    others[0].report(run, numbered_report(2, activity="left"))
+    assert agreements(ada, others[1]) == [False, False], "of two machines there is no majority"
+
+
+def test_machine_table_shows_reports_before_they_are_stored(person, launched_run, numbered_report):
+    run, ada = launched_run(person(name="Ada"))
+    ada.report(run, numbered_report(1), numbered_report(2))
+    [row] = machine_rows(run)
+    assert (row["person"], row["name"], row["tokens"], row["rate"]) == ("Ada", "pc-1", 2000, 500.0)
+    assert row["alive"] and row["id"] == str(ada.machine.pk)
+    summary = run_summary(run, [row])
+    assert (summary["tokens"], summary["rate"], summary["workers_alive"], summary["budget"]) == (
+        2000,
+        500.0,
+        1,
+        100_000,
+    )
+    drain_queue()
+    valkey_client().flushall()
+    [stored] = machine_rows(run)
+    assert stored == row | {"last_seen": stored["last_seen"]}
+    [later] = machine_rows(run, now=time.time() + 60)
+    assert not later["alive"] and later["rate"] == 0
+
+
+def test_last_plan_is_shown_with_its_measured_step_time(
+    person, launched_run, numbered_report, plan
+):
+    run, ada = launched_run(person())
+
+    def read_shown_plan() -> tuple:
+        [row] = machine_rows(run)
+        return row["plan"], row["step_seconds"]
+
+    assert read_shown_plan() == (None, None)
+    ada.report(run, numbered_report(1, plan=plan, step_seconds=5.1))
+    assert read_shown_plan() == (plan.model_dump(), 5.1), "a plan in the queue is not shown"
+    drain_queue()
+    valkey_client().flushall()
+    assert read_shown_plan() == (plan.model_dump(), 5.1), "the stored plan is not shown"
+    ada.report(run, numbered_report(2, step_seconds=9.0))
+    assert read_shown_plan() == (plan.model_dump(), 5.1), "a report without a plan changed the plan"
+    drain_queue()
+    assert read_shown_plan() == (plan.model_dump(), 5.1)
+    other = plan.model_copy(update={"groups": 1})
+    ada.report(run, numbered_report(3, plan=other))
+    assert read_shown_plan() == (other.model_dump(), None), (
+        "the new plan has the old plan's step time"
+    )
+    drain_queue()
+    member = Membership.objects.get(run=run)
+    assert (member.plan, member.step_seconds) == (other.model_dump(), None)
+    ada.report(run, numbered_report(5, plan=plan, step_seconds=5.0), numbered_report(6))
+    drain_queue()
+    assert read_shown_plan() == (plan.model_dump(), 5.0)
+
+
+def test_replayed_old_report_does_not_change_the_table(person, launched_run, numbered_report):
+    run, ada = launched_run(person())
+    ada.report(run, numbered_report(5))
+    ada.report(run, numbered_report(1), numbered_report(2))
+    assert machine_rows(run)[0]["tokens"] == 5000
+
+
+def test_machines_agree_when_equal_vectors_mean_equal_weights():
+    def build_row(vector, anchor, alive=True):
+        return {
+            "vector": vector,
+            "anchor": anchor,
+            "alive": alive,
+            "owner": "Ada",
+        }
+
+    assert run_table.weights_agree([]) is None
+    assert run_table.weights_agree([build_row("a", "1"), build_row("b", "2")]) is None
+    assert (
+        run_table.weights_agree([build_row("a", "1"), build_row("a", "1"), build_row("b", "2")])
+        is True
+    )
+    assert run_table.weights_agree([build_row("a", "1"), build_row("a", "2")]) is False
+    assert (
+        run_table.weights_agree(
+            [build_row("a", "1"), build_row("a", "2", alive=False), build_row("a", "")]
+        )
+        is None
+    )
+
+
+def test_one_liars_machines_do_not_deny_that_weights_are_identical():
+    """Let one person report other weights with three machines, then two people with one each."""
+
+    def agree(*reports: str) -> bool | None:
+        return run_table.weights_agree(
+            [
+                {"vector": "v", "anchor": anchor, "alive": True, "owner": owner}
+                for owner, anchor in reports
+            ]
+        )
+
+    assert agree("A1", "B1", "M2", "M2", "M2") is True
+    assert agree("A1", "B1", "M2", "M3") is True, "who contradicts themself has no vote"
+    assert agree("A1", "B1", "M2", "N2") is False
+    assert agree("A1", "B1", "C1", "M2", "N3") is False
+    assert agree("A1", "M2") is False and agree("A1", "A1", "A2") is False
+    assert agree("A1", "A2", "B1", "B2") is False
