@@ -9,9 +9,11 @@ class UserError(Exception):
 
     @property
     def sentence(self) -> str:
-        """Return the text as a whole sentence."""
+        """Return the text as a whole sentence; an address at its beginning stays as it is."""
         text = str(self)
-        return f"{text[:1].upper()}{text[1:]}{'' if text.endswith(('.', '?', '!')) else '.'}"
+        if "://" not in text.partition(" ")[0]:
+            text = text[:1].upper() + text[1:]
+        return text if text.endswith((".", "?", "!")) else f"{text}."
 
 
 class RestorePendingError(Exception):
