@@ -1,10 +1,15 @@
 """Test ingesting events of other mirrors: verified, stored whole or not at all, and folded."""
 
 import time
+from random import Random
 
 import pytest
 from django.db import models
+from helpers.effort import examples
 from helpers.event_log_builder import LogBuilder, NotePayload, recompute_state_hash, rejection
+from helpers.rebuild_site import LOG
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from barnraise.errors import MessageError
 from barnraise.protocol.messages import Signed
@@ -223,3 +228,60 @@ def test_event_from_the_future_is_refused_until_its_time(db, note_rows):
         "2" * 64, time.time() + FAR_SECONDS
     )  # now this site's clock counts as wrong
     assert ingest.ingest_events([soon]).stored == 1
+
+
+def build_logs() -> list[LogBuilder]:
+    """Build the logs of three mirrors, which write about the same notes at the same time."""
+    logs = [LogBuilder(seed) for seed in (1, 2, 3)]
+    for n in range(4):
+        for log in logs:
+            log.append("note.write", n % 3, {"text": f"{log.origin[-1]} wrote {n}"})
+    return logs
+
+
+@settings(
+    max_examples=examples(12, 60),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(st.integers())
+def test_logs_in_any_order_and_repeated_lead_to_one_state(db, note_rows, seed):
+    random = Random(seed)
+    logs = build_logs()
+    states = []
+    for _ in range(2):
+        for model in LOG:
+            model.objects.all().delete()
+        note_rows.clear()
+        arrived = {log.origin: 0 for log in logs}
+        while waiting := [log for log in logs if arrived[log.origin] < len(log.events)]:
+            log = random.choice(waiting)
+            begin = random.randint(0, arrived[log.origin])  # what came before comes again
+            end = random.randint(arrived[log.origin], len(log.events))
+            result = ingest.ingest_events(log.events[begin:end], defer=random.random() < 0.5)
+            assert not result.rejected and result.stored == end - arrived[log.origin]
+            arrived[log.origin] = end
+        ingest.project_pending()
+        states.append((projection.state_hash(), dict(note_rows)))
+    assert states[0] == states[1] and len(note_rows) == 3
+
+
+def test_batch_with_a_repetition_counts_each_event_once(db, note_rows):
+    other = LogBuilder()
+    other.append("note.write", "a", {"text": "one"})
+    assert ingest.ingest_events([*other.events, *other.events]).stored == 2
+    assert ingest.ingest_events([]) == ingest.IngestResult()
+    two = [LogBuilder(4).events[0], LogBuilder(4).append("note.write", "a", {"text": "x"})]
+    assert "has a hole" in rejection(*reversed(two)), "a log's events must ascend"
+
+
+def test_batch_that_cannot_be_opened_stores_no_log_at_all(db, note_rows):
+    good, other = LogBuilder(1), LogBuilder(2)
+    unsigned = other.events[0].model_copy(update={"signature": "0" * 128})
+    assert "signature" in rejection(*good.events, unsigned)
+
+    def read():
+        raise MessageError("the page is malformed")
+
+    assert rejection(*good.events, read=read) == "The page is malformed."
+    assert not Origin.objects.filter(pk=good.origin).exists()

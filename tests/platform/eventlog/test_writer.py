@@ -4,16 +4,21 @@ import logging
 import threading
 import time
 import types
+from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
+from django.conf import settings
 from django.db import connection
 from helpers.event_log_builder import LogBuilder, recompute_state_hash
 
 from barnraise.protocol.signing import digest
-from coordinator.eventlog import hlc, ingest, projection, writer
+from coordinator.eventlog import hlc, ingest, projection, registry, writer
 from coordinator.eventlog.event import NO_DIGEST, open_event
-from coordinator.eventlog.models import Aggregate, LogEvent, Origin
+from coordinator.eventlog.models import Aggregate, LogEvent, Origin, PeerClock
 from coordinator.lib import site_identity
+from coordinator.lib.exceptions import RestorePendingError
+from coordinator.lib.ttl_cache import TtlCache
 
 
 def test_recorded_event_is_numbered_chained_signed_and_folded(db, note_rows):
@@ -126,3 +131,86 @@ def test_clock_set_wrong_between_measurements_stamps_true_time(db, note_rows, mo
     monkeypatch.setattr(writer, "time", wrong_clock)
     event = writer.record("note.write", "a", {"text": "x"})
     assert abs(hlc.to_seconds(event.hlc) - right) < 5
+
+
+def test_read_events_serves_no_more_than_its_limits(db, note_rows, monkeypatch):
+    events = [writer.record("note.write", "a", {"text": str(n)}) for n in range(4)]
+    log = events[0].origin_id
+    assert [open_event(signed).seq for signed in writer.read_events(log, 2, limit=2)] == [3, 4]
+    monkeypatch.setattr(writer, "MAX_SERVED", 3)
+    assert len(writer.read_events(log, 0, limit=10**9)) == 3
+    assert writer.read_events(log, 5) == writer.read_events("0" * 32, 0) == []
+
+
+def test_others_are_notified_after_the_commit(db, note_rows, django_capture_on_commit_callbacks):
+    sent = []
+
+    def receive(**_) -> None:
+        sent.append(LogEvent.objects.count())
+
+    writer.event_recorded.connect(receive)
+    try:
+        with django_capture_on_commit_callbacks(execute=True):
+            writer.record("note.write", "a", {"text": "one"})
+            assert not sent
+        assert sent == [2]
+        with (
+            django_capture_on_commit_callbacks(execute=True),
+            pytest.raises(ZeroDivisionError),
+            writer.log_transaction(),
+        ):
+            writer.record("note.write", "a", {"text": "two"})
+            raise ZeroDivisionError
+        assert sent == [2]
+    finally:
+        writer.event_recorded.disconnect(receive)
+
+
+def test_restored_site_records_nothing_and_resumes_with_one_new_log(db, note_rows):
+    former = writer.record("note.write", "a", {"text": "one"}).origin_id
+    writer.abandon_log(wait_for_mirrors=True)
+    with pytest.raises(RestorePendingError):
+        writer.record("note.write", "a", {"text": "two"})
+    assert writer.record_existing_rows() == 0 and LogEvent.objects.count() == 2
+    for _ in range(2):
+        writer.resume()
+    new = Origin.objects.get(ours=True)
+    assert Origin.objects.count() == 2 and projection.current_state(f"origin:{new.pk}") == {
+        "name": settings.MIRROR_NAME,
+        "after": former,
+    }
+
+
+def test_log_of_a_former_key_is_not_continued(db, note_rows):
+    former = writer.record("note.write", "a", {"text": "one"})
+    Origin.objects.filter(pk=former.origin_id).update(key="f" * 64)
+    event = writer.record("note.write", "a", {"text": "two"})
+    assert (event.seq, event.key) == (2, site_identity.identity().key)
+    assert not Origin.objects.get(pk=former.origin_id).ours
+    assert projection.current_state("note:a") == {"text": "two"}
+
+
+def test_existing_rows_are_recorded_once(db, note_rows):
+    drafts = [("note.write", name, {"text": name}) for name in "ab"]
+    writer.record(*drafts[0])
+    note_type = registry.aggregate_types()["note"]
+    with registry.registered_temporarily(replace(note_type, existing_events=lambda: drafts)):
+        assert [writer.record_existing_rows() for _ in range(2)] == [1, 0]
+    assert projection.current_state("note:b") == {"text": "b"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_used"),
+    [
+        ({}, True),
+        ({"uptime": -1e6}, False),  # measured long ago, whatever the clock says
+        ({"boot_id": "another", "uptime": -1e6}, True),  # the uptime of another boot means nothing
+        ({"boot_id": "another", "measured_at": datetime(2020, 1, 1, tzinfo=UTC)}, False),
+    ],
+)
+def test_only_recent_measurements_of_clocks_count(db, changed, is_used):
+    writer.record_peer_clock("1" * 64, time.time() - FAR_SECONDS)
+    writer.record_peer_clock("1" * 64, time.time() - FAR_SECONDS)
+    PeerClock.objects.update(**changed)
+    TtlCache.clear_all()
+    assert writer.clock_offset() == pytest.approx(FAR_SECONDS if is_used else 0, abs=5)
