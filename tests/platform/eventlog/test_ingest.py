@@ -240,7 +240,7 @@ def build_logs() -> list[LogBuilder]:
 
 
 @settings(
-    max_examples=examples(12, 60),
+    max_examples=examples(5, 40),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
