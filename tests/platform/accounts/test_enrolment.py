@@ -7,7 +7,9 @@ from django.utils import timezone
 from helpers.enrolment_requests import ABOUT, enrolment_request
 
 from barnraise.protocol.signing import Identity
+from coordinator.accounts import enrolment
 from coordinator.accounts.models import Enrolment, Machine, UserError
+from coordinator.audit.models import AuditEntry
 from coordinator.telemetry.tasks import delete_expired_rows
 
 
@@ -63,3 +65,49 @@ def test_tidying_deletes_only_long_expired_codes(person):
     old, recent = create_expired_code(1, 25), create_expired_code(2, 1)
     assert delete_expired_rows() == 1
     assert not Enrolment.find(old.code) and Enrolment.find(recent.code)
+
+
+def test_code_is_found_as_people_type_it(db):
+    code = open_code().code
+    for typed in (code, code.lower(), code.replace("-", ""), f" {code[:2]} {code[2:]}\n"):
+        assert Enrolment.find(typed).code == code
+    for wrong in ("", code[:-1], code + "B", "\0", "AEIOU-01", "é" * 8, "B" * 100_000):
+        assert Enrolment.find(wrong) is None
+
+
+def test_new_code_replaces_the_keys_pending_one_and_no_other(db, person):
+    decided, pending, foreign = open_code(), open_code(), open_code(6)
+    assert Enrolment.find(decided.code) is None
+    pending.refuse(person())
+    fresh = open_code()
+    codes = set(Enrolment.objects.values_list("code", flat=True))
+    assert codes == {pending.code, foreign.code, fresh.code}
+
+
+def test_code_in_use_is_drawn_again(db, monkeypatch):
+    letters = iter("B" * 16 + "C" * 8)
+    monkeypatch.setattr(enrolment.secrets, "choice", lambda alphabet: next(letters))
+    assert [open_code(seed).code for seed in (5, 6)] == ["BBBB-BBBB", "CCCC-CCCC"]
+
+
+def test_code_approved_twice_enrols_one_machine(person):
+    ada = person()
+    code = open_code()
+    machine = code.approve(ada)
+    assert (code.status, code.machine, code.decided_by) == ("approved", machine, ada)
+    for decide in (code.approve, code.refuse):
+        with pytest.raises(UserError, match="this code is approved; run `barnraise login`"):
+            decide(ada)
+    assert Machine.objects.get().revoked is None
+    assert AuditEntry.objects.filter(action__startswith="machine.").count() == 1
+
+
+def test_expired_code_is_neither_approved_nor_refused(person):
+    code = open_code()
+    assert 0 < code.seconds_left <= 60 * enrolment.CODE_MINUTES and code.status == "pending"
+    Enrolment.objects.update(expires=timezone.now())
+    code.refresh_from_db()
+    assert (code.status, code.seconds_left) == ("expired", 0.0)
+    with pytest.raises(UserError, match="this code is expired"):
+        code.refuse(person())
+    assert not AuditEntry.objects.filter(action="machine.turn_away").exists()

@@ -1,5 +1,7 @@
 """Test what scripts and workers do with runs over the API."""
 
+import json
+
 import pytest
 from helpers.script_client import problem
 
@@ -9,8 +11,10 @@ from coordinator.api import lookups
 from coordinator.audit.models import AuditEntry
 from coordinator.fleet.machine_state import HardwareMeasurement, MachinePause
 from coordinator.runs.invitations import RunInvitation
+from coordinator.runs.join_policy import JoinPolicy
 from coordinator.runs.models import Run
 from coordinator.telemetry.checkpoints import Checkpoint
+from coordinator.telemetry.rollup import drain_queue
 
 pytestmark = pytest.mark.django_db
 
@@ -168,3 +172,89 @@ def test_script_reads_machines_checkpoints_and_an_estimate(
     assert ada.send_request("POST", "/estimates", {"fields": {"model.heads": 5}}).status_code == 422
     assert ada.send_request("POST", f"{path}/actions/pause").json()["paused"]
     assert MachinePause.objects.get().by == run.owner
+
+
+def test_run_is_found_by_id_and_slug_and_by_no_other_name(script, launched_run, person):
+    run, _ = launched_run(person("owner@example.org"))
+    ada = script()
+    by_slug, by_id = (
+        ada.send_request("GET", f"/runs/{name}/summary").json() for name in (run.slug, run.pk)
+    )
+    assert by_slug == by_id and by_slug["id"] == str(run.pk)
+    for name in ("%00", "x" * 500, "a%20run", "%F0%9F%9B%96", "..", str(run.pk)[:-1]):
+        assert ada.send_request("GET", f"/runs/{name}/summary").status_code == 404, name
+
+
+def test_hidden_run_is_not_found_by_strangers(script, launched_run, person):
+    run, _ = launched_run(person("owner@example.org"))
+    run.update_join_policy(JoinPolicy("invitation", visibility="invited"))
+    stranger, owner = script(), script(run.owner)
+    parts = ("machines", "history", "checkpoints", "credit", "verdicts", "summary")
+    for path in (f"/runs/{run.slug}", *(f"/runs/{run.pk}/{part}" for part in parts)):
+        statuses = [by.send_request("GET", path).status_code for by in (stranger, owner)]
+        assert statuses == [404, 200], path
+    assert stranger.send_request("POST", f"/runs/{run.slug}/copies", {}).status_code == 404
+    assert stranger.send_request("GET", "/runs").json()["runs"] == []
+
+
+@pytest.mark.parametrize("action", ["delete", "advance", "__init__", "Pause", "%00"])
+def test_action_that_is_none_is_refused(script, launched_run, person, action):
+    run, _ = launched_run(person())
+    answer = script(run.owner).send_request("POST", f"/runs/{run.slug}/actions/{action}")
+    assert answer.status_code == 422 and "action" in problem(answer).fields
+    assert Run.objects.values_list("status", "launch_requested").get() == ("training", True)
+
+
+def test_copy_starts_from_a_checkpoint_of_that_run_only(script, launched_run, person):
+    run, _ = launched_run(person())
+    other, _ = launched_run(person("bob@example.org"), seed=2)
+    fields = {"tokens": 9, "vector": "a" * 64, "checksum": "c" * 16, "size": 4}
+    for owner, digest in ((run, "b" * 64), (other, "d" * 64)):
+        Checkpoint.objects.create(run=owner, digest=digest, **fields)
+    ada = script(run.owner)
+    path = f"/runs/{run.slug}/copies"
+    for foreign in ("d" * 64, "e" * 64):
+        answer = ada.send_request("POST", path, {"checkpoint": foreign})
+        assert answer.status_code == 404 and foreign[:16] in problem(answer).error
+    copy = ada.send_request("POST", path, {"checkpoint": "b" * 64, "name": "Fork"}).json()
+    assert (copy["name"], copy["status"], copy["spec"]["start"]["digest"]) == (
+        "Fork",
+        "draft",
+        "b" * 64,
+    )
+    assert Run.objects.get(pk=copy["id"]).parent == run and Run.objects.count() == 3
+
+
+def test_invitation_is_revoked_in_its_own_run_only(script, launched_run, draft, person):
+    run, _ = launched_run(person())
+    invitation = RunInvitation.create(run)
+    another = draft(run.owner, name="Another")
+    ada = script(run.owner)
+    path = f"/runs/{another.slug}/invitations/{invitation.pk}"
+    assert ada.send_request("DELETE", path).status_code == 404
+    assert RunInvitation.find_by_token(invitation.token)
+    for _ in range(2):
+        path = f"/runs/{run.slug}/invitations/{invitation.pk}"
+        assert ada.send_request("DELETE", path).status_code == 200, "revoking again is no error"
+    assert RunInvitation.find_by_token(invitation.token) is None
+
+
+def test_script_excludes_a_volunteer_by_a_machines_name(
+    script, launched_run, volunteer, person, numbered_report
+):
+    run, _ = launched_run(person())
+    bob = volunteer(person("bob@example.org"), 2)
+    bob.join(run)
+    bob.report(run, numbered_report(1))
+    drain_queue()
+    ada = script(run.owner)
+    path = f"/runs/{run.slug}/verdicts"
+    for nobody in ({"exclude": "nobody"}, {"author": "nobody", "first": 1}, {}):
+        assert ada.send_request("POST", path, nobody).status_code == 422
+    assert ada.send_request("GET", path).json() == []
+    issued = ada.send_request("POST", path, {"exclude": bob.machine.name, "reason": "spam"}).json()
+    assert json.loads(issued["body"])["volunteers"] and issued["proven"]
+    assert ada.send_request("GET", path).json() == [issued]
+    assert ada.send_request("POST", f"{path}/{issued['id']}/sign").json()["id"] == issued["id"]
+    request = coordinator_messages.JoinRequest(version="1", addresses=[])
+    assert bob.send_request("POST", f"/runs/{run.slug}/join", request).status_code == 403

@@ -1,6 +1,9 @@
 """Test what workers request: enrolment, joining, manifests, reports and directives."""
 
+from datetime import timedelta
+
 import pytest
+from django.utils import timezone
 from helpers.enrolment_requests import ABOUT, enrolment_request
 
 from barnraise.coordinator_client.client import CoordinatorClient
@@ -14,8 +17,11 @@ from coordinator.audit.models import AuditEntry
 from coordinator.eventlog.projection import current_state
 from coordinator.lib import site_identity
 from coordinator.lib.ttl_cache import TtlCache
+from coordinator.runs import invitations
 from coordinator.runs.invitations import Guest, RunInvitation
 from coordinator.runs.join_policy import JoinPolicy
+from coordinator.runs.models import Run
+from coordinator.runs.spec_form import spec_from_fields
 from coordinator.telemetry.rollup import drain_queue
 
 pytestmark = pytest.mark.django_db
@@ -294,3 +300,82 @@ def test_machine_accepts_an_invitation_for_its_owner(person, launched_run, volun
     invitation.withdraw()
     refused = bob.send_request("POST", "/invitations/accept", token)
     assert refused.status_code == 404 and b"ask the run's owner" in refused.content
+
+
+def test_same_manifest_posted_twice_is_stored_once(person, draft, volunteer, manifest):
+    run = draft(person())
+    ada = volunteer(run.owner)
+    signed = ada.identity.sign("manifest", manifest(run))
+    for _ in range(2):
+        answer = ada.send_request("POST", f"/runs/{run.slug}/manifest", signed)
+        assert answer.status_code == 200
+    assert AuditEntry.objects.filter(action="run.accept_manifest").count() == 1
+
+
+def test_manifest_of_a_draft_that_was_edited_meanwhile_is_refused(
+    person, draft, volunteer, manifest, monkeypatch
+):
+    run = draft(person())
+    ada = volunteer(run.owner)
+    check = worker_endpoints.check_manifest
+
+    def edit_after_the_check(*arguments):
+        check(*arguments)
+        assert Run.objects.get().edit("A run", spec_from_fields({"text.tokenizer": "bytes"}))
+
+    monkeypatch.setattr(worker_endpoints, "check_manifest", edit_after_the_check)
+    signed = ada.identity.sign("manifest", manifest(run))
+    answer = ada.send_request("POST", f"/runs/{run.slug}/manifest", signed)
+    assert answer.status_code == 409 and b"was edited meanwhile" in answer.content
+    assert Run.objects.get().manifest is None
+
+
+def test_machine_polls_what_was_decided_about_its_code(client, valkey, person):
+    code = Enrolment.open(enrolment_request(Identity(b"\x05" * 32)))
+    path = f"/api/v1/enrolments/{code.code}"
+    pending = {"status": "pending", "machine": None, "person": ""}
+    assert client.get(path).json() == pending
+    Enrolment.objects.update(expires=timezone.now())
+    assert client.get(path).json() == pending | {"status": "expired"}
+    Enrolment.objects.update(expires=timezone.now() + timedelta(minutes=1))
+    code.refuse(person())
+    assert client.get(path).json() == pending | {"status": "refused"}
+    for wrong in ("BCDF-GHJK", "%00", "x" * 5000, "%F0%9F%9B%96", "AEIOU"):
+        assert client.get(f"/api/v1/enrolments/{wrong}").status_code == 404, wrong
+
+
+def test_invitation_that_too_many_accepted_is_refused(person, launched_run, volunteer, monkeypatch):
+    monkeypatch.setattr(invitations, "MAX_GUESTS", 1)
+    run, _ = launched_run(person(), join_policy=JoinPolicy("invitation"))
+    token = coordinator_messages.InvitationToken(token=RunInvitation.create(run).token)
+    bob, eve = (volunteer(person(f"{n}@example.org"), n) for n in (2, 3))
+    statuses = [
+        machine.send_request("POST", "/invitations/accept", token).status_code
+        for machine in (bob, bob, eve)
+    ]
+    assert statuses == [200, 200, 409], "the same person accepts again, and another does not"
+    assert not run.accepts_machines_of(eve.machine.owner)
+
+
+def test_directive_without_a_report_has_the_mark_and_the_status(
+    person, launched_run, numbered_report
+):
+    run, ada = launched_run(person())
+    ada.report(run, numbered_report(1), numbered_report(2))
+    path = f"/runs/{run.slug}/directive"
+    for acknowledged, status in ((0, "training"), (2, "paused")):
+        reply = coordinator_messages.ReportReply.model_validate_json(
+            ada.send_request("GET", path).content
+        )
+        directive = open_signed(reply.directive, "directive", coordinator_messages.Directive)
+        assert (reply.acknowledged, directive.status) == (acknowledged, status)
+        drain_queue()
+        run.pause()
+        TtlCache.clear_all()
+
+
+def test_finished_run_is_joined_to_download_its_weights(person, launched_run, volunteer):
+    run, _ = launched_run(person())
+    run.finish()
+    reply = volunteer(person("bob@example.org"), 2).join(run)
+    assert reply.run.status is enums.RunStatus.FINISHED and reply.run.manifest

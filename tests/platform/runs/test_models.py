@@ -2,19 +2,22 @@
 
 import json
 import threading
+from dataclasses import replace
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
+from django.utils import timezone
 
 from barnraise.errors import SpecError
 from barnraise.protocol import enums, messages
 from barnraise.protocol.signing import digest
 from barnraise.spec import RunSpec, TextSpec
-from coordinator.accounts.models import User
+from coordinator.accounts.models import Team, User
 from coordinator.audit.models import AuditEntry
 from coordinator.fleet.lifecycle_facts import advance_run
 from coordinator.lib import site_identity
 from coordinator.lib.exceptions import UserError
+from coordinator.runs.invitations import RunInvitation
 from coordinator.runs.join_policy import JoinPolicy
 from coordinator.runs.models import NewRun, Run, RunQuerySet
 from coordinator.runs.spec_form import spec_from_fields
@@ -239,3 +242,98 @@ def test_every_change_of_a_run_is_audited_once_with_its_actor(person, launched_r
         ("run.cancel", owner, None),
         ("run.archive", owner, None),
     ]
+
+
+@pytest.mark.parametrize("status", Status)
+def test_actions_that_are_allowed_are_those_that_succeed(person, launched_run, status):
+    run, _ = launched_run(person())
+    for action in ("launch", "pause", "resume", "cancel", "finish", "archive", "unarchive"):
+        for archived in (None, timezone.now()) if status in ("cancelled", "finished") else (None,):
+            with transaction.atomic():
+                Run.objects.update(status=status, launch_requested=False, archived=archived)
+                run.refresh_from_db()
+                is_allowed = run.allows_action(action)
+                assert getattr(run, action)() == is_allowed, (action, archived)
+                transaction.set_rollback(True)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("report_every", 0.1),
+        ("report_every", 3601),
+        ("report_every", float("nan")),
+        ("quorum", 0),
+        ("quorum", 10_001),
+    ],
+)
+def test_setting_outside_its_bounds_is_refused_at_its_field(person, draft, field, value):
+    owner = person()
+    with pytest.raises(SpecError) as refused:
+        draft(owner, **{field: value})
+    assert list(refused.value.problems) == [field] and not Run.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "cleaned", "slug"),
+    [
+        ("  Night\u202e  shift\0 ", "Night shift", "night-shift"),
+        ("!!!", "!!!", "run"),
+        ("日本", "日本", "run"),
+        ("New", "New", "new-"),  # /runs/new/ is a page
+        ("x" * 80, "x" * 80, "x" * 60),
+    ],
+)
+def test_name_loses_hidden_characters_and_gives_the_address(person, draft, name, cleaned, slug):
+    run = draft(person(), name)
+    assert run.name == cleaned
+    assert run.slug == slug + (run.pk.hex[-8:] if slug.endswith("-") else "")
+
+
+def test_refused_edit_changes_nothing(person, draft):
+    run = draft(person())
+    before = Run.objects.values().get()
+    five_heads = replace(run.spec, model=replace(run.spec.model, heads=5))
+    for name, spec, field in (("", run.spec, "name"), ("B", five_heads, "model.heads")):
+        with pytest.raises(SpecError) as refused:
+            run.edit(name, spec)
+        assert list(refused.value.problems) == [field]
+    assert Run.objects.values().get() == before
+
+
+def test_only_the_first_of_two_manifests_is_accepted(person, draft, manifest, volunteer):
+    run = draft(person())
+    identity = volunteer(run.owner).identity
+    first, second = (
+        identity.sign("manifest", manifest(run, vocabulary=size)) for size in (512, 1024)
+    )
+    assert run.accept_manifest(first) and not run.accept_manifest(second)
+    assert run.manifest["body"] == first.body and run.spec.model.vocabulary == 512
+    assert run.discard_text() and not run.discard_text()
+    assert run.accept_manifest(second) and run.spec.model.vocabulary == 1024
+
+
+@pytest.mark.parametrize("tokens", [0, -5, 10**15])
+def test_impossible_extension_names_the_possible_ones(person, launched_run, tokens):
+    run, _ = launched_run(person())
+    with pytest.raises(UserError, match=r"from 1 to 999,999,999,900,000"):
+        run.extend(tokens)
+    run.pause()
+    run.extend(10**15 - run.token_budget)
+    assert run.token_budget == 10**15 and run.extension_problem()
+
+
+def test_access_decides_whose_machines_may_join(person, draft):
+    owner, member, guest, stranger = (person(f"{n}@example.org") for n in range(4))
+    team = Team.create("Weavers", owner)
+    team.add_member(member, owner)
+    run = draft(owner)
+    RunInvitation.create(run).accept(guest)
+    everybody = (owner, member, guest, stranger)
+    for access, admitted in (
+        ("anyone", everybody),
+        ("team", (owner, member)),
+        ("invitation", (owner, guest)),
+    ):
+        run.update_join_policy(JoinPolicy(access, team=team.pk if access == "team" else None))
+        assert [user for user in everybody if run.accepts_machines_of(user)] == list(admitted)

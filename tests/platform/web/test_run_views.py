@@ -1,11 +1,20 @@
 """Test a run's page: who sees it, what it says, and what its owner controls there."""
 
+import math
+from itertools import groupby
+
 import pytest
+from django.contrib.auth.models import AnonymousUser
 from django.test import Client
 from helpers.pages import text
+from hypothesis import given
+from hypothesis import strategies as st
 
 from barnraise.protocol import enums
 from coordinator.accounts.models import Machine
+from coordinator.runs.invitations import RunInvitation
+from coordinator.runs.join_policy import JoinPolicy
+from coordinator.web import run_views
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("built_frontend")]
 
@@ -76,3 +85,75 @@ def test_run_name_with_markup_is_escaped(signed_in, draft, valkey):
     run = draft(ada, name="<script>alert(1)</script>")
     page = client.get(f"/runs/{run.slug}/").content.decode()
     assert "<script>alert" not in page and "&lt;script&gt;alert" in page
+
+
+@given(st.lists(st.integers(0, 6), max_size=14), st.integers(1, 4))
+def test_pages_of_events_have_each_event_once(times, size):
+    """Let no moment have more events than a page: those of one moment are on one page."""
+    times = [at for at, same in groupby(sorted(times, reverse=True)) for _ in list(same)[:size]]
+    events = [{"at": float(at), "number": n} for n, at in enumerate(times)]
+    shown = []
+    before = math.inf
+    while before is not None:
+        older = [event for event in events if event["at"] < before]
+        page, before = run_views.cut_page(older[: size + 1], size)
+        assert len(page) <= size
+        shown += page
+    assert shown == events
+
+
+@pytest.mark.parametrize("text", ["", "x", "nan", "inf", "1e400", "-1e18", "1" * 500, "\0"])
+def test_moment_that_is_none_shows_the_newest_events(text, launched_run, person):
+    assert run_views.parse_moment(text) is None
+    run, _ = launched_run(person())
+    page = Client().get(f"/runs/{run.slug}/events/", {"before": text})
+    assert page.status_code == 200 and page.context["is_first"] and page.context["events"]
+    assert run_views.parse_moment("0.5").timestamp() == 0.5
+
+
+@pytest.mark.parametrize("action", ["delete", "advance", "__init__", "refresh_from_db", "%00"])
+def test_control_that_is_none_is_not_found(signed_in, launched_run, action):
+    client, ada = signed_in()
+    run, _ = launched_run(ada)
+    assert client.post(f"/runs/{run.slug}/{action}/").status_code == 404
+    run.refresh_from_db()
+    assert run.state is enums.RunStatus.TRAINING
+
+
+def test_refusal_says_who_cannot_join_and_whom_to_ask(rf, person, draft):
+    owner, guest, stranger = (person(f"{n}@example.org", name=f"P{n}") for n in range(3))
+    run = draft(owner, join_policy=JoinPolicy("invitation"))
+    RunInvitation.create(run).accept(guest)
+
+    def problem(user) -> str:
+        request = rf.get("/")
+        request.user = user
+        return run_views.join_problem(request, run)
+
+    asked = "It takes the machines of invited people: ask P0 to let you in."
+    people = (owner, guest, stranger, AnonymousUser())
+    assert [problem(user) for user in people] == ["", "", asked, asked]
+    run.update_join_policy(JoinPolicy())
+    assert [problem(user) for user in people] == [""] * 4
+    run.cancel()
+    assert problem(owner) == "The run is cancelled; nobody can join it now."
+
+
+def test_owner_is_asked_about_unconfirmed_machines_of_a_draft_only(
+    rf, person, draft, manifest, volunteer
+):
+    owner = person()
+    run = draft(owner)
+    new = volunteer(owner)
+    Machine.objects.update(confirmed=None)
+    new.join(run)
+
+    def listed(user) -> list[Machine]:
+        request = rf.get("/")
+        request.user = user
+        return run_views.unconfirmed_machines(request, run)
+
+    assert listed(owner) == [new.machine]
+    assert listed(person("bob@example.org")) == listed(AnonymousUser()) == []
+    run.accept_manifest(new.identity.sign("manifest", manifest(run)))
+    assert listed(owner) == [], "its text is prepared"
