@@ -9,6 +9,7 @@ from blake3 import blake3
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from django.test import Client
 from helpers import paths
+from helpers.enrolment_requests import enrolment_request
 
 from barnraise.errors import SpecError
 from barnraise.protocol import coordinator_messages, reports
@@ -118,12 +119,7 @@ def test_machine_description_cannot_contain_control_characters(tolerant_machine)
     about = coordinator_messages.MachineDescription(
         hostname="pc\0‮\x1b[31m 🛖", processor="\0", cores=4
     )
-    request = coordinator_messages.EnrolmentRequest(
-        mirror=tolerant_machine.mirror_key,
-        key=tolerant_machine.identity.key,
-        machine=about,
-        issued=time.time(),
-    )
+    request = enrolment_request(tolerant_machine.identity, machine=about)
     answer = tolerant_machine.send_request(
         "POST", "/enrolments", tolerant_machine.identity.sign("enrolment", request)
     )
@@ -171,19 +167,13 @@ def test_spec_with_a_huge_number_is_refused_by_field(part, name):
 
 
 def test_used_enrolment_code_reveals_nothing_to_others(person, client):
-    request = coordinator_messages.EnrolmentRequest(
-        mirror="a" * 64,
-        key="a" * 64,
-        machine=coordinator_messages.MachineDescription(hostname="adas-laptop"),
-        issued=1.0,
-    )
-    code = Enrolment.open(request)
+    code = Enrolment.open(enrolment_request(Identity(b"\x05" * 32)))
     code.approve(person())
     client.force_login(
         person("eve@example.org"), backend="allauth.account.auth_backends.AuthenticationBackend"
     )
     answer = client.get(f"/machines/enrol/{code.code}/")
-    assert answer.status_code == 404 and b"adas-laptop" not in answer.content
+    assert answer.status_code == 404 and b"barn-pc" not in answer.content
 
 
 def test_revoked_machines_come_last(person, volunteer, client):

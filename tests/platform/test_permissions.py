@@ -11,16 +11,15 @@ from django.core import signing
 from django.db import transaction
 from django.test import Client
 from django.urls import get_resolver, resolve
+from helpers.enrolment_requests import enrolment_request
 
-from barnraise.protocol import coordinator_messages
 from barnraise.protocol.signing import Identity
 from coordinator.accounts.models import Enrolment, SiteSettings, Team, TeamInvitation
 from coordinator.api.ninja_api import api
 from coordinator.audit.models import AuditEntry
 from coordinator.eventlog.models import ForkProof, Origin
-from coordinator.fleet.verdict_models import VerdictRecord
-from coordinator.fleet.verdict_requests import RetractionRequest
-from coordinator.lib import heartbeats, site_identity
+from coordinator.fleet.verdicts import RetractionRequest, VerdictRecord
+from coordinator.lib import heartbeats
 from coordinator.notify.models import Webhook
 from coordinator.notify.tasks import UNSUBSCRIBE
 from coordinator.runs import models as runs
@@ -79,6 +78,10 @@ TABLE = {
     "GET /runs/{draft}/exclude/": "login 404 404 200 200",
     "GET /runs/{run}/extend/": "login 403 403 200 200",
     "POST /runs/{run}/extend/ tokens=0": "login 403 403 422 422",
+    "POST /runs/{run}/terms/ access=anyone": "login 403 403 done done",
+    "POST /runs/{run}/archive/": "login 403 403 done done",
+    "POST /runs/{run}/unarchive/": "login 403 403 done done",
+    "GET /runs/{run}/clone/": "login 405 405 405 405",
     "POST /runs/{run}/clone/": "login 403 done done done",
     "POST /runs/{draft}/clone/": "login 404 404 done done",
     "POST /runs/{run}/invitations/ note=Bob": "login 403 403 done done",
@@ -329,11 +332,7 @@ def populated_site(valkey, person, launched_run, draft, volunteer, settings) -> 
     team = Team.create("Weavers", owner)
     team.add_member(people["guest"], owner)
     invitation, token = TeamInvitation.send(team, "somebody@example.org", owner)
-    key = Identity(b"w" * 32).key
-    about = coordinator_messages.MachineDescription(hostname="attic-pc")
-    request = coordinator_messages.EnrolmentRequest(
-        mirror=site_identity.identity().key, key=key, machine=about, issued=0
-    )
+    request = enrolment_request(Identity(b"w" * 32))
     hook = Webhook.objects.create(
         person=owner, url="https://example.org/", secret="whsec_AAAA", kinds=[]
     )

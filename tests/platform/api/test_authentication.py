@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from django.test import Client
+from helpers.script_client import problem
 
 from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.errors import CoordinatorError
@@ -17,10 +18,6 @@ from coordinator.lib import site_identity
 from coordinator.lib.embedded import embedded_servers, postgres_server, valkey_server
 
 pytestmark = pytest.mark.django_db
-
-
-def problem(response) -> coordinator_messages.Problem:
-    return coordinator_messages.Problem.model_validate_json(response.content)
 
 
 def test_signed_request_is_accepted_once(person, volunteer):

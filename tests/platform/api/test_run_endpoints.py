@@ -205,26 +205,6 @@ def test_action_that_is_none_is_refused(script, launched_run, person, action):
     assert Run.objects.values_list("status", "launch_requested").get() == ("training", True)
 
 
-def test_copy_starts_from_a_checkpoint_of_that_run_only(script, launched_run, person):
-    run, _ = launched_run(person())
-    other, _ = launched_run(person("bob@example.org"), seed=2)
-    fields = {"tokens": 9, "vector": "a" * 64, "checksum": "c" * 16, "size": 4}
-    for owner, digest in ((run, "b" * 64), (other, "d" * 64)):
-        Checkpoint.objects.create(run=owner, digest=digest, **fields)
-    ada = script(run.owner)
-    path = f"/runs/{run.slug}/copies"
-    for foreign in ("d" * 64, "e" * 64):
-        answer = ada.send_request("POST", path, {"checkpoint": foreign})
-        assert answer.status_code == 404 and foreign[:16] in problem(answer).error
-    copy = ada.send_request("POST", path, {"checkpoint": "b" * 64, "name": "Fork"}).json()
-    assert (copy["name"], copy["status"], copy["spec"]["start"]["digest"]) == (
-        "Fork",
-        "draft",
-        "b" * 64,
-    )
-    assert Run.objects.get(pk=copy["id"]).parent == run and Run.objects.count() == 3
-
-
 def test_invitation_is_revoked_in_its_own_run_only(script, launched_run, draft, person):
     run, _ = launched_run(person())
     invitation = RunInvitation.create(run)

@@ -17,7 +17,6 @@ from coordinator.audit.models import AuditEntry
 from coordinator.eventlog.projection import current_state
 from coordinator.lib import site_identity
 from coordinator.lib.ttl_cache import TtlCache
-from coordinator.runs import invitations
 from coordinator.runs.invitations import Guest, RunInvitation
 from coordinator.runs.join_policy import JoinPolicy
 from coordinator.runs.models import Run
@@ -344,19 +343,6 @@ def test_machine_polls_what_was_decided_about_its_code(client, valkey, person):
         assert client.get(f"/api/v1/enrolments/{wrong}").status_code == 404, wrong
 
 
-def test_invitation_that_too_many_accepted_is_refused(person, launched_run, volunteer, monkeypatch):
-    monkeypatch.setattr(invitations, "MAX_GUESTS", 1)
-    run, _ = launched_run(person(), join_policy=JoinPolicy("invitation"))
-    token = coordinator_messages.InvitationToken(token=RunInvitation.create(run).token)
-    bob, eve = (volunteer(person(f"{n}@example.org"), n) for n in (2, 3))
-    statuses = [
-        machine.send_request("POST", "/invitations/accept", token).status_code
-        for machine in (bob, bob, eve)
-    ]
-    assert statuses == [200, 200, 409], "the same person accepts again, and another does not"
-    assert not run.accepts_machines_of(eve.machine.owner)
-
-
 def test_directive_without_a_report_has_the_mark_and_the_status(
     person, launched_run, numbered_report
 ):
@@ -372,10 +358,3 @@ def test_directive_without_a_report_has_the_mark_and_the_status(
         drain_queue()
         run.pause()
         TtlCache.clear_all()
-
-
-def test_finished_run_is_joined_to_download_its_weights(person, launched_run, volunteer):
-    run, _ = launched_run(person())
-    run.finish()
-    reply = volunteer(person("bob@example.org"), 2).join(run)
-    assert reply.run.status is enums.RunStatus.FINISHED and reply.run.manifest

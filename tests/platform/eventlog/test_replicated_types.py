@@ -9,6 +9,7 @@ import pytest
 from allauth.mfa.models import Authenticator
 from django.contrib.auth.hashers import make_password
 from django.utils import timezone
+from helpers.enrolment_requests import ABOUT, enrolment_request
 from helpers.event_log_builder import LogBuilder
 from helpers.mirror_lists import list_entry, signed_list
 from helpers.rebuild_site import (
@@ -21,7 +22,7 @@ from helpers.rebuild_site import (
 )
 from helpers.second_factor import add_authenticator_app
 
-from barnraise.protocol import coordinator_messages, reports
+from barnraise.protocol import reports
 from barnraise.protocol.signing import Identity, digest
 from coordinator.accounts import credential_sync
 from coordinator.accounts.deletion import delete_account
@@ -155,23 +156,11 @@ def test_machines_are_rebuilt(person, volunteer, rebuilt_rows):
 
 
 def test_machine_enrolled_through_a_code_is_rebuilt(person, rebuilt_rows):
-    about = coordinator_messages.MachineDescription(
-        hostname="barn",
-        system="Linux",
-        processor="x",
-        cores=4,
-        memory_bytes=1 << 33,
-        accelerator="",
-    )
-    request = coordinator_messages.EnrolmentRequest(
-        key=Identity(b"7" * 32).key, machine=about, mirror="a" * 64, issued=0
-    )
     ada = person()
-    Enrolment.open(request).approve(ada)
-    Enrolment.open(
-        request.model_copy(update={"machine": about.model_copy(update={"cores": 8})})
-    ).approve(ada)
-    assert rebuilt_rows("machine.enrol", "machine.describe")["Machine"][0]["cores"] == 8
+    identity = Identity(b"7" * 32)
+    for about in (ABOUT, ABOUT.model_copy(update={"cores": 16})):
+        Enrolment.open(enrolment_request(identity, machine=about)).approve(ada)
+    assert rebuilt_rows("machine.enrol", "machine.describe")["Machine"][0]["cores"] == 16
 
 
 def test_teams_are_rebuilt(person, rebuilt_rows):

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from django.test import Client
+from helpers.enrolment_requests import enrolment_request
 from helpers.event_log_builder import LogBuilder
 from helpers.rebuild_site import (
     all_events,
@@ -158,32 +159,12 @@ def test_renamed_machine_keeps_its_name_when_it_enrols_again(person, volunteer, 
         b"&lt;b&gt;attic" in page.get(machine_path).content
         and b"<b>attic" not in page.get(machine_path).content
     )
-    about = coordinator_messages.MachineDescription(hostname="pc-1", cores=4)
-    request = coordinator_messages.EnrolmentRequest(
-        mirror=ada.mirror_key, key=ada.identity.key, machine=about, issued=time.time()
-    )
-    Enrolment.open(request).approve(ada.machine.owner)
+    Enrolment.open(enrolment_request(ada.identity)).approve(ada.machine.owner)
     ada.machine.refresh_from_db()
-    assert ada.machine.name == "<b>attic</b> 🛖" and ada.machine.cores == 4
+    assert ada.machine.name == "<b>attic</b> 🛖" and ada.machine.cores == 8
     page.post(machine_path, {"name": ""})
     ada.machine.refresh_from_db()
     assert ada.machine.name == f"machine {ada.identity.key[:8]}"
-
-
-ROUTES = [("get", ""), ("post", ""), ("post", "pause/"), ("post", "resume/"), ("post", "revoke/")]
-
-
-@pytest.mark.parametrize(("method", "action"), ROUTES)
-def test_machine_pages_are_for_the_owner_only(person, volunteer, signed_in_as, method, action):
-    ada = volunteer(person())
-    machine_path = f"/machines/{ada.machine.pk}/{action}"
-    visitor = getattr(Client(), method)(machine_path)
-    assert visitor.status_code == 302 and "login" in visitor["Location"]
-    for email, flags in (("eve@example.org", {}), ("root@example.org", {"is_staff": True})):
-        assert (
-            getattr(signed_in_as(person(email, **flags)), method)(machine_path).status_code == 404
-        )
-    assert getattr(signed_in_as(ada.machine.owner), method)(machine_path).status_code in (200, 302)
 
 
 def test_get_request_does_not_pause_a_machine(person, volunteer, signed_in_as):

@@ -1,14 +1,10 @@
 """Test what machines witness: the last heads of other people's updates, in any order of arrival."""
 
 from datetime import timedelta
-from random import Random
 
 import pytest
 from django.utils import timezone
 from helpers.attestations import LIFE, sign_header, witness_of
-from helpers.effort import examples
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from barnraise.protocol import messages
 from barnraise.protocol.signing import digest
@@ -68,22 +64,6 @@ def test_last_head_of_each_person_stays_whatever_comes_first(witnessed):
     assert (figures[ada.machine.owner_id].tokens, figures[ada.machine.owner_id].updates) == (200, 2)
 
 
-def test_head_reported_again_changes_no_row(witnessed):
-    run, owner, (ada, *_) = witnessed
-    record(run, (owner, ada, 2, 200))
-    before = list(UpdateWitness.objects.values()), list(VouchedAuthor.objects.values())
-    record(run, (owner, ada, 2, 200), changed=8)
-    assert (list(UpdateWitness.objects.values()), list(VouchedAuthor.objects.values())) == before
-
-
-def test_nobody_is_a_witness_of_their_own_machines(witnessed, volunteer):
-    run, owner, (ada, *_) = witnessed
-    second = volunteer(ada.machine.owner, 20)
-    second.join(run)
-    assert record(run, (ada, second, 1, 100), (owner, owner, 1, 100)) == []
-    assert not UpdateWitness.objects.exists()
-
-
 def test_head_of_a_key_that_nobody_enrolled_is_ignored(witnessed, volunteer, person):
     run, owner, (ada, *_) = witnessed
     unknown = volunteer(person("eve@example.org"), 30)
@@ -134,39 +114,6 @@ def test_speed_is_measured_between_the_last_two_vouched_heads(witnessed):
     record(run, (owner, ada, 3, 7000))
     speed = VouchedAuthor.objects.get().speed
     assert speed <= 1000 / witnesses.MIN_SPEED_SECONDS, "two heads at one moment are no speed"
-
-
-def test_reports_without_attestations_need_no_query(witnessed, django_assert_num_queries):
-    run, owner, _ = witnessed
-    member = run.memberships.get(machine=owner.machine)
-    with django_assert_num_queries(0):
-        assert record_witnesses([(member, [])]) == record_witnesses([]) == []
-
-
-@settings(
-    max_examples=examples(5, 40),
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
-@given(
-    st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4), st.integers(1, 5)), max_size=8),
-    st.integers(),
-)
-def test_witnesses_lead_to_one_state_in_any_order_and_batch(witnessed, statements, seed):
-    """Deliver statements (witness, author, number) in one batch, then shuffled in many, twice."""
-    run, owner, others = witnessed
-    machines = [owner, *others]
-    seen = [(machines[by], machines[author], seq, 100 * seq) for by, author, seq in statements]
-    random = Random(seed)
-    states = []
-    for batches in ([seen], [random.sample(seen, len(seen) // 2), *[[one] for one in seen]]):
-        UpdateWitness.objects.all().delete()
-        VouchedAuthor.objects.all().delete()
-        random.shuffle(batches)
-        for batch in batches:
-            record(run, *batch)
-        states.append((stored_rows(), set(VouchedAuthor.objects.values_list("machine", "seq"))))
-    assert states[0] == states[1]
 
 
 def test_owner_and_the_furthest_witnesses_of_an_author_stay(witnessed, monkeypatch):

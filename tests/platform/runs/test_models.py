@@ -2,7 +2,6 @@
 
 import json
 import threading
-from dataclasses import replace
 
 import pytest
 from django.db import connection, transaction
@@ -113,14 +112,6 @@ def test_renamed_draft_gets_the_address_of_its_name(person, draft):
     assert second.edit("Letters B", second.spec) and second.slug == "letters-b"
     third = draft(owner, "Letters A")
     assert third.slug == "letters-a", "the former address is free"
-
-
-def test_run_without_a_name_is_refused(person, draft):
-    owner = person()
-    for name in ("  ", "x" * 81):
-        with pytest.raises(SpecError) as refused:
-            draft(owner, name)
-        assert "name" in refused.value.problems
 
 
 def test_drafts_are_visible_to_owner_and_staff_only(person, draft, launched_run):
@@ -265,6 +256,8 @@ def test_actions_that_are_allowed_are_those_that_succeed(person, launched_run, s
         ("report_every", float("nan")),
         ("quorum", 0),
         ("quorum", 10_001),
+        ("name", "  "),
+        ("name", "x" * 81),
     ],
 )
 def test_setting_outside_its_bounds_is_refused_at_its_field(person, draft, field, value):
@@ -288,29 +281,6 @@ def test_name_loses_hidden_characters_and_gives_the_address(person, draft, name,
     run = draft(person(), name)
     assert run.name == cleaned
     assert run.slug == slug + (run.pk.hex[-8:] if slug.endswith("-") else "")
-
-
-def test_refused_edit_changes_nothing(person, draft):
-    run = draft(person())
-    before = Run.objects.values().get()
-    five_heads = replace(run.spec, model=replace(run.spec.model, heads=5))
-    for name, spec, field in (("", run.spec, "name"), ("B", five_heads, "model.heads")):
-        with pytest.raises(SpecError) as refused:
-            run.edit(name, spec)
-        assert list(refused.value.problems) == [field]
-    assert Run.objects.values().get() == before
-
-
-def test_only_the_first_of_two_manifests_is_accepted(person, draft, manifest, volunteer):
-    run = draft(person())
-    identity = volunteer(run.owner).identity
-    first, second = (
-        identity.sign("manifest", manifest(run, vocabulary=size)) for size in (512, 1024)
-    )
-    assert run.accept_manifest(first) and not run.accept_manifest(second)
-    assert run.manifest["body"] == first.body and run.spec.model.vocabulary == 512
-    assert run.discard_text() and not run.discard_text()
-    assert run.accept_manifest(second) and run.spec.model.vocabulary == 1024
 
 
 @pytest.mark.parametrize("tokens", [0, -5, 10**15])

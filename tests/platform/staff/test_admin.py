@@ -158,16 +158,6 @@ def test_staff_promotes_bans_and_erases_people(staff, person):
     assert response.status_code == 404
 
 
-def test_decision_without_csrf_token_is_refused(staff, person, volunteer):
-    machine = volunteer(person()).machine
-    strict = Client(enforce_csrf_checks=True)
-    strict.cookies = staff.cookies
-    fields = {"_form_submitted": "1", "reason": "x"}
-    path = f"/admin/accounts/machine/{machine.pk}/revoke/"
-    assert strict.post(path, fields).status_code == 403
-    assert not Machine.objects.get().revoked
-
-
 def test_staff_changes_site_settings_and_disbands_a_team(staff, person):
     team = Team.create("Weavers", person())
     page = staff.get("/admin/accounts/sitesettings/", follow=True)

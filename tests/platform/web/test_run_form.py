@@ -216,12 +216,6 @@ def test_run_form_sets_up_to_five_sample_prompts(signed_in):
         assert field_error(answer.content.decode(), "prompts")
 
 
-def test_draft_edit_page_of_another_person_is_not_found(signed_in, draft):
-    _, ada = signed_in()
-    stranger, _ = signed_in("bob@example.org")
-    assert stranger.get(f"/runs/{draft(ada).slug}/edit/").status_code == 404
-
-
 def test_estimate_of_partly_filled_form_needs_no_name(signed_in):
     client, _ = signed_in()
     response = client.post("/runs/estimate/", {"preset": "gpt2-124m"})

@@ -286,47 +286,6 @@ def test_person_who_may_not_create_runs_cannot_copy_them(person, launched_run, s
     assert "Copy as a new run" not in client.get(f"/runs/{run.slug}/").content.decode()
 
 
-# ---- permissions ---------------------------------------------------------------------------
-
-ROLES = ("visitor", "stranger", "owner", "staff")
-TABLE = [
-    ("get", "/runs/{run}/terms/", (302, 403, 200, 200)),
-    ("post", "/runs/{run}/terms/", (302, 403, 302, 302)),
-    ("post", "/runs/{run}/invitations/", (302, 403, 302, 302)),
-    ("post", "/runs/{run}/invitations/{invitation}/", (302, 403, 302, 302)),
-    ("get", "/runs/{run}/invited/{token}/", (302, 200, 200, 200)),
-    ("post", "/runs/{run}/clone/", (302, 302, 302, 302)),
-    ("post", "/runs/{run}/archive/", (302, 403, 302, 302)),
-    ("post", "/runs/{run}/unarchive/", (302, 403, 302, 302)),
-    ("post", "/runs/estimate/", (302, 200, 200, 200)),
-    ("get", "/runs/{run}/clone/", (302, 405, 405, 405)),
-]
-
-
-def test_owner_page_status_depends_on_the_role(person, launched_run, undo):
-    run, _ = launched_run(person("owner@example.org"), join_policy=INVITED)
-    invitation = RunInvitation.create(run)
-    people = {
-        "stranger": person("eve@example.org"),
-        "owner": run.owner,
-        "staff": person("root@example.org", is_staff=True),
-    }
-    wrong = {}
-    for method, path, expected in TABLE:
-        url = path.format(run=run.slug, invitation=invitation.pk, token=invitation.token)
-        fields = {"access": "anyone"} if "terms" in path else {"name": "x", "preset": "gpt-nano"}
-        statuses = []
-        with undo():
-            for role in ROLES:
-                client = Client()
-                if role in people:
-                    client.force_login(people[role])
-                statuses.append(getattr(client, method)(url, fields).status_code)
-        if statuses != list(expected):
-            wrong[method, path] = dict(zip(ROLES, statuses, strict=True))
-    assert not wrong
-
-
 def test_invitation_of_another_run_cannot_be_revoked(person, launched_run, draft):
     run, _ = launched_run(person("owner@example.org"))
     invitation = RunInvitation.create(draft(person("bob@example.org")))

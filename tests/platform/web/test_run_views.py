@@ -41,18 +41,6 @@ def test_draft_is_shown_to_its_owner_only(signed_in, draft, valkey):
     assert "Secret plans" in text(owner.get("/runs/"))
 
 
-def test_launched_run_is_public_and_controlled_by_its_owner(person, signed_in, launched_run):
-    run, _ = launched_run(person("owner@example.org"))
-    stranger, _ = signed_in()
-    for client in (Client(), stranger):
-        response = client.get(f"/runs/{run.slug}/")
-        assert response.status_code == 200 and b"data-control" not in response.content
-    assert stranger.post(f"/runs/{run.slug}/pause/").status_code == 403
-    assert Client().post(f"/runs/{run.slug}/pause/").status_code == 302
-    run.refresh_from_db()
-    assert run.state is enums.RunStatus.TRAINING
-
-
 def test_owner_launches_pauses_resumes_and_cancels_runs(signed_in, launched_run, draft):
     client, ada = signed_in()
     draft_run = draft(ada, name="Not yet")
@@ -137,23 +125,3 @@ def test_refusal_says_who_cannot_join_and_whom_to_ask(rf, person, draft):
     assert [problem(user) for user in people] == [""] * 4
     run.cancel()
     assert problem(owner) == "The run is cancelled; nobody can join it now."
-
-
-def test_owner_is_asked_about_unconfirmed_machines_of_a_draft_only(
-    rf, person, draft, manifest, volunteer
-):
-    owner = person()
-    run = draft(owner)
-    new = volunteer(owner)
-    Machine.objects.update(confirmed=None)
-    new.join(run)
-
-    def listed(user) -> list[Machine]:
-        request = rf.get("/")
-        request.user = user
-        return run_views.unconfirmed_machines(request, run)
-
-    assert listed(owner) == [new.machine]
-    assert listed(person("bob@example.org")) == listed(AnonymousUser()) == []
-    run.accept_manifest(new.identity.sign("manifest", manifest(run)))
-    assert listed(owner) == [], "its text is prepared"
