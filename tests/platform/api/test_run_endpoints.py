@@ -205,20 +205,6 @@ def test_action_that_is_none_is_refused(script, launched_run, person, action):
     assert Run.objects.values_list("status", "launch_requested").get() == ("training", True)
 
 
-def test_invitation_is_revoked_in_its_own_run_only(script, launched_run, draft, person):
-    run, _ = launched_run(person())
-    invitation = RunInvitation.create(run)
-    another = draft(run.owner, name="Another")
-    ada = script(run.owner)
-    path = f"/runs/{another.slug}/invitations/{invitation.pk}"
-    assert ada.send_request("DELETE", path).status_code == 404
-    assert RunInvitation.find_by_token(invitation.token)
-    for _ in range(2):
-        path = f"/runs/{run.slug}/invitations/{invitation.pk}"
-        assert ada.send_request("DELETE", path).status_code == 200, "revoking again is no error"
-    assert RunInvitation.find_by_token(invitation.token) is None
-
-
 def test_script_excludes_a_volunteer_by_a_machines_name(
     script, launched_run, volunteer, person, numbered_report
 ):

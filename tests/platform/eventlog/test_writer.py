@@ -4,7 +4,6 @@ import logging
 import threading
 import time
 import types
-from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -13,7 +12,7 @@ from django.db import connection
 from helpers.event_log_builder import LogBuilder, recompute_state_hash
 
 from barnraise.protocol.signing import digest
-from coordinator.eventlog import hlc, ingest, projection, registry, writer
+from coordinator.eventlog import hlc, ingest, projection, writer
 from coordinator.eventlog.event import NO_DIGEST, open_event
 from coordinator.eventlog.models import Aggregate, LogEvent, Origin, PeerClock
 from coordinator.lib import site_identity
@@ -180,15 +179,6 @@ def test_log_of_a_former_key_is_not_continued(db, note_rows):
     assert (event.seq, event.key) == (2, site_identity.identity().key)
     assert not Origin.objects.get(pk=former.origin_id).ours
     assert projection.current_state("note:a") == {"text": "two"}
-
-
-def test_existing_rows_are_recorded_once(db, note_rows):
-    drafts = [("note.write", name, {"text": name}) for name in "ab"]
-    writer.record(*drafts[0])
-    note_type = registry.aggregate_types()["note"]
-    with registry.registered_temporarily(replace(note_type, existing_events=lambda: drafts)):
-        assert [writer.record_existing_rows() for _ in range(2)] == [1, 0]
-    assert projection.current_state("note:b") == {"text": "b"}
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,14 @@ import time
 from dataclasses import replace
 
 import pytest
+import redis.exceptions
 from asgiref.sync import sync_to_async
 from helpers.websocket_client import SECONDS, WatcherSocket, snapshot
 
 from coordinator.lib.valkey import valkey_client
 from coordinator.live import broadcaster as live
 from coordinator.live.broadcaster import Broadcaster, WatchedRun
-
-pytestmark = pytest.mark.django_db(transaction=True)
+from coordinator.runs.models import Run
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -157,3 +157,41 @@ async def test_broadcasts_of_a_deleted_run_are_not_silent():
         await asyncio.wait([task])
         watched = WatchedRun(looked_at=time.monotonic() - 40.0, broadcaster=task)
         assert (watched.silence() > 39) == is_silent
+
+
+async def test_slow_watcher_misses_the_newest_deltas():
+    received = []
+
+    async def send(message: dict) -> None:
+        received.append(message["text"])
+        if len(received) == live.QUEUE_LENGTH:
+            raise OSError("the socket is closed")
+
+    slow = live.Watcher(send)
+    for number in range(2 * live.QUEUE_LENGTH):
+        await live.fan_out({slow}, str(number))
+    assert slow.pending == live.QUEUE_LENGTH
+    await asyncio.wait_for(slow.send_deltas(), SECONDS)  # it ends with its socket
+    assert received == [str(number) for number in range(live.QUEUE_LENGTH)]
+
+
+async def test_broadcaster_outlives_an_outage_and_ends_with_its_run(training, monkeypatch):
+    run, _, _ = training
+    looks: list[bool] = []
+    next_delta = Broadcaster.next_delta
+
+    def next_delta_in_an_outage(broadcaster: Broadcaster) -> str | None:
+        if not looks:
+            raise redis.exceptions.ConnectionError("Valkey is away")
+        if len(looks) == 2:
+            Run.objects.get(pk=run.pk).delete()
+        return next_delta(broadcaster)
+
+    monkeypatch.setattr(Broadcaster, "next_delta", next_delta_in_an_outage)
+    monkeypatch.setattr(live, "BROADCAST_SECONDS", 0.0)
+    subscribed = asyncio.Event()
+    subscribed.set()
+    broadcasts = live.broadcast_deltas(str(run.pk), subscribed, looks.append)
+    await asyncio.wait_for(broadcasts, SECONDS)
+    assert looks == [False, True, True]
+    assert not await sync_to_async(valkey_client().exists)(live.lock_key(run.pk))

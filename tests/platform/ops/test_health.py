@@ -4,7 +4,7 @@ import re
 import time
 
 import pytest
-from django.db import connection
+from django.db import OperationalError, connection
 from django.test import Client
 from helpers.metrics_page import parse_metrics
 from helpers.stored_heartbeats import set_heartbeats
@@ -178,3 +178,15 @@ def test_health_needs_no_session_and_no_query(django_assert_num_queries):
     with django_assert_num_queries(0):
         answer = Client().get("/healthz")
     assert not answer.cookies
+
+
+def test_site_without_postgres_is_alive_and_not_ready(client, valkey, monkeypatch):
+    def refuse() -> None:
+        raise OperationalError("the connection was refused")
+
+    monkeypatch.setattr(connection, "ensure_connection", refuse)
+    assert client.get("/healthz").status_code == 200
+    answer = client.get("/readyz")
+    assert answer.status_code == 503 and not answer.json()["ready"]
+    assert (answer.json()["database"], answer.json()["valkey"]) == ("does not answer", "ok")
+    assert client.get("/metrics").status_code == 503

@@ -11,12 +11,11 @@ from barnraise.errors import SpecError
 from barnraise.protocol import enums, messages
 from barnraise.protocol.signing import digest
 from barnraise.spec import RunSpec, TextSpec
-from coordinator.accounts.models import Team, User
+from coordinator.accounts.models import User
 from coordinator.audit.models import AuditEntry
 from coordinator.fleet.lifecycle_facts import advance_run
 from coordinator.lib import site_identity
 from coordinator.lib.exceptions import UserError
-from coordinator.runs.invitations import RunInvitation
 from coordinator.runs.join_policy import JoinPolicy
 from coordinator.runs.models import NewRun, Run, RunQuerySet
 from coordinator.runs.spec_form import spec_from_fields
@@ -267,22 +266,6 @@ def test_setting_outside_its_bounds_is_refused_at_its_field(person, draft, field
     assert list(refused.value.problems) == [field] and not Run.objects.exists()
 
 
-@pytest.mark.parametrize(
-    ("name", "cleaned", "slug"),
-    [
-        ("  Night\u202e  shift\0 ", "Night shift", "night-shift"),
-        ("!!!", "!!!", "run"),
-        ("日本", "日本", "run"),
-        ("New", "New", "new-"),  # /runs/new/ is a page
-        ("x" * 80, "x" * 80, "x" * 60),
-    ],
-)
-def test_name_loses_hidden_characters_and_gives_the_address(person, draft, name, cleaned, slug):
-    run = draft(person(), name)
-    assert run.name == cleaned
-    assert run.slug == slug + (run.pk.hex[-8:] if slug.endswith("-") else "")
-
-
 @pytest.mark.parametrize("tokens", [0, -5, 10**15])
 def test_impossible_extension_names_the_possible_ones(person, launched_run, tokens):
     run, _ = launched_run(person())
@@ -291,19 +274,3 @@ def test_impossible_extension_names_the_possible_ones(person, launched_run, toke
     run.pause()
     run.extend(10**15 - run.token_budget)
     assert run.token_budget == 10**15 and run.extension_problem()
-
-
-def test_access_decides_whose_machines_may_join(person, draft):
-    owner, member, guest, stranger = (person(f"{n}@example.org") for n in range(4))
-    team = Team.create("Weavers", owner)
-    team.add_member(member, owner)
-    run = draft(owner)
-    RunInvitation.create(run).accept(guest)
-    everybody = (owner, member, guest, stranger)
-    for access, admitted in (
-        ("anyone", everybody),
-        ("team", (owner, member)),
-        ("invitation", (owner, guest)),
-    ):
-        run.update_join_policy(JoinPolicy(access, team=team.pk if access == "team" else None))
-        assert [user for user in everybody if run.accepts_machines_of(user)] == list(admitted)

@@ -5,6 +5,7 @@ from datetime import timedelta
 
 import pytest
 from django.utils import timezone
+from helpers.remote_telemetry import EXCHANGE
 
 from barnraise.protocol import enums
 from barnraise.protocol.signing import digest
@@ -178,3 +179,30 @@ def test_one_liars_machines_do_not_deny_that_weights_are_identical():
     assert agree("A1", "B1", "C1", "M2", "N3") is False
     assert agree("A1", "M2") is False and agree("A1", "A1", "A2") is False
     assert agree("A1", "A2", "B1", "B2") is False
+
+
+def test_page_says_that_the_machine_with_the_text_is_not_enrolled(
+    person, launched_run, volunteer, numbered_report
+):
+    run, ada = launched_run(person())
+    bob = volunteer(person("bob@example.org"), 2)
+    bob.join(run)
+    bob.report(run, numbered_report(1, activity="preparing"))
+    ada.machine.delete()
+    assert "is not enrolled any longer" in run_summary(run, machine_rows(run))["waiting"]
+    run.cancel()
+    assert "the text" not in (run_summary(run, machine_rows(run))["waiting"] or "")
+
+
+def test_traffic_is_summed_over_machines_that_are_there(
+    person, launched_run, volunteer, numbered_report
+):
+    run, ada = launched_run(person())
+    bob, eve = (volunteer(person(f"{n}@example.org"), n) for n in (2, 3))
+    for machine, lag, activity in ((ada, 2, "training"), (bob, 4, "training"), (eve, 9, "left")):
+        machine.join(run)
+        exchange = EXCHANGE.model_copy(update={"lag": lag})
+        machine.report(run, numbered_report(1, exchange=exchange, activity=activity))
+    traffic = {"machines": 2, "sent": 2000, "received": 2000, "staleness": 3.0}
+    assert run_table.sum_traffic(machine_rows(run)) == traffic
+    assert run_table.sum_traffic([]) == dict.fromkeys(traffic, 0)

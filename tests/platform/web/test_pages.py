@@ -70,19 +70,6 @@ def test_enrolment_code_without_hyphen_in_lower_case_is_found(signed_in, enrolme
     assert response.status_code == 404 and 'value="nope"' in response.content.decode()
 
 
-def test_machine_is_revoked_by_its_owner_only(signed_in, volunteer):
-    client, ada = signed_in()
-    stranger, _ = signed_in("bob@example.org")
-    machine = volunteer(ada).machine
-    assert stranger.post(f"/machines/{machine.pk}/revoke/").status_code == 404
-    machine.refresh_from_db()
-    assert machine.revoked is None
-    assert "is revoked" in text(client.post(f"/machines/{machine.pk}/revoke/", follow=True))
-    machine.refresh_from_db()
-    assert machine.revoked
-    assert machine.name not in text(stranger.get("/machines/"))
-
-
 # ---- all pages -----------------------------------------------------------------------------
 
 

@@ -4,7 +4,6 @@ import math
 from itertools import groupby
 
 import pytest
-from django.contrib.auth.models import AnonymousUser
 from django.test import Client
 from helpers.pages import text
 from hypothesis import given
@@ -12,8 +11,6 @@ from hypothesis import strategies as st
 
 from barnraise.protocol import enums
 from coordinator.accounts.models import Machine
-from coordinator.runs.invitations import RunInvitation
-from coordinator.runs.join_policy import JoinPolicy
 from coordinator.web import run_views
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("built_frontend")]
@@ -106,22 +103,3 @@ def test_control_that_is_none_is_not_found(signed_in, launched_run, action):
     assert client.post(f"/runs/{run.slug}/{action}/").status_code == 404
     run.refresh_from_db()
     assert run.state is enums.RunStatus.TRAINING
-
-
-def test_refusal_says_who_cannot_join_and_whom_to_ask(rf, person, draft):
-    owner, guest, stranger = (person(f"{n}@example.org", name=f"P{n}") for n in range(3))
-    run = draft(owner, join_policy=JoinPolicy("invitation"))
-    RunInvitation.create(run).accept(guest)
-
-    def problem(user) -> str:
-        request = rf.get("/")
-        request.user = user
-        return run_views.join_problem(request, run)
-
-    asked = "It takes the machines of invited people: ask P0 to let you in."
-    people = (owner, guest, stranger, AnonymousUser())
-    assert [problem(user) for user in people] == ["", "", asked, asked]
-    run.update_join_policy(JoinPolicy())
-    assert [problem(user) for user in people] == [""] * 4
-    run.cancel()
-    assert problem(owner) == "The run is cancelled; nobody can join it now."

@@ -2,6 +2,7 @@
 
 import secrets
 from datetime import UTC, datetime, timedelta
+from uuid import uuid4
 
 import pytest
 from django.db.models import F
@@ -16,9 +17,15 @@ from hypothesis import strategies as st
 
 from coordinator.credit import attestations, tasks
 from coordinator.credit.models import Credit
-from coordinator.credit.replicated.credits import UnpublishedRange, count_unpublished_tokens
+from coordinator.credit.replicated.credits import (
+    UnpublishedRange,
+    count_unpublished_tokens,
+    store,
+    store_batch,
+)
 from coordinator.eventlog import ingest, projection
 from coordinator.eventlog.models import LogEvent
+from coordinator.eventlog.registry import DependencyMissingError
 from coordinator.eventlog.truncate import truncate_log
 
 DAY = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -323,3 +330,40 @@ def test_overlapping_ranges_count_exactly_if_the_author_signed_totals(facts):
     covered = {seq for item in facts for seq in range(item.payload.first, item.payload.last + 1)}
     exact = sum(tokens_up_to(seq) - tokens_up_to(seq - 1) for seq in covered)
     assert sum(day["tokens"] for day in fold("credit", facts)["days"].values()) == exact
+
+
+@HISTORIES
+@given(
+    histories(
+        "credit",
+        {
+            "receipt": st.builds(
+                lambda payload, total: payload | {"total": total}, receipt, st.integers(0, 500)
+            )
+        },
+    ),
+    st.integers(),
+)
+def test_receipts_that_lie_count_no_more_than_was_signed(facts, seed):
+    assert_one_state("credit", facts, seed)
+    counted = [day["tokens"] for day in fold("credit", facts)["days"].values()]
+    assert min(counted) >= 0 and sum(counted) <= max(item.payload.total for item in facts)
+
+
+@pytest.mark.django_db
+def test_state_is_stored_once_its_machine_and_run_exist(mirrors):
+    days = {"2026-01-01": {"first": 1, "last": 4, "tokens": 400, "witness": None}}
+    run, key, life = mirrors.run.pk, mirrors.author.identity.key, "a" * 16
+    early = {f"{run}:{'0' * 64}:{life}", f"{uuid4()}:{key}:{life}"}
+    for name in early:
+        with pytest.raises(DependencyMissingError):
+            store(name, {"days": days})
+    name = f"{run}:{key}:{life}"
+    all_states = {each: {"days": days} for each in (*early, name)}
+    assert store_batch(all_states) == {name}
+    for _ in range(2):
+        assert list(Credit.objects.values_list("first", "last", "tokens")) == [(1, 4, 400)]
+        store(name, {"days": days})
+    assert store_batch(all_states) == set(), "`store` compares rows that exist"
+    store(name, None)
+    assert not Credit.objects.exists()
