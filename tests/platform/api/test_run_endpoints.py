@@ -197,14 +197,6 @@ def test_hidden_run_is_not_found_by_strangers(script, launched_run, person):
     assert stranger.send_request("GET", "/runs").json()["runs"] == []
 
 
-@pytest.mark.parametrize("action", ["delete", "advance", "__init__", "Pause", "%00"])
-def test_action_that_is_none_is_refused(script, launched_run, person, action):
-    run, _ = launched_run(person())
-    answer = script(run.owner).send_request("POST", f"/runs/{run.slug}/actions/{action}")
-    assert answer.status_code == 422 and "action" in problem(answer).fields
-    assert Run.objects.values_list("status", "launch_requested").get() == ("training", True)
-
-
 def test_script_excludes_a_volunteer_by_a_machines_name(
     script, launched_run, volunteer, person, numbered_report
 ):

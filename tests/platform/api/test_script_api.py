@@ -149,37 +149,23 @@ def world(person, launched_run, draft) -> World:
 
 
 def test_script_route_status_depends_on_the_role(script, world, undo):
+    """Compare the statuses for a session of the pages, a narrow token, a stranger and the owner."""
     wrong = {}
     for method, path, body, scope, stranger_status, owner_status in ROUTES:
         address = path.format(**world.path_values)
-        scopes = [WRONG_SCOPES[scope]] if scope else ALL_SCOPES
-        expected = {
-            "nobody": 401,
-            "narrow": 403 if scope else 200,
-            "stranger": stranger_status,
-            "owner": owner_status,
-        }
+        narrow = [WRONG_SCOPES[scope]] if scope else ALL_SCOPES
+        tokens = ((world.owner, narrow), (world.stranger, ALL_SCOPES), (world.owner, ALL_SCOPES))
         with undo():
-            anonymous = Client()
-            anonymous.force_login(world.owner)  # a session of the pages does not count
-            no_token = anonymous.generic(
+            session = Client()
+            session.force_login(world.owner)
+            no_token = session.generic(
                 method, f"/api/v1{address}", json.dumps(body or {}), content_type="application/json"
             )
-            narrow, stranger, owner = (
-                script(person, allowed).send_request(method, address, body).status_code
-                for person, allowed in (
-                    (world.owner, scopes),
-                    (world.stranger, ALL_SCOPES),
-                    (world.owner, ALL_SCOPES),
-                )
-            )
-        statuses = {
-            "nobody": no_token.status_code,
-            "narrow": narrow,
-            "stranger": stranger,
-            "owner": owner,
-        }
-        if statuses != expected:
+            statuses = [no_token.status_code]
+            for person, scopes in tokens:
+                answer = script(person, scopes).send_request(method, address, body)
+                statuses.append(answer.status_code)
+        if statuses != [401, 403 if scope else 200, stranger_status, owner_status]:
             wrong[method, path] = statuses
     assert not wrong
 

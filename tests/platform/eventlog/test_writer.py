@@ -141,22 +141,6 @@ def test_read_events_serves_no_more_than_its_limits(db, note_rows, monkeypatch):
     assert writer.read_events(log, 5) == writer.read_events("0" * 32, 0) == []
 
 
-def test_others_are_notified_after_the_commit(db, note_rows, django_capture_on_commit_callbacks):
-    sent = []
-
-    def receive(**_) -> None:
-        sent.append(LogEvent.objects.count())
-
-    writer.event_recorded.connect(receive)
-    try:
-        with django_capture_on_commit_callbacks(execute=True):
-            writer.record("note.write", "a", {"text": "one"})
-            assert not sent
-        assert sent == [2]
-    finally:
-        writer.event_recorded.disconnect(receive)
-
-
 def test_restored_site_records_nothing_and_resumes_with_one_new_log(db, note_rows):
     former = writer.record("note.write", "a", {"text": "one"}).origin_id
     writer.abandon_log(wait_for_mirrors=True)

@@ -64,17 +64,6 @@ def test_last_head_of_each_person_stays_whatever_comes_first(witnessed):
     assert (figures[ada.machine.owner_id].tokens, figures[ada.machine.owner_id].updates) == (200, 2)
 
 
-def test_head_of_a_key_that_nobody_enrolled_is_ignored(witnessed, volunteer, person):
-    run, owner, (ada, *_) = witnessed
-    unknown = volunteer(person("eve@example.org"), 30)
-    unseen = volunteer(person("fay@example.org"), 31)
-    unknown.machine.delete()
-    record(run, (owner, unknown, 1, 100), (owner, unseen, 1, 100), (owner, ada, 1, 100))
-    assert {machine for machine, *_ in stored_rows()} == {unseen.machine.pk, ada.machine.pk}, (
-        "a machine that has not joined here may report to another mirror"
-    )
-
-
 def test_stranger_states_no_more_than_one_volunteer_trains(witnessed):
     run, owner, (ada, bob, *_) = witnessed
     most = volunteer_rate(run) * 2 * 86_400 + run.spec.max_tokens_per_update

@@ -7,7 +7,6 @@ from helpers.mirror_lists import list_entry, signed_list
 
 from barnraise.protocol.mirror_list import Expulsion
 from barnraise.protocol.signing import Identity
-from coordinator.eventlog import writer
 from coordinator.eventlog.models import LogEvent
 from coordinator.lib import site_identity
 from coordinator.lib.exceptions import UserError
@@ -101,10 +100,3 @@ def test_mirror_without_a_valid_list_is_refused(mirror):
     assert "has no mirror list" in reason(mirror)
     mirror.routes["GET /mirror"] = lambda query, who: (200, b'{"key": "nonsense"}')
     assert reason(mirror) and not LogEvent.objects.exists()
-
-
-def test_site_that_lost_its_database_writes_again_after_joining(mirror, note_rows):
-    writer.abandon_log(wait_for_mirrors=True)
-    bootstrap.join(mirror.url, confirm, print)
-    assert not writer.is_restore_pending()
-    assert writer.record("note.write", "a", {"text": "x"}).seq > 1

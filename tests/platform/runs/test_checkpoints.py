@@ -279,11 +279,6 @@ def test_checkpoint_page_lists_digests_and_commands(
     assert f"barnraise export {run.slug} model" in html
 
 
-def test_checkpoint_page_of_a_draft_is_hidden_from_visitors(person, draft):
-    run = draft(person())
-    assert Client().get(f"/runs/{run.slug}/checkpoints/").status_code == 404
-
-
 def test_oldest_unconfirmed_checkpoints_are_pruned_above_the_limit(
     person, launched_run, volunteer, monkeypatch
 ):

@@ -216,18 +216,6 @@ def test_run_recruits_until_its_quorum_is_alive(person, draft, manifest, volunte
     assert advance_runs() == 1
 
 
-def test_directive_follows_a_pause_by_the_admin(person, launched_run, numbered_report):
-    run, ada = launched_run(person())
-    run.pause()
-    reply = coordinator_messages.ReportReply.model_validate_json(
-        ada.report(run, numbered_report(1)).content
-    )
-    assert (
-        open_signed(reply.directive, "directive", coordinator_messages.Directive).status
-        is enums.RunStatus.PAUSED
-    )
-
-
 def test_waiting_drafts_need_one_query_to_advance(person, draft, django_assert_num_queries):
     owner = person()
     for name in "abc":
