@@ -27,7 +27,7 @@ def witnessed(person, launched_run, volunteer):
     Run.objects.update(created=timezone.now() - timedelta(days=2))
     run.refresh_from_db()
     for author in (owner, *others):
-        for seq in range(1, 6):  # the headers of one chain, each of which names the one before
+        for seq in range(1, 6):  # in order, so that each header names the one before
             sign_header(run, author, seq, 100 * seq, LIFE)
     return run, owner, others
 
@@ -51,10 +51,10 @@ def stored_rows() -> set[tuple]:
 def test_last_head_of_each_person_stays_whatever_comes_first(witnessed):
     run, owner, (ada, bob, *_) = witnessed
     later, earlier = (bob, ada, 3, 300), (bob, ada, 2, 200)
-    for order in ((later, earlier), (earlier, later)):
+    for batches in ([[later], [earlier]], [[earlier], [later]], [[later, earlier]]):
         UpdateWitness.objects.all().delete()
-        for seen in order:
-            record(run, seen)
+        for batch in batches:
+            record(run, *batch)
         assert stored_rows() == {(ada.machine.pk, bob.machine.owner_id, 3, 300)}
         assert not VouchedAuthor.objects.exists(), "one other person vouches for nothing"
     (vouched,) = record(run, (owner, ada, 2, 200))
