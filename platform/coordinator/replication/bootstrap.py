@@ -8,7 +8,6 @@ from collections.abc import Callable
 from barnraise.errors import MirrorListError
 from barnraise.protocol.mirror_list import MirrorEntry, MirrorList, SignedMirrorList, parse_list
 from coordinator.eventlog import ingest
-from coordinator.eventlog.writer import resume
 from coordinator.lib import site_identity
 from coordinator.lib.exceptions import UserError
 from coordinator.replication import mirror_list, pull
@@ -90,7 +89,6 @@ def _pull_all(client: MirrorClient, result: pull.PullResult, report: Callable[[s
     report(f"{total:,} events in {len(heads.heads)} logs")
     with signature_checker() as executor:
         pull.pull_logs(client, heads, result, executor)
-    resume()  # for a site that lost its database and kept its key
     report(f"stored {result.stored:,} events; computing the state")
     ingest.project_pending(defer=True)
     pull.pull_private_data(client)

@@ -7,12 +7,14 @@ from helpers.mirror_lists import list_entry, signed_list
 
 from barnraise.protocol.mirror_list import Expulsion
 from barnraise.protocol.signing import Identity
+from coordinator.eventlog import writer
 from coordinator.eventlog.models import LogEvent
 from coordinator.lib import site_identity
 from coordinator.lib.exceptions import UserError
 from coordinator.lib.ttl_cache import TtlCache
 from coordinator.replication import bootstrap, mirror_list
 from coordinator.replication.models import MirrorListVersion
+from coordinator.replication.protocol import LogHead, LogPart
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("valkey")]
 
@@ -100,3 +102,18 @@ def test_mirror_without_a_valid_list_is_refused(mirror):
     assert "has no mirror list" in reason(mirror)
     mirror.routes["GET /mirror"] = lambda query, who: (200, b'{"key": "nonsense"}')
     assert reason(mirror) and not LogEvent.objects.exists()
+
+
+def test_restored_site_waits_until_its_own_log_is_back(mirror, note_rows):
+    own_log = writer.record("note.write", "a", {"text": "x"}).origin_id
+    events = writer.read_events(own_log, 0)
+    writer.abandon_log(wait_for_mirrors=True)
+    heads = {own_log: LogHead(seq=len(events) + 1, digest="0" * 64)}
+    mirror.routes["GET /mirrors/heads"] = lambda query, who: mirror.identity.sign(
+        "heads", mirror.heads(who, heads=heads)
+    )
+    forged = events[-1].model_copy(update={"signature": "0" * 128})
+    page = LogPart(events=[forged], more=False)
+    mirror.routes[f"GET /mirrors/logs/{own_log}"] = lambda query, who: page
+    assert bootstrap.join(mirror.url, confirm, print).refused
+    assert writer.is_restore_pending(), "it would decide without its own last decisions"
