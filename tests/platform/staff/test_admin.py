@@ -385,15 +385,3 @@ def test_stolen_token_of_staff_controls_no_run_of_others(
     assert client.post(f"/api/v1/runs/{run.slug}/actions/pause", headers=headers).status_code == 403
     run.refresh_from_db()
     assert run.status == "training"
-
-
-def test_admin_form_cannot_change_a_run(person, launched_run, client):
-    run, _ = launched_run(person())
-    client.force_login(person("root@example.org", is_staff=True, is_superuser=True))
-    answer = client.post(
-        f"/admin/runs/run/{run.pk}/change/", {"name": "New", "quorum": 0, "report_every": "0"}
-    )
-    assert answer.status_code == 403
-    before = (run.name, run.quorum, run.report_every)
-    run.refresh_from_db()
-    assert (run.name, run.quorum, run.report_every) == before
