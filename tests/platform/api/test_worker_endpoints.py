@@ -347,9 +347,9 @@ def test_directive_without_a_report_has_the_mark_and_the_status(
     person, launched_run, numbered_report
 ):
     run, ada = launched_run(person())
-    ada.report(run, numbered_report(1), numbered_report(2))
+    ada.report(run, numbered_report(1), numbered_report(3))  # and not the second
     path = f"/runs/{run.slug}/directive"
-    for acknowledged, status in ((0, "training"), (2, "paused")):
+    for acknowledged, status in ((0, "training"), (1, "paused")):
         reply = coordinator_messages.ReportReply.model_validate_json(
             ada.send_request("GET", path).content
         )
