@@ -17,7 +17,8 @@ from barnraise.protocol.signing import Identity
 from coordinator.accounts.models import Enrolment, SiteSettings, Team, TeamInvitation
 from coordinator.audit.models import AuditEntry
 from coordinator.eventlog.models import ForkProof, Origin
-from coordinator.fleet.verdicts import RetractionRequest, VerdictRecord
+from coordinator.fleet.verdict_models import VerdictRecord
+from coordinator.fleet.verdict_requests import RetractionRequest
 from coordinator.lib import heartbeats
 from coordinator.notify.models import Webhook
 from coordinator.notify.tasks import UNSUBSCRIBE

@@ -81,6 +81,7 @@ def test_script_creates_launches_cancels_and_archives_a_run(script, launched_run
         ({"name": "x", "fields": {"model.colour": 5}}, "model.colour"),
         ({"name": "x", "fields": {"model.layers": []}}, "model.layers"),
         ({"name": "x", "fields": {"text.places": 5}}, "text.places"),
+        ({"name": "x", "fields": {"recipe.strategy": "all-reduce"}}, "recipe.strategy"),
         ({"name": "x", "fields": {"recipe.token_budget": "1e400"}}, "recipe.token_budget"),
         (
             {"name": "x", "fields": {"text.source": "urls", "text.places": ["http://10.0.0.1/"]}},

@@ -10,7 +10,8 @@ from helpers.metrics_page import parse_metrics
 from helpers.stored_heartbeats import set_heartbeats
 
 from coordinator.eventlog import projection, writer
-from coordinator.lib import counters, embedded_servers, heartbeats, site_identity
+from coordinator.lib import counters, heartbeats, site_identity
+from coordinator.lib.embedded import embedded_servers, valkey_server
 from coordinator.live.broadcaster import watchers
 from coordinator.telemetry.rollup import drain_queue
 
@@ -46,7 +47,7 @@ def test_site_with_database_and_valkey_is_alive_and_ready(client, valkey):
 
 
 def test_health_without_valkey_is_alive_and_not_ready(client, state):
-    embedded_servers.stop_valkey(state)
+    valkey_server.stop_valkey(state)
     try:
         assert client.get("/healthz").status_code == 200
         answer = client.get("/readyz")

@@ -18,7 +18,8 @@ from helpers.stored_heartbeats import AHEAD_SECONDS, set_heartbeats
 from coordinator.celery import Task, app
 from coordinator.fleet.models import Membership
 from coordinator.fleet.tasks import expire_memberships
-from coordinator.lib import embedded_servers, heartbeats, log_format, request_id
+from coordinator.lib import heartbeats, log_format, request_id
+from coordinator.lib.embedded import embedded_servers, valkey_server
 from coordinator.lib.ttl_cache import TtlCache
 from coordinator.staff.dashboard import collect_dashboard
 from coordinator.telemetry.history import load_history
@@ -72,7 +73,7 @@ def test_delay_is_known_while_valkey_is_away(state, valkey, monkeypatch):
     set_heartbeats(valkey)
     assert heartbeats.delayed_since() is None
     later = time.time() + AHEAD_SECONDS + 10
-    embedded_servers.stop_valkey(state)
+    valkey_server.stop_valkey(state)
     try:
         heartbeats.record(heartbeats.Part.REPORTS)  # logs, and does not fail
         TtlCache.clear_all()

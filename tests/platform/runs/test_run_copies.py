@@ -9,8 +9,9 @@ from helpers.pages import field_error
 from barnraise.protocol import coordinator_messages, enums, reports
 from barnraise.spec import ModelSpec, RunSpec, Start
 from coordinator.accounts.models import Team
+from coordinator.runs.drafts import NewRun
 from coordinator.runs.join_policy import JoinPolicy
-from coordinator.runs.models import NewRun, Run
+from coordinator.runs.models import Run
 from coordinator.runs.spec_form import spec_from_fields
 from coordinator.telemetry.rollup import drain_queue
 

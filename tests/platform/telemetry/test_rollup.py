@@ -17,7 +17,7 @@ from barnraise.protocol import coordinator_messages
 from barnraise.protocol import reports as coordinator_reports
 from coordinator.fleet.lifecycle_facts import advance_run
 from coordinator.fleet.models import Membership
-from coordinator.lib import embedded_servers
+from coordinator.lib.embedded import embedded_servers, valkey_server
 from coordinator.telemetry import report_queue, rollup
 from coordinator.telemetry.history import MAX_POINTS, load_history
 from coordinator.telemetry.models import BUCKET_WIDTHS, LossPoint, ReportReceipt, Rollup
@@ -189,7 +189,7 @@ def test_crash_before_the_commit_loses_nothing(person, launched_run, numbered_re
 def test_reports_lost_with_valkey_are_posted_again(person, launched_run, numbered_report, state):
     run, ada = launched_run(person())
     ada.report(run, numbered_report(1), numbered_report(2))
-    embedded_servers.stop_valkey(state)
+    valkey_server.stop_valkey(state)
     embedded_servers.start(state, durable=False)  # a server without durability restarts empty
     ada.report(run, numbered_report(3))
     drain_queue()
