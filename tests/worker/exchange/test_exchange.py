@@ -10,7 +10,6 @@ from helpers.raw_peer import connect_raw_peer
 from helpers.wait_for import wait_until, within
 
 from barnraise.exchange.gossip import requests as requests_module
-from barnraise.exchange.updates.update_receiver import UpdateReceiver
 from barnraise.ledger import blob_store as blobs_module
 from barnraise.peering.transports.framing import unpack
 from barnraise.peering.transports.iroh_transport import IrohTransport
@@ -487,25 +486,32 @@ def test_update_whose_payload_the_disk_refuses_is_not_published(world, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("method", "failing_call"),
-    [("_fits_in_memory", 1), ("_check_and_append", 1), ("_append", 1), ("_append", 2)],
+    ("choose_part", "method", "failing_call"),
+    [
+        (lambda ledger: ledger, "expect_payloads", 1),
+        (lambda ledger: ledger.blobs, "append_piece", 1),
+        (lambda ledger: ledger.peer_store, "store_ticket", 1),
+        (lambda ledger: ledger, "append_all", 1),
+        (lambda ledger: ledger, "append_all", 2),
+    ],
 )
 def test_update_that_could_not_be_stored_is_received_again(
-    world, monkeypatch, caplog, method, failing_call
+    world, monkeypatch, caplog, choose_part, method, failing_call
 ):
     """Let one call fail, as on a full disk. The link ends, and no update is lost."""
     monkeypatch.setattr(requests_module, "RETRY_DELAY", 0.2)
     a, b = (world.machine(n).start() for n in (1, 2))
-    call = getattr(UpdateReceiver, method)
+    part = choose_part(b.ledger)
+    call = getattr(part, method)
     calls: list[str] = []
 
-    def fail_once(self, *arguments):
+    def fail_once(*arguments):
         calls.append(method)
         if len(calls) == failing_call:
             raise OSError("no space left on device")
-        return call(self, *arguments)
+        return call(*arguments)
 
-    monkeypatch.setattr(UpdateReceiver, method, fail_once)
+    monkeypatch.setattr(part, method, fail_once)
     b.add_peers(a)
     for seed in (1, 2, 3):
         a.publish_round(seed)

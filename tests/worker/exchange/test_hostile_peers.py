@@ -14,7 +14,12 @@ from helpers.wait_for import wait_until, within
 
 from barnraise.errors import MessageError, StateError, TicketError
 from barnraise.exchange.gossip import requests
-from barnraise.exchange.updates import transfer_budget, update_receiver
+from barnraise.exchange.updates import (
+    incomplete_updates,
+    payload_receiver,
+    transfer_budget,
+    update_receiver,
+)
 from barnraise.ledger.anchor import compute_sketch
 from barnraise.ledger.codec import encode
 from barnraise.peering.links import connection as connection_module
@@ -375,9 +380,9 @@ def send_payloads(world, send):
         send(BlobPart(digest=blake3(data).hexdigest(), offset=0, total=len(data)), data)
 
 
-@pytest.mark.parametrize("max_bytes", [update_receiver.MAX_DECODED_BYTES, 0])
+@pytest.mark.parametrize("max_bytes", [payload_receiver.MAX_DECODED_BYTES, 0])
 def test_decoded_units_stay_in_memory_up_to_the_limit(world, monkeypatch, max_bytes):
-    monkeypatch.setattr(update_receiver, "MAX_DECODED_BYTES", max_bytes)
+    monkeypatch.setattr(payload_receiver, "MAX_DECODED_BYTES", max_bytes)
     a, b = world.machine(1).start(), world.machine(2).start()
     a.add_peers(b)
     world.wait_for_agreement(a, b)
@@ -393,7 +398,7 @@ def test_decoded_units_stay_in_memory_up_to_the_limit(world, monkeypatch, max_by
 
 
 def test_stale_headers_make_room_for_other_authors(world, monkeypatch):
-    monkeypatch.setattr(update_receiver, "MAX_INCOMPLETE_OF_VOLUNTEER", 3)
+    monkeypatch.setattr(incomplete_updates, "MAX_INCOMPLETE_OF_VOLUNTEER", 3)
     monkeypatch.setattr(transfer_budget, "STALE_AFTER", 1.0)
     a = world.machine(1).start()
     updates = a.exchange.server.updates
@@ -422,7 +427,7 @@ def test_stale_headers_make_room_for_other_authors(world, monkeypatch):
 def test_payloads_of_updates_that_never_complete_do_not_stay(world, monkeypatch):
     """A peer sends all payloads of an update but one; they go after a time, or a restart."""
     monkeypatch.setattr(update_receiver, "EXPIRY_INTERVAL", 0.2)
-    monkeypatch.setattr(update_receiver, "MAX_BUFFERED_UPDATE", 0)  # as for larger models
+    monkeypatch.setattr(payload_receiver, "MAX_BUFFERED_UPDATE", 0)  # as for larger models
     a = world.machine(1).start()
     blobs = a.ledger.blobs
     payloads = [data for data, _ in noise_payloads(world)]

@@ -170,6 +170,7 @@ class UpdateServer:
         self.peers.register({PeerState: self._on_state})
         for handler in (
             self.updates,
+            self.updates.payloads,
             sender,
             self.verdicts,
             self.snapshot_server,
