@@ -1,10 +1,15 @@
 """Connect to an exchange as a peer that sends exactly what a test wants to send."""
 
 import asyncio
+import logging
 import threading
 from contextlib import contextmanager
 
+import pytest
+from helpers.wait_for import wait_until
+
 from barnraise.peering.transports.framing import pack
+from barnraise.peering.transports.transport import ChannelClosedError
 from barnraise.protocol import messages
 from barnraise.protocol.signing import Identity, digest
 
@@ -74,3 +79,26 @@ def build_hello(world, identity, **changes):
         "addresses": [],
     }
     return messages.Hello(**(fields | changes))
+
+
+def assert_refused(machine, caplog, messages, reason, hello=None):
+    """Send messages, and assert that the connection ends for that reason and nothing changed."""
+    caplog.set_level(logging.INFO, "barnraise.exchange")
+    world = machine.world
+    before = (machine.ledger.vector(), machine.anchor.digest())
+    channels = []
+    with connect_raw_peer(world, machine, hello=hello, reads=False, channels=channels) as send:
+        for message in messages:
+            send(message)
+        channel, run = channels[0]
+
+        async def receive_until_closed():
+            while True:
+                await channel.receive()
+
+        with pytest.raises(ChannelClosedError):
+            run(asyncio.wait_for(receive_until_closed(), 15))
+    machine.step()
+    assert (machine.ledger.vector(), machine.anchor.digest()) == before
+    wait_until(lambda: any(reason in record.getMessage() for record in caplog.records))
+    wait_until(lambda: machine.exchange.stats.peers == 0)

@@ -201,6 +201,14 @@ class World:
         self.machines.append(Machine(self, number, name))
         return self.machines[-1]
 
+    def start_machine_with_clock(self, number: int) -> tuple[Machine, list[float]]:
+        """Start a machine; return it and its clock, a list whose one value a test changes."""
+        now = [time.time()]
+        machine = self.machine(number)
+        machine.exchange.stop()
+        machine.open(clock=lambda: now[0])
+        return machine.start(), now
+
     def wait_for_agreement(self, *machines: Machine, seconds: float = 20.0) -> str:
         """Step machines until their anchors are the same; return the anchors' digest."""
 

@@ -3,18 +3,14 @@
 import shutil
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from helpers.raw_peer import connect_raw_peer
 from helpers.wait_for import wait_until, within
 
-from barnraise.exchange.gossip import requests as requests_module
-from barnraise.ledger import blob_store as blobs_module
-from barnraise.peering.transports.framing import unpack
+from barnraise.errors import StateError
 from barnraise.peering.transports.iroh_transport import IrohTransport
 from barnraise.protocol import messages
-from barnraise.training import prefetch
 
 # ---- agreement
 
@@ -135,86 +131,6 @@ def test_reported_anchor_digest_is_in_the_next_state(world):
         wait_until(lambda links=links: [link.anchor_agrees for link in links.values()] == [True])
 
 
-def test_received_update_visits_the_disk_thread_once(world, monkeypatch):
-    """Each visit wakes two threads, which costs more than most of what is done there."""
-    a, b = (world.machine(n).start() for n in (1, 2))
-    b.add_peers(a)
-    a.publish_round(1)
-    world.wait_for_agreement(a, b)
-    visits: list[str] = []
-    submit = ThreadPoolExecutor.submit
-
-    def submit_and_record(self, call, *arguments):
-        def visit():
-            visits.append(threading.current_thread().name)
-            return call(*arguments)
-
-        return submit(self, visit)
-
-    monkeypatch.setattr(ThreadPoolExecutor, "submit", submit_and_record)
-    a.publish_round(2)
-    world.wait_for_agreement(a, b)
-    assert [name for name in visits if name.startswith("barnraise-disk")] == ["barnraise-disk_0"]
-
-
-def test_header_that_answers_a_probe_late_is_not_waited_for(world):
-    """Let a push overtake the answer to a probe: the update of the answer comes when requested."""
-    a, b = (world.machine(n).start() for n in (1, 2))
-    updates = [a.publish_round(seed) for seed in (1, 2)]
-    author = updates[0].author
-    headers = [a.ledger.header(author, update.seq) for update in updates]
-    tickets = [a.ledger.tickets.get(update.ticket) for update in updates]
-    with connect_raw_peer(world, b, 8) as send:
-
-        def push(index: int, has_payloads: bool) -> None:
-            send(
-                messages.UpdatePush(
-                    header=headers[index], ticket=tickets[index], has_payloads=has_payloads
-                )
-            )
-            for part in updates[index].payload_parts if has_payloads else ():
-                payload = a.ledger.blobs.read(part.digest)
-                send(messages.BlobPart(digest=part.digest, offset=0, total=part.size), payload)
-
-        push(1, has_payloads=True)
-        push(0, has_payloads=False)
-        wait_until(lambda: b.exchange.server.updates.incomplete == [(author, 2)])
-        send(messages.PeerState(vector={}, rate=7.0))  # arrives after the header
-        links = b.exchange.server.gossip.links
-        wait_until(lambda: 7.0 in [link.rate for link in links.values()])
-        assert b.exchange.server.updates.incomplete == [(author, 2)]
-        push(0, has_payloads=True)
-        wait_until(lambda: b.ledger.vector() == {author: 2})
-
-
-def test_update_that_two_peers_send_at_once_is_appended_once(world, monkeypatch, caplog):
-    a, b = (world.machine(n).start() for n in (1, 2))
-    update = a.publish_round(1)
-    ticket = a.ledger.tickets.get(update.ticket)
-    push = messages.UpdatePush(header=a.ledger.header(update.author, 1), ticket=ticket)
-    append_piece = blobs_module.BlobStore.append_piece
-
-    def append_slowly(self, *arguments):
-        time.sleep(0.1)
-        return append_piece(self, *arguments)
-
-    monkeypatch.setattr(blobs_module.BlobStore, "append_piece", append_slowly)
-    with connect_raw_peer(world, b, 8) as send_one, connect_raw_peer(world, b, 9) as send_other:
-        for send in (send_one, send_other):
-            send(push)
-        for part in update.payload_parts:
-            payload = a.ledger.blobs.read(part.digest)
-            for send in (send_one, send_other):
-                send(messages.BlobPart(digest=part.digest, offset=0, total=part.size), payload)
-        wait_until(lambda: b.ledger.vector() == {update.author: 1})
-        send_other(messages.PeerState(vector={}, rate=7.0))  # arrives after all parts
-        links = b.exchange.server.gossip.links
-        wait_until(lambda: 7.0 in [link.rate for link in links.values()])
-        assert b.exchange.stats.peers == 2
-    assert "an error of ours" not in caplog.text
-    assert [received.header.seq for received in b.exchange.poll_updates()] == [1]
-
-
 def test_update_in_flight_is_predicted_for_its_fragments_until_it_arrives(world):
     a, b = (world.machine(n).start() for n in (1, 2))
     b.add_peers(a)
@@ -308,55 +224,6 @@ def test_unproven_claim_of_own_updates_keeps_the_incarnation(world):
     assert a.exchange.author.endswith(a.incarnation)
 
 
-def test_publish_is_durable_before_the_first_byte_is_sent(world, monkeypatch):
-    a, b = (world.machine(n).start() for n in (1, 2))
-    b.add_peers(a)
-    wait_until(lambda: a.exchange.stats.peers == 1)
-    events: list[str] = []
-    (connection,) = a.exchange.server.peers.connections.values()
-    channel_type, ledger_type = type(connection.channel), type(a.ledger)
-    write_into_place = blobs_module.write_into_place
-    append, send = ledger_type.append, channel_type.send
-
-    def recorded_write(*arguments):
-        write_into_place(*arguments)
-        events.append("file")
-
-    def recorded_append(self, signed, update):
-        outcome = append(self, signed, update)
-        events.append("row")
-        return outcome
-
-    async def recorded_send(self, frame):
-        message, _ = unpack(frame)
-        if message.type in ("update_push", "blob_part"):
-            events.append(message.type)
-        await send(self, frame)
-
-    monkeypatch.setattr(blobs_module, "write_into_place", recorded_write)
-    monkeypatch.setattr(ledger_type, "append", recorded_append)
-    monkeypatch.setattr(channel_type, "send", recorded_send)
-    a.publish_round(1)
-    world.wait_for_agreement(a, b)
-    fragments = len(a.anchor.fragments)
-    assert events[: fragments + 2] == ["file"] * fragments + ["row", "update_push"]
-
-
-def test_publish_on_a_full_disk_publishes_nothing(world, monkeypatch):
-    a = world.machine(1).start()
-
-    def raise_disk_full(*arguments):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(blobs_module, "write_into_place", raise_disk_full)
-    with pytest.raises(OSError, match="No space"):
-        a.publish_round(1)
-    monkeypatch.undo()
-    assert a.ledger.vector() == {}
-    a.publish_round(1)
-    assert a.ledger.vector() == {a.exchange.author: 1}
-
-
 def test_more_authors_than_a_state_holds_keep_the_server_alive(world):
     a, b = (world.machine(n).start() for n in (1, 2))
     authors = {f"{number:064x}.{'0' * 16}": 1 for number in range(2100)}
@@ -412,46 +279,6 @@ def test_start_without_a_listening_transport_raises_at_once(world):
 # ---- blobs
 
 
-def test_fetch_blobs_finds_the_peer_that_has_the_blob(world):
-    a, b, c = (world.machine(n).start() for n in (1, 2, 3))
-    data = bytes(range(256)) * 4000
-    name = b.ledger.blobs.store(data)
-    c.add_peers(a, b)
-    wait_until(lambda: c.exchange.stats.peers == 2)
-    assert c.exchange.fetch_blobs({name: None}, 20) and c.ledger.blobs.read(name) == data
-    with within(20):
-        assert not c.exchange.fetch_blobs({"0" * 64: None}, 1.0)
-
-
-def test_fetch_of_many_files_uses_all_peers_at_once(world, monkeypatch):
-    monkeypatch.setattr(prefetch, "BATCH_BLOBS", 5)  # eight files make two batches
-    a, b, c = (world.machine(n).start() for n in (1, 2, 3))
-    files = [bytes([n]) * 300_000 for n in range(8)]
-    for machine in (a, b):
-        sizes = {machine.ledger.blobs.store(data): len(data) for data in files}
-        machine.exchange.set_uplink_limit(1_000_000)
-    c.add_peers(a, b)
-    wait_until(lambda: c.exchange.stats.peers == 2)
-    assert prefetch.fetch_all_blobs(c.exchange, c.ledger.blobs, sizes, "files", lambda: False)
-    assert [c.ledger.blobs.read(digest) for digest in sizes] == files
-    for machine in (a, b):
-        assert machine.exchange.stats.bytes_sent > 2 * 300_000, "both uplinks are used"
-    with within(20):
-        assert not prefetch.fetch_all_blobs(
-            c.exchange, c.ledger.blobs, {"0" * 64: None}, "files", lambda: True
-        )
-
-
-def test_fetch_continues_where_an_interrupted_one_ended(world):
-    a, b = (world.machine(n).start() for n in (1, 2))
-    data = bytes(range(256)) * 4000
-    name = a.ledger.blobs.store(data)
-    b.ledger.blobs.append_piece(name, 0, data[:900_000], len(data))
-    b.add_peers(a)
-    assert b.exchange.fetch_blobs({name: len(data)}, 20) and b.ledger.blobs.read(name) == data
-    assert b.exchange.stats.bytes_received < 200_000
-
-
 def test_peer_that_does_not_read_delays_no_other_peer(world):
     a, b = (world.machine(n).start() for n in (1, 2))
     big = a.ledger.blobs.store(bytes(40_000_000))
@@ -466,55 +293,11 @@ def test_peer_that_does_not_read_delays_no_other_peer(world):
             world.wait_for_agreement(a, b)
 
 
-def test_update_whose_payload_the_disk_refuses_is_not_published(world, monkeypatch):
+def test_start_with_an_anchor_before_the_ledgers_base_is_refused(world):
     a = world.machine(1).start()
-    store = blobs_module.BlobStore.store
-    calls: list[bytes] = []
-
-    def refuse_third(self, data, pin=False):
-        calls.append(data)
-        if len(calls) == 3:
-            raise OSError("no space left on device")
-        return store(self, data, pin)
-
-    monkeypatch.setattr(blobs_module.BlobStore, "store", refuse_third)
-    with pytest.raises(OSError, match="no space left"):
-        a.publish_round(1)
-    assert a.exchange.last_published_seq == 0 and a.ledger.vector() == {}
-    a.publish_round(2)
-    assert a.exchange.last_published_seq == 1
-
-
-@pytest.mark.parametrize(
-    ("choose_part", "method", "failing_call"),
-    [
-        (lambda ledger: ledger, "expect_payloads", 1),
-        (lambda ledger: ledger.blobs, "append_piece", 1),
-        (lambda ledger: ledger.peer_store, "store_ticket", 1),
-        (lambda ledger: ledger, "append_all", 1),
-        (lambda ledger: ledger, "append_all", 2),
-    ],
-)
-def test_update_that_could_not_be_stored_is_received_again(
-    world, monkeypatch, caplog, choose_part, method, failing_call
-):
-    """Let one call fail, as on a full disk. The link ends, and no update is lost."""
-    monkeypatch.setattr(requests_module, "RETRY_DELAY", 0.2)
-    a, b = (world.machine(n).start() for n in (1, 2))
-    part = choose_part(b.ledger)
-    call = getattr(part, method)
-    calls: list[str] = []
-
-    def fail_once(*arguments):
-        calls.append(method)
-        if len(calls) == failing_call:
-            raise OSError("no space left on device")
-        return call(*arguments)
-
-    monkeypatch.setattr(part, method, fail_once)
-    b.add_peers(a)
-    for seed in (1, 2, 3):
-        a.publish_round(seed)
-    world.wait_for_agreement(a, b)
-    assert len(calls) > failing_call
-    assert "no space left on device" in caplog.text
+    signed = a.publish_round(1)
+    b = world.machine(2)
+    digests = [b.ledger.blobs.store(bytes([i])) for i in range(len(b.anchor.fragments))]
+    b.ledger.rebase([(a.ledger.header(signed.author, 1), signed)], digests)
+    with pytest.raises(StateError, match="join again from an empty folder"):
+        b.start()

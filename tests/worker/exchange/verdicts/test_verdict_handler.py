@@ -7,18 +7,22 @@ from dataclasses import replace
 
 import pytest
 import torch
+from helpers.forged_updates import STRANGER, build_push
 from helpers.mirror_lists import list_entry, signed_list
+from helpers.raw_peer import assert_refused
 from helpers.wait_for import stepping, wait_until
 
 from barnraise.errors import ExcludedError, UnprovenVerdictError
 from barnraise.exchange.verdicts import verdict_sync as verdict_sync_module
 from barnraise.exchange.verdicts.verdict_handler import VERDICT_FOLDER
 from barnraise.protocol import messages
+from barnraise.protocol.fork_proof import Fork
 from barnraise.protocol.mirror_list import Expulsion
 from barnraise.protocol.signing import Identity, digest
 from barnraise.protocol.verdicts import SignedVerdict
 
 RUN = "01890000-0000-7000-8000-000000000001"
+OTHER_RUN = "01890000-0000-7000-8000-00000000000f"
 
 
 def start_with_poisoner(world, rounds: int = 3):
@@ -550,3 +554,27 @@ def test_joiner_accepts_a_snapshot_with_a_verdict_of_later_mirrors(world):
     c.exchange.set_mirror_lists(lists)  # as its coordinator names them
     join_peers_while_stepping(c, a, b)
     assert world.wait_for_agreement(a, b, c) == agreed
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (
+            lambda world: world.sign_verdict(by=(STRANGER,)),
+            "neither the run's owner nor one of its mirrors",
+        ),
+        (lambda world: world.sign_verdict(run=OTHER_RUN), "is for run"),
+        (
+            lambda world: fork_of_one_update(build_push(world, STRANGER)),
+            "not two",
+        ),
+    ],
+)
+def test_invalid_verdict_or_proof_ends_the_connection(world, caplog, message, reason):
+    a = world.machine(1).start()
+    assert_refused(a, caplog, [message(world)], reason)
+
+
+def fork_of_one_update(sent):
+    """Return a proof of a fork whose two updates are the same one."""
+    return Fork(one=sent.header, other=sent.header, ticket=sent.ticket)

@@ -3,14 +3,11 @@
 import hypothesis.strategies as st
 import pytest
 import torch
+from helpers.wait_for import wait_until
 from hypothesis import given
 
 from barnraise.exchange.weights.contribution import MAX_SILENCE, MAX_VOLUNTEERS, ContributionMeter
-from barnraise.exchange.weights.weighting import (
-    FULL_AGREEMENT,
-    NO_AGREEMENT,
-    contribution_factors,
-)
+from barnraise.exchange.weights.weighting import FULL_AGREEMENT, NO_AGREEMENT, contribution_factors
 
 SIZES = (30_000, 60_000, 60_000, 30_000)
 TOKENS = 10_000
@@ -203,3 +200,29 @@ def test_factors_follow_agreement_and_spare_everybody_without_a_majority(agreeme
     assert all(factors[name] == 1.0 for name in agreeing)
     for name, value in agreements.items():
         assert 0.0 <= factors[name] <= 1.0 and (value > NO_AGREEMENT or factors[name] == 0.0)
+
+
+def test_useless_updates_of_a_stranger_take_no_weight(world, caplog):
+    """Its updates are valid and state all tokens that its ticket permits; they contain noise."""
+    machines = [world.machine(n).start() for n in (1, 2, 3, 9)]
+    honest, stranger = machines[:3], machines[3]
+    first = honest[0]
+    for machine in machines[1:]:
+        machine.add_peers(first)
+    wait_until(lambda: first.exchange.stats.peers == 3)
+
+    def train_round(seed: int) -> None:
+        for machine in honest:
+            machine.publish_round(seed)  # all honest machines learn the same
+        stranger.publish_round(1000 + seed, tokens=1 << 20)
+        world.wait_for_agreement(*machines)
+
+    for seed in range(4):
+        train_round(seed)
+    for machine in honest:
+        # Next to so fast a machine only the stranger's claim could count.
+        assert machine.exchange.compute_weight(1e6) > 0.95
+        assert machine.exchange.stats.doubted == (f"{9:064x}",), "the coordinator is informed"
+    findings = [record.message for record in caplog.records if "does not agree" in record.message]
+    assert len(findings) == 3, "each machine says so once"
+    assert all(stranger.identity.key[:8] in finding for finding in findings)

@@ -1,16 +1,22 @@
-"""What waits to be sent to one peer costs the same, however much the peer has requested."""
+"""What a peer requests or sends costs others nothing, however much that is."""
 
 import asyncio
+import time
 from contextlib import asynccontextmanager
 
 import pytest
+from helpers.forged_updates import STRANGER, build_push
 from helpers.memory_transport import MemoryNetwork
+from helpers.raw_peer import assert_refused, connect_raw_peer
+from helpers.wait_for import within
 
 from barnraise.peering.links import connection as connection_module
 from barnraise.peering.links.connection import Connection
-from barnraise.protocol.messages import Hello, Peer, Ticket
+from barnraise.peering.transports.framing import pack
+from barnraise.protocol.messages import Hello, Peer, PeerState, Ticket
 
 REQUESTS = 2000
+FLOOD = 2000  # messages; at 50 a second the test ends before all are accepted
 
 
 class ComparedText(str):
@@ -67,3 +73,53 @@ async def test_flood_of_requests_waits_for_its_own_rate(monkeypatch):
             await connection.wait_for_requests(64)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(connection.wait_for_requests(64), 0.1)
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (lambda world: b"\x00\x00\x00\x05{}", "header has 5"),
+        (lambda world: b"\x7f\xff\xff\xff" + b"x" * 100, "says its header has"),
+        (lambda world: b"garbage", "a frame"),
+    ],
+)
+def test_frame_without_a_message_ends_the_connection(world, caplog, message, reason):
+    a = world.machine(1).start()
+    assert_refused(a, caplog, [message(world)], reason)
+
+
+def test_flood_of_valid_headers_is_verified_at_a_bounded_rate(world, monkeypatch):
+    """Each header is of another incarnation, so that each has a signature to verify."""
+    monkeypatch.setattr(connection_module, "UPDATE_LIMIT", (5.0, 10.0))
+    a, b = (world.machine(n).start() for n in (1, 2))
+    with connect_raw_peer(world, a) as send:
+        for life in range(200):
+            send(build_push(world, STRANGER, incarnation=f"{life:016x}"))
+        b.add_peers(a)
+        for seed in range(3):
+            b.publish_round(seed)
+            world.wait_for_agreement(a, b)
+        incomplete = a.exchange.server.updates.incomplete
+        assert 0 < len(incomplete) < 200, "the other headers still wait"
+
+
+def test_flood_of_messages_slows_only_its_sender(world, monkeypatch):
+    monkeypatch.setattr(connection_module, "FRAME_LIMIT", (50.0, 100.0))
+    a, b = (world.machine(n).start() for n in (1, 2))
+    channels = []
+    with connect_raw_peer(world, a, channels=channels):
+        channel, run = channels[0]
+
+        async def flood():
+            for count in range(FLOOD):
+                await channel.send(pack(PeerState(vector={}, rate=count)))
+
+        run(flood())
+        b.add_peers(a)
+        with within(30):
+            for seed in range(3):
+                a.publish_round(seed)
+                world.wait_for_agreement(a, b)
+        time.sleep(1.0)
+        newest_rate = a.exchange.server.gossip.links[STRANGER.key].rate
+        assert 50 < newest_rate < FLOOD - 1, "the other messages still wait"
