@@ -18,11 +18,8 @@ from helpers.retention_child import AUTHORS, publish
 from hypothesis import given, settings
 
 from barnraise.exchange.blobs import pruner
-from barnraise.exchange.gossip import requests
-from barnraise.exchange.snapshots.snapshot_client import load_base_snapshot
 from barnraise.ledger import ledger as ledger_module
 from barnraise.ledger import retention
-from barnraise.ledger.anchor import Anchor
 from barnraise.ledger.ledger import Ledger
 from barnraise.ledger.verdict_set import VerdictSet
 from barnraise.protocol import enums, messages
@@ -218,45 +215,6 @@ def test_retention_rows_match_files_after_a_kill_at_any_instant(tmp_path):
 
 
 # ---- peers that need pruned updates
-
-
-def test_pruned_updates_are_not_served_and_late_peer_loads_snapshot(world, monkeypatch, caplog):
-    monkeypatch.setattr(pruner, "payload_budget", lambda free: 20_000)
-    monkeypatch.setattr(requests, "SNAPSHOT_DELAY", 1.0)
-    a, b, c = (world.machine(n).start() for n in (1, 2, 3))
-    c.add_peers(a)
-    b.publish_round(50)  # before it connects to any peer
-    for seed in range(8):
-        a.publish_round(seed)
-        world.wait_for_agreement(a, c)
-        for machine in (a, c):
-            machine.exchange.on_state_saved(machine.anchor.vector)
-    author, own = a.exchange.author, b.exchange.author
-
-    def pruned() -> bool:
-        for machine in (a, c):
-            # Repeated until each machine has received the other's vector.
-            machine.exchange.on_state_saved(machine.anchor.vector)
-        return min(machine.ledger.pruned().get(author, 0) for machine in (a, c)) >= 4
-
-    wait_until(pruned)
-    b.add_peers(a)
-
-    def needs_resync() -> bool:
-        for machine in (a, b, c):
-            machine.step()
-        return b.exchange.needs_resync
-
-    wait_until(needs_resync)
-    assert author not in b.ledger.vector(), "no peer could serve its updates"
-    assert any("taking a snapshot" in record.getMessage() for record in caplog.records)
-    assert b.exchange.resync()
-    snapshot = load_base_snapshot(b.ledger)
-    b.anchor = Anchor(list(snapshot.fragments), snapshot.heads)
-    b.start()
-    b.publish_round(51)
-    world.wait_for_agreement(a, b, c)
-    assert b.anchor.vector == {author: 8, own: 2} and b.exchange.author == own
 
 
 def test_prune_keeps_own_updates_that_no_peer_has(world, monkeypatch):

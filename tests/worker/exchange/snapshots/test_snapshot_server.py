@@ -3,16 +3,23 @@
 import asyncio
 import time
 
+import hypothesis.strategies as st
 import pytest
-from helpers.wait_for import join_peers, stepping
+from helpers.raw_peer import connect_raw_peer
+from helpers.wait_for import join_peers, stepping, wait_until
+from hypothesis import given
 
 from barnraise.exchange.snapshots import snapshot_server
 from barnraise.exchange.snapshots.snapshot_server import (
     PendingRequest,
+    RecentSnapshot,
     SnapshotServer,
+    VectorHistory,
     blob_digests,
+    choose_kept,
 )
-from barnraise.protocol.messages import SnapshotManifest
+from barnraise.ledger.anchor import fragment_to_bytes
+from barnraise.protocol.messages import PeerState, SnapshotManifest, SnapshotRequest
 
 
 def test_copy_anchor_copies_once_for_all_requests_and_never_without(world):
@@ -163,3 +170,77 @@ def fail_after(store, count: int):
         return store(data)
 
     return store_or_fail
+
+
+def test_snapshot_at_an_earlier_vector_has_the_bytes_of_that_time(world):
+    a = world.machine(1).start()
+    a.publish_round(1)
+    earlier = [bytes(fragment_to_bytes(fragment)) for fragment in a.anchor.fragments]
+    a.publish_round(2)
+    server = a.exchange.server.snapshot_server
+    server.add_request(PendingRequest("b" * 64, {a.exchange.author: 1}, 1e9), 1e6)
+    frozen, _ = server.copy_anchor(a.anchor, 1e6)
+    manifest = server.build_snapshot(frozen, {a.exchange.author: 1}, 1e6)
+    assert [server.blobs.read(digest) for digest in manifest.fragments] == earlier
+
+
+def test_recent_snapshot_answers_until_it_is_too_old_or_a_verdict_comes(world):
+    a = world.machine(1).start()
+    server = a.exchange.server.snapshot_server
+    a.publish_round(1)
+    manifest = build_snapshot(a, 1e6)
+    request = PendingRequest("c" * 64, None, 1e9)
+    assert server.add_request(request, 1e6 + snapshot_server.REUSE_SECONDS - 1) == manifest
+    assert server.add_request(request, 1e6 + snapshot_server.REUSE_SECONDS) is None
+    exact = PendingRequest("c" * 64, dict(manifest.vector), 1e9)
+    assert server.add_request(exact, 1e6 + snapshot_server.REUSE_SECONDS) == manifest
+    a.exchange.apply_verdict(world.sign_verdict({"a" * 64 + "." + "0" * 16: 0}))
+    assert server.add_request(exact, 1e6) is None
+
+
+def test_requests_beyond_the_limit_are_dropped(world):
+    server = world.machine(1).exchange.server.snapshot_server
+    for number in range(snapshot_server.MAX_PENDING_REQUESTS + 5):
+        server.add_request(PendingRequest(f"{number:064x}", None, 1e9), 1e6)
+    assert len(server.pending_requests) == snapshot_server.MAX_PENDING_REQUESTS
+
+
+def test_request_for_confirmed_vectors_waits_only_if_one_is_known(world):
+    a = world.machine(1).start()
+    server = a.exchange.server.snapshot_server
+    server.remember_vector("a" * 64, {}, milestone=1)
+    with connect_raw_peer(world, a, 8) as send, connect_raw_peer(world, a, 9) as send_known:
+        send(SnapshotRequest(confirmed=["b" * 64]))
+        send(PeerState(vector={}, rate=7.0))  # messages are handled in their order
+        send_known(SnapshotRequest(confirmed=["b" * 64, "a" * 64]))
+        links = a.exchange.server.gossip.links
+        wait_until(lambda: 7.0 in [link.rate for link in links.values()])
+        wait_until(lambda: server.pending_requests)
+        (request,) = server.pending_requests
+        assert request.vector == {} and request.volunteer == f"{9:064x}"
+
+
+@given(st.lists(st.floats(0.0, 2000.0), max_size=12), st.integers(1, 5))
+def test_choose_kept_keeps_the_newest_of_those_in_use(used_at, limit):
+    now = 2000.0
+    manifest = SnapshotManifest(vector={}, fragments=[], heads="a" * 64)
+    recent = [RecentSnapshot(manifest, float(n), used) for n, used in enumerate(used_at)]
+    kept = choose_kept(recent, now, limit)
+    in_use = [each for each in recent if each.used_at + snapshot_server.KEEP_SECONDS > now]
+    assert len(kept) == min(limit, len(in_use))
+    assert kept == in_use[len(in_use) - len(kept) :]
+
+
+def test_vector_history_keeps_the_first_vectors_of_the_newest_milestones(monkeypatch):
+    history = VectorHistory()
+    for milestone in range(snapshot_server.MAX_MILESTONES + 1):
+        for number in range(snapshot_server.MAX_VECTORS + 1):
+            history.add(f"{milestone}.{number}", {"author": 100 * milestone + number}, milestone)
+    last = snapshot_server.MAX_VECTORS - 1
+    assert history.find_first(["0.0"]) is None, "the oldest milestone"
+    assert history.find_first([f"1.{last + 1}"]) is None, "one vector more than are remembered"
+    assert history.find_first(["0.0", f"1.{last}", "2.0"]) == {"author": 100 + last}
+    monkeypatch.setattr(snapshot_server, "MAX_ENTRIES", 1)
+    history.add("100.0", {"one": 1, "other": 1}, 100)
+    assert history.find_first(["2.0"]) is None, "many authors take the room of many vectors"
+    assert history.find_first(["100.0"]) == {"one": 1, "other": 1}, "the newest one stays"

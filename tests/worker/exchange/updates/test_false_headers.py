@@ -10,18 +10,23 @@ from barnraise.peering.transports.framing import pack
 from barnraise.protocol.messages import BlobPart, Update
 
 
+def build_false_push(world):
+    """Return a stranger's push with a header that its payloads contradict."""
+    sound = Update.model_validate_json(build_push(world, STRANGER).header.body)
+    parts = [part.model_copy(update={"sketch": "0" * 16}) for part in sound.fragments]
+    return build_push(world, STRANGER, fragments=parts)
+
+
 def test_update_with_a_wrong_sketch_is_never_accepted(world, caplog):
     a = world.machine(1).start()
-    sound = Update.model_validate_json(build_push(world, STRANGER).header.body)
-    lying = [part.model_copy(update={"sketch": "0" * 16}) for part in sound.fragments]
     parts = [
-        pack(
-            BlobPart(digest=blake3(data).hexdigest(), offset=0, total=len(data)),
-            data,
-        )
+        pack(BlobPart(digest=blake3(data).hexdigest(), offset=0, total=len(data)), data)
         for data, _ in noise_payloads(world)
     ]
-    assert_refused(a, caplog, [build_push(world, STRANGER, fragments=lying), *parts], "checksum")
+    false = build_false_push(world)
+    assert_refused(a, caplog, [false, *parts], "checksum")
+    again = f"update 1 of {STRANGER.key[:8]} is not what its header says"
+    assert_refused(a, caplog, [false], again)
 
 
 def test_author_with_another_header_for_one_machine_is_cut_off_by_a_proof(world, monkeypatch):
@@ -33,16 +38,13 @@ def test_author_with_another_header_for_one_machine_is_cut_off_by_a_proof(world,
     monkeypatch.setattr(update_receiver, "EXPIRY_INTERVAL", 0.2)
     a, b = (world.machine(n).start() for n in (1, 2))
     author = f"{STRANGER.key}.{'9' * 16}"
-    sound = build_push(world, STRANGER)
-    parts = Update.model_validate_json(sound.header.body).fragments
-    lying = [part.model_copy(update={"sketch": "0" * 16}) for part in parts]
     with connect_raw_peer(world, b) as send:
         wait_until(lambda: b.exchange.stats.peers == 1)
-        send(build_push(world, STRANGER, fragments=lying))
+        send(build_false_push(world))
         send_payloads(world, send)
         wait_until(lambda: b.exchange.stats.peers == 0)
     with connect_raw_peer(world, a) as send:
-        send(sound)
+        send(build_push(world, STRANGER))
         send_payloads(world, send)
         wait_until(lambda: a.ledger.vector() == {author: 1})
     b.add_peers(a)

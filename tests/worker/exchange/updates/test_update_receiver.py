@@ -8,6 +8,7 @@ from helpers.forged_updates import STRANGER, build_push, noise_payloads, send_pa
 from helpers.raw_peer import assert_refused, connect_raw_peer
 from helpers.wait_for import wait_until
 
+from barnraise.exchange.gossip.requests import AUTHOR_WINDOW
 from barnraise.exchange.updates import update_receiver
 from barnraise.peering.transports.transport import ChannelClosedError
 from barnraise.protocol import messages
@@ -211,3 +212,57 @@ def test_flood_of_empty_updates_waits_and_honest_updates_do_not(world, caplog):
     assert 8 < b.ledger.vector()[a.exchange.author] < 20, "the burst, and then the pace"
     assert "more than its machine can train: it waits" in caplog.text
     assert a.identity.key in b.exchange.server.peers.connections, "nobody is refused for it"
+
+
+def publish_and_push(world, machine, count: int):
+    """Let a machine publish; return a function that sends one of its updates, by number."""
+    updates = [machine.publish_round(seed) for seed in range(count)]
+    ledger = machine.ledger
+
+    def push(send, seq: int) -> None:
+        update = updates[seq - 1]
+        ticket = ledger.peer_store.ticket(update.ticket)
+        header = ledger.header(update.author, seq)
+        send(messages.UpdatePush(header=header, ticket=ticket))
+        for part in update.payload_parts:
+            message = messages.BlobPart(digest=part.digest, offset=0, total=part.size)
+            send(message, ledger.blobs.read(part.digest))
+
+    return push
+
+
+def test_update_that_arrives_before_earlier_ones_waits_for_them(world):
+    a, b = (world.machine(n).start() for n in (1, 2))
+    push = publish_and_push(world, a, 3)
+    author = a.exchange.author
+    updates = b.exchange.server.updates
+    with connect_raw_peer(world, b) as send:
+        push(send, 3)
+        push(send, 2)
+        wait_until(lambda: len(updates.incomplete) == 2)
+        assert not b.ledger.vector()
+        push(send, 1)
+        wait_until(lambda: b.ledger.vector() == {author: 3})
+    assert not updates.incomplete
+    assert [received.header.seq for received in b.exchange.poll_updates()] == [1, 2, 3]
+
+
+def test_header_far_ahead_of_its_authors_last_is_declined(world):
+    a = world.machine(1).start()
+    updates = a.exchange.server.updates
+    with connect_raw_peer(world, a) as send:
+        for seq in (AUTHOR_WINDOW + 1, AUTHOR_WINDOW):
+            send(build_push(world, STRANGER, seq=seq, total=1000))
+        wait_until(lambda: updates.incomplete)
+        assert [seq for _, seq in updates.incomplete] == [AUTHOR_WINDOW]
+
+
+def test_verdict_ends_the_wait_for_an_update_that_it_retracts(world):
+    a = world.machine(1).start()
+    updates = a.exchange.server.updates
+    with connect_raw_peer(world, a) as send:
+        for life in ("8" * 16, "9" * 16):
+            send(build_push(world, STRANGER, incarnation=life))
+        wait_until(lambda: len(updates.incomplete) == 2)
+        a.exchange.apply_verdict(world.sign_verdict({f"{STRANGER.key}.{'8' * 16}": 0}))
+        wait_until(lambda: updates.incomplete == [(f"{STRANGER.key}.{'9' * 16}", 1)])

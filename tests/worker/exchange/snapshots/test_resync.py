@@ -1,0 +1,107 @@
+"""A machine whose missing updates no peer keeps continues from the peers' anchor."""
+
+import pytest
+from helpers.poisoned_machine import poison
+from helpers.wait_for import stepping, wait_until
+
+from barnraise.exchange.blobs import pruner
+from barnraise.exchange.gossip import requests
+from barnraise.exchange.snapshots import resync
+from barnraise.exchange.snapshots.snapshot_client import load_base_snapshot
+from barnraise.ledger.anchor import Anchor
+
+
+@pytest.fixture
+def fallen_behind(world, monkeypatch):
+    """Provide a machine with a snapshot to continue from, and the two peers that serve it.
+
+    It published an update before it connected to any peer, and they have pruned theirs.
+    """
+    monkeypatch.setattr(pruner, "payload_budget", lambda free: 20_000)
+    monkeypatch.setattr(requests, "SNAPSHOT_DELAY", 1.0)
+    a, b, c = (world.machine(n).start() for n in (1, 2, 3))
+    c.add_peers(a)
+    b.publish_round(50)
+    for seed in range(8):
+        a.publish_round(seed)
+        world.wait_for_agreement(a, c)
+        for machine in (a, c):
+            machine.exchange.on_state_saved(machine.anchor.vector)
+
+    def pruned() -> bool:
+        for machine in (a, c):
+            # Repeated until each machine has received the other's vector.
+            machine.exchange.on_state_saved(machine.anchor.vector)
+        author = a.exchange.author
+        return min(machine.ledger.pruned().get(author, 0) for machine in (a, c)) >= 4
+
+    wait_until(pruned)
+    b.add_peers(a)
+
+    def needs_resync() -> bool:
+        for machine in (a, b, c):
+            machine.step()
+        return b.exchange.needs_resync
+
+    wait_until(needs_resync)
+    return b, a, c
+
+
+def test_pruned_updates_are_not_served_and_late_peer_loads_snapshot(world, fallen_behind, caplog):
+    b, a, c = fallen_behind
+    author, own = a.exchange.author, b.exchange.author
+    assert author not in b.ledger.vector(), "no peer could serve its updates"
+    records = caplog.get_records("setup")
+    lines = [r for r in records if "taking a snapshot" in r.getMessage()]
+    assert len(lines) == 1, "it says so once"
+    assert b.exchange.resync()
+    assert not b.exchange.needs_resync
+    snapshot = load_base_snapshot(b.ledger)
+    b.anchor = Anchor(list(snapshot.fragments), snapshot.heads)
+    b.start()
+    b.publish_round(51)
+    world.wait_for_agreement(a, b, c)
+    assert b.anchor.vector == {author: 8, own: 2} and b.exchange.author == own
+
+
+def test_snapshot_from_before_a_verdict_is_discarded(world, fallen_behind):
+    """A verdict arrives while the snapshot waits for the training loop: it lacks its effect."""
+    b, a, _ = fallen_behind
+    b.exchange.apply_verdict(world.sign_verdict({a.exchange.author: 7}))
+    before = b.ledger.vector()
+    assert not b.exchange.resync()
+    assert b.ledger.vector() == before == {b.exchange.author: 1}
+    assert not b.exchange.needs_resync, "another snapshot is fetched in its place"
+
+
+def test_machine_that_lacks_nothing_does_not_begin_again(world):
+    a = world.machine(1).start()
+    a.publish_round(1)
+    assert not a.exchange.needs_resync and not a.exchange.resync()
+    assert a.ledger.vector() == {a.exchange.author: 1}
+
+
+def test_fetch_without_a_snapshot_is_repeated_after_the_interval(world, monkeypatch):
+    """One volunteer alone claims updates that nobody has: its snapshot is never confirmed."""
+    monkeypatch.setattr(requests, "SNAPSHOT_DELAY", 0.2)
+    monkeypatch.setattr(resync, "FETCH_TIMEOUT", 0.2)
+    liar = world.machine(9)
+    poison(liar)
+    liar.start()
+    a = world.machine(1).start()
+    a.publish_round(1)
+    client = a.exchange.server.snapshot_client
+    fetch, fetches = client.fetch, []
+
+    async def fetch_and_count(timeout):
+        fetches.append(timeout)
+        return await fetch(timeout)
+
+    monkeypatch.setattr(client, "fetch", fetch_and_count)
+    handler = a.exchange.server.resync_handler
+    a.add_peers(liar)
+    with stepping(a, liar):
+        wait_until(lambda: fetches)
+        wait_until(lambda: handler.is_due(1e12))  # it is no longer being fetched
+        assert not handler.is_due(a.exchange.thread.loop.time()), "the interval has not passed"
+        assert fetches == [0.2] and not a.exchange.needs_resync
