@@ -64,16 +64,17 @@ def test_blob_of_another_size_than_known_is_refused_unstored(world, caplog):
 
 def test_blob_is_requested_only_from_the_peers_that_are_said_to_have_it(world):
     a, b, c = (world.machine(n).start() for n in (1, 2, 3))
-    data = bytes(range(256)) * 1000
-    for machine in (a, b):
-        name = machine.ledger.blobs.store(data)
     c.add_peers(a, b)
     wait_until(lambda: c.exchange.stats.peers == 2)
-    sent_before = a.exchange.stats.bytes_sent
-    wanted = [WantedBlob(name, len(data), len(data))]
-    fetch = c.exchange.server.fetcher.fetch(wanted, 20.0, holders={name: {b.identity.key}})
-    assert c.exchange.thread.run(fetch, False)
-    assert a.exchange.stats.bytes_sent < sent_before + len(data) / 2
+    for holder, other in ((a, b), (b, a)):
+        data = bytes([holder.number]) * 100_000
+        for machine in (a, b):
+            name = machine.ledger.blobs.store(data)
+        sent_before = other.exchange.stats.bytes_sent
+        wanted = [WantedBlob(name, len(data), len(data))]
+        fetch = c.exchange.server.fetcher.fetch(wanted, 20.0, holders={name: {holder.identity.key}})
+        assert c.exchange.thread.run(fetch, False)
+        assert other.exchange.stats.bytes_sent < sent_before + len(data) / 2
 
 
 def test_false_blob_ends_the_link_and_is_fetched_from_another_peer(world, caplog):

@@ -52,8 +52,7 @@ def test_pruned_updates_are_not_served_and_late_peer_loads_snapshot(world, falle
     author, own = a.exchange.author, b.exchange.author
     assert author not in b.ledger.vector(), "no peer could serve its updates"
     records = caplog.get_records("setup")
-    lines = [r for r in records if "taking a snapshot" in r.getMessage()]
-    assert len(lines) == 1, "it says so once"
+    assert any("taking a snapshot" in record.getMessage() for record in records)
     assert b.exchange.resync()
     assert not b.exchange.needs_resync
     snapshot = load_base_snapshot(b.ledger)
