@@ -34,7 +34,7 @@ AuthorSeq = tuple[str, int]  # what identifies an update: its author and sequenc
 
 
 @dataclass(frozen=True)
-class Piece:
+class PayloadPiece:
     """A piece of a payload, and the peer that sent it."""
 
     part: BlobPart
@@ -67,7 +67,7 @@ class IncompleteUpdate:
     source: str
     missing: dict[str, int] = field(default_factory=dict)
     arrived: dict[str, int] = field(default_factory=dict)
-    buffered: dict[str, Piece] = field(default_factory=dict)
+    buffered: dict[str, PayloadPiece] = field(default_factory=dict)
     is_expected: bool = False
     is_verified: bool = False
     is_ahead: bool = False
@@ -204,7 +204,7 @@ class IncompleteTable:
         """Record that bytes of an update arrived."""
         self._transfers.record_progress(incomplete.identity, now)
 
-    def buffer(self, incomplete: IncompleteUpdate, piece: Piece) -> None:
+    def buffer(self, incomplete: IncompleteUpdate, piece: PayloadPiece) -> None:
         """Keep a payload of an update in memory."""
         incomplete.buffered[piece.part.digest] = piece
         self.buffered_bytes += len(piece.payload)

@@ -21,7 +21,7 @@ from barnraise.exchange.gossip.handler_context import HandlerContext
 from barnraise.exchange.updates.incomplete_updates import (
     IncompleteTable,
     IncompleteUpdate,
-    Piece,
+    PayloadPiece,
     append_updates,
 )
 from barnraise.ledger.blob_store import AppendResult
@@ -157,7 +157,7 @@ class PayloadReceiver:
         if self._fetcher.wants(part.digest):
             await self._fetcher.on_part(received.key, part, payload)
             return
-        match await self._receive_piece(Piece(part, payload, received.key), received.at):
+        match await self._receive_piece(PayloadPiece(part, payload, received.key), received.at):
             case PartOutcome.UNWANTED:
                 received.connection.record_unwanted(len(payload))
             case PartOutcome.STORED:
@@ -171,7 +171,7 @@ class PayloadReceiver:
         self._fetcher.on_missing(received.key, digest, received.at)
         self._wake()
 
-    async def _receive_piece(self, piece: Piece, now: float) -> PartOutcome:
+    async def _receive_piece(self, piece: PayloadPiece, now: float) -> PartOutcome:
         """Receive a piece of an update's payload.
 
         Raises:
@@ -204,7 +204,7 @@ class PayloadReceiver:
 
     # ---- what is stored
 
-    def _buffer_piece(self, updates: list[IncompleteUpdate], piece: Piece) -> bool:
+    def _buffer_piece(self, updates: list[IncompleteUpdate], piece: PayloadPiece) -> bool:
         """Keep a small payload in memory until all of its update are here, if there is room.
 
         Then the disk's thread is visited once for an update, not for each of its payloads.
@@ -227,7 +227,9 @@ class PayloadReceiver:
             self._incomplete.buffer(update, piece)
         return True
 
-    async def _store_pieces(self, updates: list[IncompleteUpdate], pieces: list[Piece]) -> None:
+    async def _store_pieces(
+        self, updates: list[IncompleteUpdate], pieces: list[PayloadPiece]
+    ) -> None:
         """Store pieces of payloads; if they complete an update, check and append it too.
 
         All that needs the disk is one visit to its thread: waking the threads costs more than most
@@ -281,19 +283,19 @@ class PayloadReceiver:
             if result is AppendResult.COMPLETE:
                 await self._on_payload_complete(piece.part.digest)
 
-    def _is_waiting(self, update: IncompleteUpdate, pieces: list[Piece]) -> bool:
+    def _is_waiting(self, update: IncompleteUpdate, pieces: list[PayloadPiece]) -> bool:
         """Return whether an update still waits for one of these pieces."""
         is_missing = any(piece.part.digest in update.missing for piece in pieces)
         return is_missing and self._incomplete.contains(update)
 
-    def _append_piece(self, piece: Piece) -> AppendResult:
+    def _append_piece(self, piece: PayloadPiece) -> AppendResult:
         part = piece.part
         present = self._ledger.blobs.partial_size(part.digest)
         if part.offset <= present < part.offset + len(piece.payload):
             self._pieces.add(part.digest, piece.source, present)
         return self._ledger.blobs.append_piece(part.digest, part.offset, piece.payload, part.total)
 
-    def _on_false_bytes(self, piece: Piece) -> None:
+    def _on_false_bytes(self, piece: PayloadPiece) -> None:
         """Request a payload again whose bytes were false.
 
         Raises:
