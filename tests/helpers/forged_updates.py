@@ -49,7 +49,22 @@ def noise_payloads(world):
     return payloads
 
 
+def describe_payload(data: bytes) -> BlobPart:
+    """Return the message with which a whole payload is sent."""
+    return BlobPart(digest=blake3(data).hexdigest(), offset=0, total=len(data))
+
+
 def send_payloads(world, send):
-    """Send the payloads of the updates that `push` builds."""
+    """Send the payloads of the updates that `build_push` builds."""
     for data, _ in noise_payloads(world):
-        send(BlobPart(digest=blake3(data).hexdigest(), offset=0, total=len(data)), data)
+        send(describe_payload(data), data)
+
+
+def send_update(send, ledger, update, has_payloads=True):
+    """Send an update of a ledger, or its header alone."""
+    header = ledger.header(update.author, update.seq)
+    ticket = ledger.peer_store.ticket(update.ticket)
+    send(UpdatePush(header=header, ticket=ticket, has_payloads=has_payloads))
+    for part in update.payload_parts if has_payloads else ():
+        data = ledger.blobs.read(part.digest)
+        send(describe_payload(data), data)

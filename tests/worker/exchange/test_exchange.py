@@ -276,9 +276,6 @@ def test_start_without_a_listening_transport_raises_at_once(world):
     assert a.exchange.stats.peers == 0
 
 
-# ---- blobs
-
-
 def test_peer_that_does_not_read_delays_no_other_peer(world):
     a, b = (world.machine(n).start() for n in (1, 2))
     big = a.ledger.blobs.store(bytes(40_000_000))

@@ -1,13 +1,18 @@
 """Headers that their payloads contradict."""
 
-from blake3 import blake3
-from helpers.forged_updates import STRANGER, build_push, noise_payloads, send_payloads
+from helpers.forged_updates import (
+    STRANGER,
+    build_push,
+    describe_payload,
+    noise_payloads,
+    send_payloads,
+)
 from helpers.raw_peer import assert_refused, connect_raw_peer
 from helpers.wait_for import wait_until
 
 from barnraise.exchange.updates import update_receiver
 from barnraise.peering.transports.framing import pack
-from barnraise.protocol.messages import BlobPart, Update
+from barnraise.protocol.messages import Update
 
 
 def build_false_push(world):
@@ -19,14 +24,10 @@ def build_false_push(world):
 
 def test_update_with_a_wrong_sketch_is_never_accepted(world, caplog):
     a = world.machine(1).start()
-    parts = [
-        pack(BlobPart(digest=blake3(data).hexdigest(), offset=0, total=len(data)), data)
-        for data, _ in noise_payloads(world)
-    ]
+    parts = [pack(describe_payload(data), data) for data, _ in noise_payloads(world)]
     false = build_false_push(world)
     assert_refused(a, caplog, [false, *parts], "checksum")
-    again = f"update 1 of {STRANGER.key[:8]} is not what its header says"
-    assert_refused(a, caplog, [false], again)
+    assert_refused(a, caplog, [false], f"update 1 of {STRANGER.key[:8]} is not what its header")
 
 
 def test_author_with_another_header_for_one_machine_is_cut_off_by_a_proof(world, monkeypatch):

@@ -8,7 +8,14 @@ from dataclasses import replace
 import pytest
 import torch
 from blake3 import blake3
-from helpers.forged_updates import STRANGER, build_push, noise_payloads, send_payloads
+from helpers.forged_updates import (
+    STRANGER,
+    build_push,
+    describe_payload,
+    noise_payloads,
+    send_payloads,
+    send_update,
+)
 from helpers.raw_peer import assert_refused, connect_raw_peer
 from helpers.wait_for import wait_until
 
@@ -17,33 +24,21 @@ from barnraise.exchange.updates import payload_receiver
 from barnraise.ledger import blob_store
 from barnraise.peering.links import connection as connection_module
 from barnraise.peering.transports.framing import pack
-from barnraise.protocol import messages
-from barnraise.protocol.messages import BlobPart
+from barnraise.protocol.messages import BlobPart, PeerState
 
 
 def test_altered_payload_ends_the_connection_and_changes_nothing(world, caplog):
     a = world.machine(1).start()
     (first, _), *_ = noise_payloads(world)
-    name = blake3(first).hexdigest()
-    part = pack(BlobPart(digest=name, offset=0, total=len(first)), b"\0" + first[1:])
-    assert_refused(
-        a,
-        caplog,
-        [build_push(world, STRANGER), part],
-        "not what their digest says",
-    )
+    part = pack(describe_payload(first), b"\0" + first[1:])
+    assert_refused(a, caplog, [build_push(world, STRANGER), part], "not what their digest says")
 
 
 def test_payload_of_another_size_than_signed_is_refused(world, caplog):
     a = world.machine(1).start()
     name = blake3(noise_payloads(world)[0][0]).hexdigest()
     part = pack(BlobPart(digest=name, offset=0, total=1 << 40), b"x")
-    assert_refused(
-        a,
-        caplog,
-        [build_push(world, STRANGER), part],
-        "its header says",
-    )
+    assert_refused(a, caplog, [build_push(world, STRANGER), part], "its header says")
 
 
 def test_peer_that_completes_a_poisoned_payload_is_not_blamed(world, monkeypatch):
@@ -134,8 +129,6 @@ def test_received_update_visits_the_disk_thread_once(world, monkeypatch):
 def test_update_that_two_peers_send_at_once_is_appended_once(world, monkeypatch, caplog):
     a, b = (world.machine(n).start() for n in (1, 2))
     update = a.publish_round(1)
-    ticket = a.ledger.tickets.get(update.ticket)
-    push = messages.UpdatePush(header=a.ledger.header(update.author, 1), ticket=ticket)
     append_piece = blob_store.BlobStore.append_piece
 
     def append_slowly(self, *arguments):
@@ -144,14 +137,14 @@ def test_update_that_two_peers_send_at_once_is_appended_once(world, monkeypatch,
 
     monkeypatch.setattr(blob_store.BlobStore, "append_piece", append_slowly)
     with connect_raw_peer(world, b, 8) as send_one, connect_raw_peer(world, b, 9) as send_other:
-        for send in (send_one, send_other):
-            send(push)
-        for part in update.payload_parts:
-            payload = a.ledger.blobs.read(part.digest)
+
+        def send_both(message, payload=b"") -> None:
             for send in (send_one, send_other):
-                send(messages.BlobPart(digest=part.digest, offset=0, total=part.size), payload)
+                send(message, payload)
+
+        send_update(send_both, a.ledger, update)
         wait_until(lambda: b.ledger.vector() == {update.author: 1})
-        send_other(messages.PeerState(vector={}, rate=7.0))  # arrives after all parts
+        send_other(PeerState(vector={}, rate=7.0))  # arrives after all parts
         links = b.exchange.server.gossip.links
         wait_until(lambda: 7.0 in [link.rate for link in links.values()])
         assert b.exchange.stats.peers == 2
@@ -164,7 +157,6 @@ def test_update_that_two_peers_send_at_once_is_appended_once(world, monkeypatch,
     [
         (lambda ledger: ledger, "expect_payloads", 1),
         (lambda ledger: ledger.blobs, "append_piece", 1),
-        (lambda ledger: ledger.peer_store, "store_ticket", 1),
         (lambda ledger: ledger, "append_all", 1),
         (lambda ledger: ledger, "append_all", 2),
     ],

@@ -3,8 +3,14 @@
 import time
 
 import pytest
-from blake3 import blake3
-from helpers.forged_updates import STRANGER, build_push, noise_payloads, send_payloads
+from helpers.forged_updates import (
+    STRANGER,
+    build_push,
+    describe_payload,
+    noise_payloads,
+    send_payloads,
+    send_update,
+)
 from helpers.raw_peer import assert_refused, connect_raw_peer
 from helpers.wait_for import wait_until
 
@@ -12,7 +18,6 @@ from barnraise.exchange.gossip.requests import AUTHOR_WINDOW
 from barnraise.exchange.updates import update_receiver
 from barnraise.peering.transports.transport import ChannelClosedError
 from barnraise.protocol import messages
-from barnraise.protocol.messages import BlobPart
 from barnraise.protocol.signing import digest
 
 RUN = "01890000-0000-7000-8000-000000000001"
@@ -24,10 +29,7 @@ def test_unknown_peer_with_a_valid_ticket_and_update_is_accepted(world):
     with connect_raw_peer(world, a) as send:
         send(build_push(world, STRANGER))
         for data, _ in reversed(noise_payloads(world)):
-            send(
-                BlobPart(digest=blake3(data).hexdigest(), offset=0, total=len(data)),
-                data,
-            )
+            send(describe_payload(data), data)
         wait_until(lambda: a.ledger.vector() == {f"{STRANGER.key}.{'9' * 16}": 1})
     wait_until(lambda: len(a.exchange.server.queue) == 1)
     (arrival,) = a.exchange.poll_updates()
@@ -35,32 +37,20 @@ def test_unknown_peer_with_a_valid_ticket_and_update_is_accepted(world):
 
 
 @pytest.mark.parametrize(
-    ("message", "reason"),
+    ("changed", "reason"),
     [
-        (
-            lambda world: build_push(world, STRANGER, sign_as="ticket"),
-            "signature does not match",
-        ),
-        (lambda world: build_push(world, STRANGER, run=OTHER_RUN), "is for run"),
-        (lambda world: build_push(world, STRANGER, peer="a" * 64), "is signed by"),
-        (lambda world: build_push(world, STRANGER, tokens=1 << 40), "claims"),
-        (
-            lambda world: build_push(world, STRANGER, previous="1" * 64),
-            "does not continue",
-        ),
-        (
-            lambda world: build_push(world, STRANGER, ticket="0" * 64),
-            "without the ticket that it names",
-        ),
-        (
-            lambda world: build_push(world, STRANGER, volunteer="8" * 64),
-            "names another volunteer",
-        ),
+        ({"sign_as": "ticket"}, "signature does not match"),
+        ({"run": OTHER_RUN}, "is for run"),
+        ({"peer": "a" * 64}, "is signed by"),
+        ({"tokens": 1 << 40}, "claims"),
+        ({"previous": "1" * 64}, "does not continue"),
+        ({"ticket": "0" * 64}, "without the ticket that it names"),
+        ({"volunteer": "8" * 64}, "names another volunteer"),
     ],
 )
-def test_header_that_breaks_a_rule_ends_the_connection(world, caplog, message, reason):
+def test_header_that_breaks_a_rule_ends_the_connection(world, caplog, changed, reason):
     a = world.machine(1).start()
-    assert_refused(a, caplog, [message(world)], reason)
+    assert_refused(a, caplog, [build_push(world, STRANGER, **changed)], reason)
 
 
 def test_more_tokens_than_ticket_and_time_allow_end_the_connection(world, caplog):
@@ -82,9 +72,9 @@ def test_tickets_of_headers_that_do_not_count_are_not_stored(world):
         send(used)
         send_payloads(world, send)
         wait_until(lambda: a.ledger.vector())
-    stored = [a.ledger.tickets.get(digest(ticket.body)) for ticket in tickets]
+    stored = [a.ledger.peer_store.ticket(digest(ticket.body)) for ticket in tickets]
     assert stored == [None] * 5
-    assert a.ledger.tickets.get(digest(used.ticket.body)) == used.ticket
+    assert a.ledger.peer_store.ticket(digest(used.ticket.body)) == used.ticket
 
 
 def test_honest_peer_is_not_blamed_for_the_second_half_of_a_fork(world):
@@ -121,28 +111,15 @@ def test_header_that_answers_a_probe_late_is_not_waited_for(world):
     a, b = (world.machine(n).start() for n in (1, 2))
     updates = [a.publish_round(seed) for seed in (1, 2)]
     author = updates[0].author
-    headers = [a.ledger.header(author, update.seq) for update in updates]
-    tickets = [a.ledger.tickets.get(update.ticket) for update in updates]
     with connect_raw_peer(world, b, 8) as send:
-
-        def push(index: int, has_payloads: bool) -> None:
-            send(
-                messages.UpdatePush(
-                    header=headers[index], ticket=tickets[index], has_payloads=has_payloads
-                )
-            )
-            for part in updates[index].payload_parts if has_payloads else ():
-                payload = a.ledger.blobs.read(part.digest)
-                send(messages.BlobPart(digest=part.digest, offset=0, total=part.size), payload)
-
-        push(1, has_payloads=True)
-        push(0, has_payloads=False)
+        send_update(send, a.ledger, updates[1])
+        send_update(send, a.ledger, updates[0], has_payloads=False)
         wait_until(lambda: b.exchange.server.updates.incomplete == [(author, 2)])
         send(messages.PeerState(vector={}, rate=7.0))  # arrives after the header
         links = b.exchange.server.gossip.links
         wait_until(lambda: 7.0 in [link.rate for link in links.values()])
         assert b.exchange.server.updates.incomplete == [(author, 2)]
-        push(0, has_payloads=True)
+        send_update(send, a.ledger, updates[0])
         wait_until(lambda: b.ledger.vector() == {author: 2})
 
 
@@ -214,36 +191,17 @@ def test_flood_of_empty_updates_waits_and_honest_updates_do_not(world, caplog):
     assert a.identity.key in b.exchange.server.peers.connections, "nobody is refused for it"
 
 
-def publish_and_push(world, machine, count: int):
-    """Let a machine publish; return a function that sends one of its updates, by number."""
-    updates = [machine.publish_round(seed) for seed in range(count)]
-    ledger = machine.ledger
-
-    def push(send, seq: int) -> None:
-        update = updates[seq - 1]
-        ticket = ledger.peer_store.ticket(update.ticket)
-        header = ledger.header(update.author, seq)
-        send(messages.UpdatePush(header=header, ticket=ticket))
-        for part in update.payload_parts:
-            message = messages.BlobPart(digest=part.digest, offset=0, total=part.size)
-            send(message, ledger.blobs.read(part.digest))
-
-    return push
-
-
 def test_update_that_arrives_before_earlier_ones_waits_for_them(world):
     a, b = (world.machine(n).start() for n in (1, 2))
-    push = publish_and_push(world, a, 3)
-    author = a.exchange.author
+    published = [a.publish_round(seed) for seed in range(3)]
     updates = b.exchange.server.updates
     with connect_raw_peer(world, b) as send:
-        push(send, 3)
-        push(send, 2)
+        for update in (published[2], published[1]):
+            send_update(send, a.ledger, update)
         wait_until(lambda: len(updates.incomplete) == 2)
         assert not b.ledger.vector()
-        push(send, 1)
-        wait_until(lambda: b.ledger.vector() == {author: 3})
-    assert not updates.incomplete
+        send_update(send, a.ledger, published[0])
+        wait_until(lambda: b.ledger.vector() == {a.exchange.author: 3})
     assert [received.header.seq for received in b.exchange.poll_updates()] == [1, 2, 3]
 
 

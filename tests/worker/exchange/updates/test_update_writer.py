@@ -48,21 +48,6 @@ def test_publish_is_durable_before_the_first_byte_is_sent(world, monkeypatch):
     assert events[: fragments + 2] == ["file"] * fragments + ["row", "update_push"]
 
 
-def test_publish_on_a_full_disk_publishes_nothing(world, monkeypatch):
-    a = world.machine(1).start()
-
-    def raise_disk_full(*arguments):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(blob_store, "write_into_place", raise_disk_full)
-    with pytest.raises(OSError, match="No space"):
-        a.publish_round(1)
-    monkeypatch.undo()
-    assert a.ledger.vector() == {}
-    a.publish_round(1)
-    assert a.ledger.vector() == {a.exchange.author: 1}
-
-
 def test_update_whose_payload_the_disk_refuses_is_not_published(world, monkeypatch):
     a = world.machine(1).start()
     store = blob_store.BlobStore.store
