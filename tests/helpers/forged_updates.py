@@ -63,7 +63,7 @@ def send_payloads(world, send):
 def send_update(send, ledger, update, has_payloads=True):
     """Send an update of a ledger, or its header alone."""
     header = ledger.header(update.author, update.seq)
-    ticket = ledger.peer_store.ticket(update.ticket)
+    ticket = ledger.tickets.get(update.ticket)
     send(UpdatePush(header=header, ticket=ticket, has_payloads=has_payloads))
     for part in update.payload_parts if has_payloads else ():
         data = ledger.blobs.read(part.digest)

@@ -72,9 +72,9 @@ def test_tickets_of_headers_that_do_not_count_are_not_stored(world):
         send(used)
         send_payloads(world, send)
         wait_until(lambda: a.ledger.vector())
-    stored = [a.ledger.peer_store.ticket(digest(ticket.body)) for ticket in tickets]
+    stored = [a.ledger.tickets.get(digest(ticket.body)) for ticket in tickets]
     assert stored == [None] * 5
-    assert a.ledger.peer_store.ticket(digest(used.ticket.body)) == used.ticket
+    assert a.ledger.tickets.get(digest(used.ticket.body)) == used.ticket
 
 
 def test_honest_peer_is_not_blamed_for_the_second_half_of_a_fork(world):
