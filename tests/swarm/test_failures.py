@@ -18,7 +18,7 @@ from barnraise.protocol.enums import RunStatus
 from barnraise.protocol.messages import Signed
 from barnraise.protocol.signing import Identity
 from barnraise.spec import Start
-from barnraise.training import prefetch
+from barnraise.training import fetch_monitor
 from barnraise.training.checkpoint import CheckpointSlots
 from barnraise.training.join import DIRECTIVE_FILE
 
@@ -64,7 +64,7 @@ def test_full_disk_ends_in_one_sentence_and_the_next_join_continues(
 @pytest.mark.parametrize("missing", ["the text", "the initial weights"])
 def test_machine_ends_when_the_run_is_over_and_nobody_has(swarm, monkeypatch, missing):
     """The others have finished and left while this machine started: nobody will ever send it."""
-    monkeypatch.setattr(prefetch, "STALLED_SECONDS", 0.2)
+    monkeypatch.setattr(fetch_monitor, "STALLED_SECONDS", 0.2)
     run = swarm()
     if missing == "the initial weights":
         fragments = tuple(f"{n:064x}" for n in range(run.spec.model.layers + 2))

@@ -49,6 +49,7 @@ from barnraise.swap.lr_schedule import learning_rate_scale
 from barnraise.swap.state_store import FragmentSequence, StateStore
 from barnraise.text.batches import TokenDataset
 from barnraise.training.checkpoint import StateHeader
+from barnraise.training.fetch_monitor import FetchMonitor
 from barnraise.training.join import JoinedRun
 from barnraise.training.local_control import LocalControl
 from barnraise.training.memory_watch import MemoryWatch
@@ -56,7 +57,6 @@ from barnraise.training.metrics import TrainingMetrics
 from barnraise.training.prefetch import (
     INITIAL_WEIGHTS,
     TEXT,
-    FetchMonitor,
     fetch_start_weights,
     fetch_text,
     manifest_blobs,

@@ -1,6 +1,6 @@
 """Test that a machine says why what it fetches does not come."""
 
-from barnraise.training.prefetch import FetchMonitor
+from barnraise.training.fetch_monitor import FetchMonitor
 
 
 def test_fetch_without_bytes_names_the_missing_machine(caplog):
