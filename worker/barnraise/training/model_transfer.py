@@ -39,10 +39,10 @@ class ModelFetcher(Worker):
         self.exchange.add_peers(list(self.joined.peers))
         if header is None:
             deadline = time.monotonic() + PEER_SECONDS
-            snapshot = self.fetch_snapshot(trust_one=True)
+            snapshot = self.prefetch.fetch_snapshot(trust_one=True)
             while snapshot is None and time.monotonic() < deadline and not self.poll_should_stop():
                 time.sleep(0.5)  # a peer that serves the weights may be about to connect
-                snapshot = self.fetch_snapshot(trust_one=True)
+                snapshot = self.prefetch.fetch_snapshot(trust_one=True)
         if header is None and snapshot is None:
             if self.leaving.is_set():
                 return

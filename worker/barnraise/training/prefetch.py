@@ -1,18 +1,28 @@
-"""Fetch from peers, by digest, what a machine needs before its first step.
+"""Fetch from peers what a machine needs before its first round.
 
-That is the run's text, and the weights of another run or model that the run begins with.
+That is the peers' anchor, or else the weights of another run or model that the run begins with; and
+the run's text.
 """
 
 import logging
+import threading
+import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from blake3 import blake3
 
 from barnraise.errors import StateError
 from barnraise.exchange.exchange import Exchange
+from barnraise.exchange.snapshots.snapshot_client import Snapshot, SnapshotTrust
 from barnraise.ledger.blob_store import BlobStore
+from barnraise.ledger.ledger import Ledger
 from barnraise.protocol.coordinator_messages import TextManifest
+from barnraise.protocol.enums import Activity
 from barnraise.spec import RunSpec
+from barnraise.training.fetch_monitor import FetchMonitor
+from barnraise.training.join import JoinedRun
+from barnraise.training.metrics import TrainingMetrics
 
 log = logging.getLogger("barnraise")
 
@@ -23,6 +33,131 @@ FETCH_SECONDS = 600.0
 TEXT = "the text"
 INITIAL_WEIGHTS = "the initial weights"
 BATCH_BLOBS = 64  # blobs requested at once, enough to keep every peer's uplink busy
+SNAPSHOT_SECONDS = 40.0  # the peers have this long to agree on an anchor
+SNAPSHOT_TRIES = 3  # tries while the reason why no anchor comes is unknown
+
+
+@dataclass(frozen=True)
+class Prefetch:
+    """Fetches what a machine needs before its first round, and states meanwhile why it waits.
+
+    Attributes:
+        joined: this machine's part in the run.
+        ledger: this machine's; fetched blobs are stored in its blob store.
+        exchange: connects to the peers.
+        metrics: receives what this machine waits for.
+        leaving: set once this machine is to leave, which ends every fetch.
+        report: called while a fetch blocks.
+        describe_end: returns why this machine has nothing to do in the run; "" while it has.
+    """
+
+    joined: JoinedRun
+    ledger: Ledger
+    exchange: Exchange
+    metrics: TrainingMetrics
+    leaving: threading.Event
+    report: Callable[[], None]
+    describe_end: Callable[[], str]
+
+    def fetch_snapshot(self, trust_one: bool) -> Snapshot | None:
+        """Fetch the peers' anchor; None where the initial weights and the ledger suffice.
+
+        Ask again while the peers are ahead: a machine that started from the initial weights would
+        have to replay every update, and its peers may no longer store them. While the volunteers
+        that it knows do not suffice to believe any anchor, wait for others.
+
+        Args:
+            trust_one: whether a single volunteer's anchor is taken, if nobody else is connected.
+        """
+        knows_peers = self.joined.peers or self.ledger.peer_store.peers()
+        coordinator = self.joined.coordinator
+        tries = 0
+        while True:
+            snapshot = self.exchange.fetch_snapshot(
+                SNAPSHOT_SECONDS if knows_peers else 0.0,
+                self._should_stop,
+                SnapshotTrust(trust_one, coordinator.confirmed_anchors(self.joined.run)),
+            )
+            has_all_updates = self.ledger.vector() and not self.ledger.pruned()
+            is_waiting = self.exchange.waiting_reason is not None
+            is_behind = is_waiting or self.exchange.needs_snapshot
+            if snapshot or has_all_updates or self.leaving.is_set() or not is_behind:
+                return snapshot
+            if is_waiting:
+                coordinator.request_anchors()
+            tries += not is_waiting
+            if tries >= SNAPSHOT_TRIES:
+                return None
+            if not is_waiting:
+                log.warning("the peers are ahead, and their anchor has not come yet: asking again")
+
+    def fetch_initial_weights(self) -> bool:
+        """Fetch the weights of another run or model that the run begins with.
+
+        Returns:
+            Whether to go on with them; False when this machine is to leave.
+
+        Raises:
+            StateError: the run is over and no machine sends them, or they are not those that the
+                run's spec names.
+        """
+        poll = self._poll_for(INITIAL_WEIGHTS)
+        is_here = fetch_start_weights(self.exchange, self.ledger.blobs, self.joined.spec, poll)
+        return self._is_complete(is_here, INITIAL_WEIGHTS) and not self.leaving.is_set()
+
+    def fetch_text(self) -> bool:
+        """Fetch the run's text.
+
+        Returns:
+            Whether it is here; False when this machine is to leave.
+
+        Raises:
+            StateError: the run is over and no machine sends it.
+        """
+        blobs, sizes = self.ledger.blobs, manifest_blobs(self.joined.manifest)
+        if not all(blobs.has(name) for name in sizes):
+            self.metrics.activity = Activity.PREPARING
+        is_here = fetch_all_blobs(self.exchange, blobs, sizes, TEXT, self._poll_for(TEXT))
+        return self._is_complete(is_here, TEXT)
+
+    def _should_stop(self) -> bool:
+        self.report()
+        return self.leaving.is_set()
+
+    def _poll_for(self, description: str) -> Callable[[], bool]:
+        """Return the callback of a fetch: it also states why nothing comes.
+
+        Where the run is over, the fetch ends once nobody sends what is fetched.
+
+        Args:
+            description: what is fetched, for people.
+        """
+        monitor = FetchMonitor(description)
+
+        def poll() -> bool:
+            stats = self.exchange.stats
+            self.metrics.reason = monitor.describe(
+                time.monotonic(), stats.bytes_received, stats.peers
+            )
+            return self._should_stop() or (monitor.is_stalled and bool(self.describe_end()))
+
+        return poll
+
+    def _is_complete(self, is_here: bool, description: str) -> bool:
+        """Return whether a fetch that has ended is complete; if not, this machine is to leave.
+
+        Raises:
+            StateError: it ended because the run is over and no machine sends what is fetched.
+        """
+        if is_here:
+            self.metrics.reason = ""
+        elif not self.leaving.is_set():
+            raise StateError(
+                f"{self.describe_end()}, and no machine that has {description} is online: there is "
+                "nothing to train. `barnraise fetch` downloads the model of "
+                f"'{self.joined.name}' while a machine shares it"
+            )
+        return is_here
 
 
 def fetch_all_blobs(
@@ -65,13 +200,6 @@ def manifest_blobs(manifest: TextManifest) -> dict[str, int | None]:
     if manifest.tokenizer:
         sizes[manifest.tokenizer] = None
     return sizes
-
-
-def fetch_text(
-    exchange: Exchange, blobs: BlobStore, manifest: TextManifest, should_stop: Callable[[], bool]
-) -> bool:
-    """Fetch the run's text; return False when `should_stop` gave up."""
-    return fetch_all_blobs(exchange, blobs, manifest_blobs(manifest), TEXT, should_stop)
 
 
 def fetch_start_weights(

@@ -22,11 +22,9 @@ from torch import Tensor
 
 from barnraise.coordinator_client.machine_monitor import MachineMonitor, OwnersLogHandler
 from barnraise.coordinator_client.reporter import Reporter, ReportSpool
-from barnraise.errors import PlanError, StateError
+from barnraise.errors import StateError
 from barnraise.exchange.exchange import Exchange, ExchangeConfig
 from barnraise.exchange.snapshots.snapshot_client import Snapshot
-from barnraise.exchange.snapshots.snapshot_majority import SnapshotTrust
-from barnraise.formats import format_bytes
 from barnraise.ledger import codec
 from barnraise.ledger.anchor import Anchor, load_initial_fragment
 from barnraise.ledger.ledger import Ledger
@@ -35,7 +33,6 @@ from barnraise.peering.transports.transport import Transport
 from barnraise.planning.hardware import Hardware, return_freed_memory
 from barnraise.planning.limits import Limits
 from barnraise.planning.memory_model import HELD_OUT
-from barnraise.planning.memory_pressure import smaller_budget
 from barnraise.planning.plan import Plan
 from barnraise.planning.render import build_plan_view
 from barnraise.planning.round_schedule import RoundSchedule
@@ -49,28 +46,20 @@ from barnraise.swap.lr_schedule import learning_rate_scale
 from barnraise.swap.state_store import FragmentSequence, StateStore
 from barnraise.text.batches import TokenDataset
 from barnraise.training.checkpoint import StateHeader
-from barnraise.training.fetch_monitor import FetchMonitor
 from barnraise.training.join import JoinedRun
 from barnraise.training.local_control import LocalControl
 from barnraise.training.memory_watch import MemoryWatch
 from barnraise.training.metrics import TrainingMetrics
-from barnraise.training.prefetch import (
-    INITIAL_WEIGHTS,
-    TEXT,
-    fetch_start_weights,
-    fetch_text,
-    manifest_blobs,
-)
+from barnraise.training.prefetch import Prefetch
+from barnraise.training.replay_monitor import ReplayMonitor
 from barnraise.training.resume import SavedState, progress_fields
 from barnraise.training.running_mark import RunningMark
 from barnraise.training.samples import SampleWriter, is_elected
+from barnraise.training.smaller_plan import find_smaller_plan
 from barnraise.training.status import StatusPublisher, describe_limits
 
 log = logging.getLogger("barnraise")
 
-SNAPSHOT_SECONDS = 40.0  # the peers have this long to agree on an anchor
-SNAPSHOT_TRIES = 3  # tries while the reason why no anchor comes is unknown
-REPLAY_SECONDS = 60.0  # a machine that receives every update waits this long for the next one
 FINISH_SECONDS = 120.0  # a finished worker waits this long for its peers to have every update
 # A leaving worker has left after this time, if the disk allows it: Docker and systemd end a program
 # that they have told to stop after ten seconds and more.
@@ -143,8 +132,10 @@ class Worker:
         self.phase = WorkerPhase.PLANNED
         recipe = self.spec.recipe
         self.plan = self.plan_training(hardware, self.limits)
-        request = PlanRequest(hardware, self.spec.model, self.limits, recipe.step_sequences)
-        if advice := describe_write_limit(request, self.plan):
+        self._plan_request = PlanRequest(
+            hardware, self.spec.model, self.limits, recipe.step_sequences
+        )
+        if advice := describe_write_limit(self._plan_request, self.plan):
             log.warning("%s", advice)
         limit_memory(self.plan.device, self.limits.device_memory)
         if self.plan.deterministic:
@@ -186,10 +177,18 @@ class Worker:
         self.status_publisher = StatusPublisher(
             joined, self.plan, self.metrics, self.reporter, self.exchange, self.ledger
         )
+        self.prefetch = Prefetch(
+            joined,
+            self.ledger,
+            self.exchange,
+            self.metrics,
+            leaving,
+            self.report_status,
+            self._describe_end,
+        )
         self._on_status = on_status
         self._milestone = -1  # number of the last evaluation, in multiples of `evaluate_every`
         self._open_state = ExitStack()  # closes the engine, once there is one
-        self._hardware = hardware
         self._memory_watch: MemoryWatch | None = None
         self._running_mark = RunningMark(joined.folder.path)
         self._leaving_since: float | None = None  # monotonic; when the loop noticed it
@@ -542,15 +541,19 @@ class Worker:
             return
         self._close_state()
         self.exchange.resync()
-        self.saved_state = SavedState(self.joined.folder.path, self.plan)
-        self.initialise_state(self.load_saved_state())
+        self._reopen_state()
 
     def _close_state(self) -> None:
-        """Save the state and free its memory; `initialise_state` opens it again."""
+        """Save the state and free its memory; `_reopen_state` opens it again."""
         self.save_checkpoint(closing=True)
         self._open_state.close()
         del self.engine, self.store
         self.anchor = Anchor([], self.ledger.last_updates())
+
+    def _reopen_state(self) -> None:
+        """Open the state that `_close_state` has saved, under the plan of now."""
+        self.saved_state = SavedState(self.joined.folder.path, self.plan)
+        self.initialise_state(self.load_saved_state())
 
     # ---- memory -------------------------------------------------------------------------------
 
@@ -561,41 +564,18 @@ class Worker:
         return watch is not None and watch.needs_smaller_plan and not self.is_leaving()
 
     def shrink_plan(self) -> None:
-        """Move the state to a plan that uses less RAM, and train on with it.
-
-        Without a smaller plan for this model, training goes on as before.
-        """
+        """Move the state to a plan that uses less RAM, if there is one, and train on with it."""
         assert self._memory_watch is not None
-        facts = self._memory_watch.facts
-        budget = smaller_budget(self.plan.host_bytes, facts)
-        model, sequences = self.spec.model, self.spec.recipe.step_sequences
-        limits = replace(self.limits, memory=budget)
-        shortage = f"only {format_bytes(facts.available)} of memory are free"
-        if facts.stalled is not None and facts.stalled >= 1:
-            shortage += f", and programs wait for it {facts.stalled:.0f} % of the time"
+        plan = find_smaller_plan(self._plan_request, self.plan, self._memory_watch.facts)
         self._memory_watch.on_plan_changed()
-        try:
-            # What was available at the start does not matter now: the budget is less than the plan.
-            hardware = replace(self._hardware, memory_available=0)
-            plan = make_plan(hardware, model, limits, sequences, advise=False)
-        except PlanError as error:
-            log.warning(
-                "%s, and there is no smaller plan: %s. Close other programs", shortage, error
-            )
+        if plan is None:
             return
-        log.warning(
-            "%s: training goes on with a plan that uses %s instead of %s",
-            shortage,
-            format_bytes(plan.host_bytes),
-            format_bytes(self.plan.host_bytes),
-        )
         self._close_state()
         return_freed_memory()
         self.plan = plan
-        self.metrics.plan = build_plan_view(plan, hardware)
+        self.metrics.plan = build_plan_view(plan, self._plan_request.hardware)
         self._running_mark.write(plan.host_bytes)
-        self.saved_state = SavedState(self.joined.folder.path, plan)
-        self.initialise_state(self.load_saved_state())
+        self._reopen_state()
 
     @property
     def budget_reached(self) -> bool:
@@ -607,6 +587,13 @@ class Worker:
         """Return whether the run, or this machine's part in it, has ended."""
         has_ended = self.reporter.directive.status in (RunStatus.FINISHED, RunStatus.CANCELLED)
         return has_ended or self.status_publisher.refusal is not None
+
+    def _describe_end(self) -> str:
+        """Return why this machine has nothing to do in the run, for its owner; "" while it has."""
+        if not (self.ends_with_run and self.run_ended):
+            return ""
+        status = f"'{self.joined.name}' is {self.reporter.directive.status}"
+        return self.status_publisher.refusal or status
 
     @property
     def is_paused(self) -> bool:
@@ -640,18 +627,15 @@ class Worker:
         snapshot = None
         self.exchange.add_peers(list(self.joined.peers))
         if header is None:
-            snapshot = self.fetch_snapshot(self.joined.trust_one)
+            snapshot = self.prefetch.fetch_snapshot(self.joined.trust_one)
         peers_vector = self.exchange.agreed_vector
-        if header is None and snapshot is None:
-            poll = self._fetch_poll(INITIAL_WEIGHTS)
-            if not fetch_start_weights(self.exchange, self.blobs, self.spec, poll):
-                self._check_leaving(INITIAL_WEIGHTS)
-            if self.leaving.is_set():
-                return
-            self.metrics.reason = ""
+        is_new = header is None and snapshot is None
+        if is_new and not self.prefetch.fetch_initial_weights():
+            return
         self.initialise_state(header, snapshot)
-        self._load_text()
-        if header is None and snapshot is None and not self.leaving.is_set():
+        if self.prefetch.fetch_text():
+            self._open_text()
+        if is_new and not self.leaving.is_set():
             self._replay_updates(peers_vector)
         if self.leaving.is_set():
             self.save_checkpoint(closing=True)
@@ -729,37 +713,13 @@ class Worker:
         self.saved_state.clear()  # what is damaged as well
         return None
 
-    def fetch_snapshot(self, trust_one: bool) -> Snapshot | None:
-        """Fetch the peers' anchor; None where the initial weights and the ledger suffice.
-
-        Ask again while the peers are ahead: a machine that started from the initial weights would
-        have to replay every update, and its peers may no longer store them. While the volunteers
-        that it knows do not suffice to believe any anchor, wait for others.
-
-        Args:
-            trust_one: whether a single volunteer's anchor is taken, if nobody else is connected.
-        """
-        knows_peers = self.joined.peers or self.ledger.peer_store.peers()
-        coordinator = self.joined.coordinator
-        tries = 0
-        while True:
-            snapshot = self.exchange.fetch_snapshot(
-                SNAPSHOT_SECONDS if knows_peers else 0.0,
-                self.poll_should_stop,
-                SnapshotTrust(trust_one, coordinator.confirmed_anchors(self.joined.run)),
-            )
-            has_all_updates = self.ledger.vector() and not self.ledger.pruned()
-            is_waiting = self.exchange.waiting_reason is not None
-            is_behind = is_waiting or self.exchange.needs_snapshot
-            if snapshot or has_all_updates or self.leaving.is_set() or not is_behind:
-                return snapshot
-            if is_waiting:
-                coordinator.request_anchors()
-            tries += not is_waiting
-            if tries >= SNAPSHOT_TRIES:
-                return None
-            if not is_waiting:
-                log.warning("the peers are ahead, and their anchor has not come yet: asking again")
+    def _open_text(self) -> None:
+        """Open the fetched text for training, evaluation and samples."""
+        manifest = self.joined.manifest
+        self.text = TokenDataset(manifest, self.blobs.path)
+        self.held_out = self.text.validation_batches(HELD_OUT, self.spec.model.context)
+        tokenizer = manifest.tokenizer and self.blobs.read(manifest.tokenizer)
+        self._sample_writer = SampleWriter(self.spec.prompts, tokenizer or None, self.spec.seed)
 
     def _replay_updates(self, target: dict[str, int]) -> None:
         """Receive the updates since the run's start before the first round.
@@ -767,67 +727,13 @@ class Worker:
         Args:
             target: the version vector that most peers have.
         """
-        received = 0
-        last_progress = time.monotonic()
+        monitor = ReplayMonitor(target, time.monotonic())
 
-        def has_caught_up() -> bool:
-            nonlocal received, last_progress
-            vector = self.ledger.vector()
-            if sum(vector.values()) > received:
-                received, last_progress = sum(vector.values()), time.monotonic()
-            is_stuck = time.monotonic() - last_progress > REPLAY_SECONDS
-            has_all = all(vector.get(author, 0) >= seq for author, seq in target.items())
-            return self.leaving.is_set() or self.run_ended or has_all or is_stuck
+        def is_done() -> bool:
+            has_caught_up = monitor.observe(self.ledger.vector(), time.monotonic())
+            return has_caught_up or self.leaving.is_set() or self.run_ended
 
-        self.exchange_until(has_caught_up, math.inf)
-
-    def _load_text(self) -> None:
-        manifest = self.joined.manifest
-        if not all(self.blobs.has(name) for name in manifest_blobs(manifest)):
-            self.metrics.activity = Activity.PREPARING
-        if not fetch_text(self.exchange, self.blobs, manifest, self._fetch_poll(TEXT)):
-            self._check_leaving(TEXT)
-        else:
-            self.metrics.reason = ""
-            self.text = TokenDataset(manifest, self.blobs.path)
-            self.held_out = self.text.validation_batches(HELD_OUT, self.spec.model.context)
-            tokenizer = manifest.tokenizer and self.blobs.read(manifest.tokenizer)
-            self._sample_writer = SampleWriter(self.spec.prompts, tokenizer or None, self.spec.seed)
-
-    def _fetch_poll(self, description: str) -> Callable[[], bool]:
-        """Return the callback of a fetch: it also states why nothing comes.
-
-        Where the run is over, the fetch ends once nobody sends what is fetched.
-
-        Args:
-            description: what is fetched, for people.
-        """
-        monitor = FetchMonitor(description)
-
-        def poll() -> bool:
-            stats = self.exchange.stats
-            self.metrics.reason = monitor.describe(
-                time.monotonic(), stats.bytes_received, stats.peers
-            )
-            is_over = self.ends_with_run and self.run_ended and monitor.is_stalled
-            return self.poll_should_stop() or is_over
-
-        return poll
-
-    def _check_leaving(self, description: str) -> None:
-        """Check that a fetch ended because this machine leaves.
-
-        Raises:
-            StateError: It ended because the run is over and no machine sends what is fetched.
-        """
-        if self.leaving.is_set():
-            return
-        name = self.joined.name
-        why = self.status_publisher.refusal or f"'{name}' is {self.reporter.directive.status}"
-        raise StateError(
-            f"{why}, and no machine that has {description} is online: there is nothing to train. "
-            f"`barnraise fetch` downloads the model of '{name}' while a machine shares it"
-        )
+        self.exchange_until(is_done, math.inf)
 
     def state_header(self, progress: EngineProgress) -> StateHeader:
         """Return the header of the state at `progress`: what its tensors belong to."""
