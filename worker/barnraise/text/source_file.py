@@ -98,6 +98,10 @@ class FileReport:
     skipped_rows: int = 0
     warnings: list[str] = field(default_factory=list)
 
+    def add_warnings(self, sentences: Iterable[str]) -> None:
+        """Add sentences about the file to the warnings."""
+        self.warnings += [f"{self.path}: {sentence}" for sentence in sentences]
+
 
 class Piece(NamedTuple):
     """A piece of a document.
@@ -259,60 +263,61 @@ def _join(texts: Iterable[str]) -> str:
 
 def _report_rows(counts: RowCounts, report: FileReport) -> None:
     report.skipped_rows = counts.skipped
+    report.add_warnings(_row_warnings(counts))
+    if counts.bad_characters > 0.001 * max(1, report.characters):
+        raise TextError(
+            f"{counts.bad_characters / max(1, report.characters):.1%} of its characters are "
+            "lone surrogates, which no encoding can hold"
+        )
+
+
+def _row_warnings(counts: RowCounts) -> Iterator[str]:
+    """Yield a sentence for each fault of the rows."""
     if counts.skipped > MAX_SKIPPED_SHARE * counts.rows:
-        report.warnings.append(
-            f"{report.path}: {counts.skipped:,} of {counts.rows:,} rows "
-            f"({counts.skipped / counts.rows:.0%}) have no text in the column '{counts.column}' "
-            "and are skipped"
+        yield (
+            f"{counts.skipped:,} of {counts.rows:,} rows ({counts.skipped / counts.rows:.0%}) "
+            f"have no text in the column '{counts.column}' and are skipped"
         )
     if not counts.has_names:
-        report.warnings.append(
-            f"{report.path}: its first line does not look like names of columns and is read as a "
-            "row; the columns are called column1, column2, …"
+        yield (
+            "its first line does not look like names of columns and is read as a row; the columns "
+            "are called column1, column2, …"
         )
     if counts.refused_chats:
-        report.warnings.append(
-            f"{report.path}: {counts.refused_chats:,} rows are skipped: {counts.chat_problem}"
-        )
+        yield f"{counts.refused_chats:,} rows are skipped: {counts.chat_problem}"
     if counts.nested:
-        report.warnings.append(
-            f"{report.path}: its text is the column '{counts.column}'; other columns hold lists or "
-            f"objects, which are not read: {', '.join(counts.nested[:5])}"
+        yield (
+            f"its text is the column '{counts.column}'; other columns hold lists or objects, which "
+            f"are not read: {', '.join(counts.nested[:5])}"
         )
     if counts.merged_lines:
-        report.warnings.append(f"{report.path}: {counts.describe_merged_lines()}; they are skipped")
+        yield f"{counts.describe_merged_lines()}; they are skipped"
     if counts.long_rows:
-        report.warnings.append(f"{report.path}: {counts.describe_long_rows()}; they are skipped")
+        yield f"{counts.describe_long_rows()}; they are skipped"
     if counts.rows_with_keys:
-        report.warnings.append(
-            f"{report.path}: rows that hold private keys are skipped: {counts.rows_with_keys:,}"
-        )
+        yield f"rows that hold private keys are skipped: {counts.rows_with_keys:,}"
     if counts.cut_line:
-        report.warnings.append(
-            f"{report.path}: line {counts.cut_line:,}, the last one, is cut off and is skipped"
-        )
+        yield f"line {counts.cut_line:,}, the last one, is cut off and is skipped"
     if counts.bad_characters:
-        report.warnings.append(
-            f"{report.path}: {counts.bad_characters:,} characters that no encoding can hold "
-            "(lone surrogates) are replaced by U+FFFD"
+        yield (
+            f"{counts.bad_characters:,} characters that no encoding can hold (lone surrogates) "
+            "are replaced by U+FFFD"
         )
-        if counts.bad_characters > 0.001 * max(1, report.characters):
-            raise TextError(
-                f"{counts.bad_characters / max(1, report.characters):.1%} of its characters are "
-                "lone surrogates, which no encoding can hold"
-            )
 
 
 def _report_decoding(decoding: DecodingCounts, report: FileReport) -> None:
     report.encoding = decoding.encoding
+    report.add_warnings(_decoding_warnings(decoding))
+
+
+def _decoding_warnings(decoding: DecodingCounts) -> Iterator[str]:
+    """Yield a sentence for each fault of the encoding."""
     if decoding.is_guess:
-        report.warnings.append(
-            f"{report.path}: it is not UTF-8; it was read as {decoding.encoding}, by its content"
-        )
+        yield f"it is not UTF-8; it was read as {decoding.encoding}, by its content"
     if decoding.bad_bytes:
-        report.warnings.append(
-            f"{report.path}: {decoding.bad_bytes:,} bytes that are not "
-            f"{decoding.encoding.upper()} are replaced by U+FFFD"
+        yield (
+            f"{decoding.bad_bytes:,} bytes that are not {decoding.encoding.upper()} are replaced "
+            "by U+FFFD"
         )
 
 
