@@ -4,7 +4,7 @@ import contextlib
 import errno
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -102,14 +102,7 @@ class DirectFile:
         Raises:
             OSError: the disk failed; names the file.
         """
-        view = _memory_of(target)
-        while len(view):
-            with self._naming_file():
-                count = self.read_request(view[:REQUEST_BYTES], offset)
-            if count <= 0:
-                raise OSError(errno.EIO, f"{self.path} ends at {offset}")
-            offset += count
-            view = view[count:]
+        self._transfer(self.read_request, offset, target)
 
     def write(self, offset: int, data: Tensor) -> None:
         """Write uint8 [n] at `offset`, both multiples of a page.
@@ -117,10 +110,18 @@ class DirectFile:
         Raises:
             OSError: the disk failed; names the file.
         """
+        self._transfer(self.write_request, offset, data)
+
+    def _transfer(
+        self, request: Callable[[memoryview, int], int], offset: int, data: Tensor
+    ) -> None:
+        """Repeat a request, which may transfer less, until all of `data` is read or written."""
         view = _memory_of(data)
         while len(view):
             with self._naming_file():
-                count = self.write_request(view[:REQUEST_BYTES], offset)
+                count = request(view[:REQUEST_BYTES], offset)
+            if count <= 0:
+                raise OSError(errno.EIO, f"{self.path} ends at {offset}")
             offset += count
             view = view[count:]
 
