@@ -67,11 +67,6 @@ def head_flops(model: ModelSpec, sequences: int, context: int | None = None) -> 
     return 2 * sequences * (context or model.context) * model.width * model.vocabulary
 
 
-def parameter_bytes(model: ModelSpec) -> int:
-    """Return the bytes of all fp32 weights, without padding."""
-    return FP32_BYTES * model.parameters
-
-
 # ---- memory --------------------------------------------------------------------------------------
 # Bytes that torch's allocator hands out, to the byte in fp32 on a CPU. With bfloat16 weights under
 # autocast the stream and the norms stay fp32, and everything between them takes half. The workspace

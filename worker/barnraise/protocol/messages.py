@@ -36,7 +36,6 @@ from barnraise.protocol.verdicts import SignedVerdict, VerdictNames, VerdictSumm
 PROTOCOL_VERSION = 1  # peers and coordinators announce the versions N and N-1
 MAX_FRAME_BYTES = 1 << 20  # of one frame between peers, header included
 MAX_HEADER_BYTES = 1 << 18  # of a frame's JSON header
-MAX_PART_BYTES = MAX_FRAME_BYTES - (1 << 12)  # payload bytes of one `BlobPart`
 MAX_LINE_TEST_BYTES = 2_000_000  # each way, of one test of the line between two peers
 MAX_DIALLED_BACK = 2  # ports of one host at which a peer is dialled back
 HEADER_LENGTH_BYTES = 4  # of the big-endian header length that starts a frame

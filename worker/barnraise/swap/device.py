@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from barnraise.errors import StateError
-from barnraise.formats import format_bytes
 
 # Devices that torch names and that do not train here yet.
 UNSUPPORTED = {"mps": "Apple's GPU (MPS)", "xpu": "Intel's GPU (XPU)"}
@@ -345,17 +344,3 @@ def limit_memory(device: str, size: int | None) -> None:
         index = torch.device(device).index
         index = torch.cuda.current_device() if index is None else index
         torch.cuda.set_per_process_memory_fraction(min(1.0, size / total), index)
-
-
-def peak_memory(device: str) -> int:
-    """Return the most bytes of a GPU's memory that tensors have held at once; 0 for the CPU."""
-    return torch.cuda.max_memory_allocated(device) if total_memory(device) else 0
-
-
-def describe_memory(device: str) -> str:
-    """Describe how much of a device's memory is free, for an error message; "" for the CPU."""
-    total = total_memory(device)
-    if not total:
-        return ""
-    name = torch.cuda.get_device_name(device)
-    return f"{name} has {format_bytes(free_memory(device))} of {format_bytes(total)} free"
