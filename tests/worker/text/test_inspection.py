@@ -5,51 +5,19 @@ import gzip
 import io
 import json
 import lzma
-import os
 import random
-import zipfile
 
 import pyarrow
 import pytest
 import zstandard
-from pyarrow import feather, parquet
+from helpers.text_files import CSV, JSONL, LINES, PEM, ROWS, TEXTS, archive, inspect, table
+from pyarrow import feather
 
 from barnraise.errors import TextError
 from barnraise.text import source_file
-from barnraise.text.inspection import Inspection, InspectionOptions, inspect_source
-from barnraise.text.places import parse_place
-from barnraise.text.reading import open_source
+from barnraise.text.inspection import InspectionOptions
 
-LINES = "".join(f"Sentence {i} of the text, with some words.\n" for i in range(60))
-ROWS = [{"text": f"Row {i} has some words in it.", "id": i} for i in range(30)]
-JSONL = "".join(json.dumps(row) + "\n" for row in ROWS)
-TEXTS = [row["text"] for row in ROWS]
 SKIPPED_FRAME = b"\x50\x2a\x4d\x18\4\0\0\0skip"  # with which pzstd begins
-CSV = "id,text\n" + "".join(f"{i},{text}\n" for i, text in enumerate(TEXTS))
-BYTES = InspectionOptions("bytes")  # learning a BPE would only take longer
-
-
-def inspect(*places, options: InspectionOptions = BYTES) -> Inspection:
-    with open_source([parse_place(str(place)) for place in places]) as source:
-        return inspect_source(source, options)
-
-
-@pytest.fixture
-def look(tmp_path):
-    """Return a function that inspects one file with this name and content."""
-
-    def look_at(name: str, content: bytes | str, column: str = "") -> Inspection:
-        path = tmp_path / name
-        path.write_bytes(content.encode() if isinstance(content, str) else content)
-        return inspect(f"{path}#{column}" if column else path)
-
-    return look_at
-
-
-def table(**columns) -> bytes:
-    file = io.BytesIO()
-    parquet.write_table(pyarrow.table(columns), file, row_group_size=20)
-    return file.getvalue()
 
 
 def arrow_file(stream: bool) -> bytes:
@@ -60,14 +28,6 @@ def arrow_file(stream: bool) -> bytes:
         return file.getvalue()
     with pyarrow.ipc.new_stream(file, content.schema) as writer:
         writer.write_table(content)
-    return file.getvalue()
-
-
-def archive(**files: bytes) -> bytes:
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as content:
-        for name, data in files.items():
-            content.writestr(name, data)
     return file.getvalue()
 
 
@@ -144,7 +104,6 @@ def test_format_is_found_from_content_and_name(look, name):
     assert found.bytes == len(expected) == found.characters
 
 
-PEM = "-----BEGIN PRIVATE KEY-----\n"
 NO_TEXT = {
     "empty.txt": (b"", "empty"),
     "blank.txt": (b" \n\n\t \n", "white space"),
@@ -194,35 +153,7 @@ def test_file_without_text_is_refused_by_name(look, name):
     assert reason in refusal and name in refusal, refusal
 
 
-def test_late_rows_with_private_keys_are_skipped_and_counted(look):
-    rows = [*({"text": text} for text in TEXTS * 60), {"text": f"my key: {PEM}abc"}]
-    for name, content in (
-        ("a.jsonl", "".join(json.dumps(row) + "\n" for row in rows)),
-        ("a.parquet", table(text=[row["text"] for row in rows])),
-    ):
-        found = look(name, content)
-        assert not found.refusal and found.files[0].documents == len(rows) - 1, found.refusal
-        assert "rows that hold private keys are skipped: 1" in found.warnings[0]
-
-
 NOISE = random.Random(1).randbytes(2000)
-
-
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("a.ipynb", ".ipynb is not a text format; it is read as"),
-        ("a.xml", ".xml is not a text format"),
-        (".a.txt", "hidden"),
-        ("config.json", "configuration"),
-        ("a.txt.bak", "a temporary file"),
-        ("noextension", ""),
-    ],
-)
-def test_named_file_that_a_folder_would_leave_out_is_warned_of(look, name, reason):
-    found = look(name, LINES if name != "config.json" else JSONL)
-    assert not found.refusal and len(found.warnings) == (1 if reason else 0)
-    assert not reason or reason in found.warnings[0]
 
 
 DAMAGED = {
@@ -339,332 +270,6 @@ def test_texts_that_differ_in_line_ends_or_mark_are_copies(tmp_path):
         (tmp_path / f"{name}.txt").write_bytes(text)
     found = inspect(tmp_path)
     assert (found.documents, found.duplicates, found.bytes) == (1, 4, len(LINES))
-
-
-# ---- rows
-
-
-def rows(*values, name: str = "text") -> str:
-    return "".join(json.dumps({name: value}) + "\n" for value in values)
-
-
-def test_rows_without_text_are_skipped_counted_and_warned_of(look):
-    found = look("a.jsonl", rows(*TEXTS, None, "", "  ", 3, ["x"]) + '{"other": "y"}\n')
-    assert (found.documents, found.skipped_rows) == (30, 6)
-    assert "6 of 36 rows (17%) have no text in the column 'text'" in found.warnings[0]
-    few = look("b.jsonl", rows(*(f"{text} Again." for text in TEXTS), None))
-    assert few.skipped_rows == 1 and not any("rows" in warning for warning in few.warnings)
-
-
-@pytest.mark.parametrize(
-    ("content", "sentence"),
-    [
-        (rows(None, None, ""), "none of its 3 rows has a text in the column 'text'"),
-        (rows(1, 2, 3, name="number"), "no column holds text; its columns are number"),
-        ('{"q": "a b", "a": "c d"}\n' * 3, "its columns are q, a: name the one with the text"),
-        ('{"text": "fine row"}\n{"text": \n{"text": "fine row"}\n', "line 2 is not JSON"),
-        ("[1]\n[2]\n", "line 1 is not a JSON object"),
-        ('{"text": "cut', "line 1 is not JSON"),
-        ('{"text": ' + "[" * 100_000, "line 1 is not JSON"),
-    ],
-)
-def test_rows_that_cannot_be_used_are_refused(look, content, sentence):
-    assert sentence in look("a.jsonl", content).refusal
-
-
-@pytest.mark.parametrize("name", ["a.json", "a.jsonl", "a.txt", "a"])
-def test_rows_whose_first_line_is_long_are_rows(look, name):
-    found = look(name, json.dumps({"text": "word " * 20_000}) + "\n" + JSONL)
-    assert not found.refusal and found.documents == 31
-
-
-def test_text_beside_nested_columns_is_warned_of(look):
-    rows = [{"title": f"Title {i}", "paragraphs": [{"context": "words"}]} for i in range(30)]
-    columns = {name: [row[name] for row in rows] for name in rows[0]}
-    for found in (
-        look("a.json", json.dumps({"version": "1", "data": rows})),
-        look("a.parquet", table(**columns)),
-    ):
-        assert "its text is the column 'title'; other columns hold lists" in found.warnings[0]
-
-
-def test_column_of_a_plain_text_is_refused(look):
-    assert "plain text, which has no column 'body'" in look("a.txt", LINES, "body").refusal
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "line"),
-    [
-        ("a.jsonl", JSONL + '{"text": "cut o', 31),
-        ("a.json", json.dumps(ROWS, indent=1)[:-30], 118),
-        ("b.json", json.dumps(ROWS)[:-30], 1),
-        ("a.csv", CSV + '30,"an open quote\nand more', 32),
-        ("b.csv", CSV + "30", 32),
-    ],
-)
-def test_cut_last_line_is_skipped_and_named(look, name, content, line):
-    found = look(name, content)
-    assert not found.refusal and found.documents >= 29
-    assert f"line {line}, the last one, is cut off" in found.warnings[0]
-
-
-CSV_ODDITIES = {
-    "no names.csv": (
-        "".join(f"{text},{i}\n" for i, text in enumerate(TEXTS)),
-        "#column1",
-        "does not look like names",
-    ),
-    "one column.csv": (
-        "".join(f"A sentence of more than five words, {i}\n".replace(",", "") for i in range(30)),
-        "",
-        "does not look like names",
-    ),
-    "same names.csv": ("text,text\n" + "".join(f"{text},copy\n" for text in TEXTS), "", ""),
-    "empty names.csv": (",id\n" + "".join(f"{text},1\n" for text in TEXTS), "#column1", ""),
-    "quotes.csv": ("text,id\n" + "".join(f'"a 2"" {text}\nx",1\n' for text in TEXTS), "", ""),
-    "long row.csv": (CSV + "x,y,z\n", "", "1 rows have more fields than there are names"),
-    "no line end.csv": (CSV.rstrip("\n"), "", ""),
-    "stray quotes.csv": (
-        CSV + "31,\n" * 20 + '32,"x\n33,y "z"\n',
-        "",
-        "a quote in line 52 is not closed",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", CSV_ODDITIES)
-def test_odd_csv_is_read_whole_or_with_a_warning(look, name):
-    content, column, warning = CSV_ODDITIES[name]
-    found = look(name, content, column.removeprefix("#"))
-    assert not found.refusal and found.documents == 30
-    assert any(warning in each for each in found.warnings) if warning else not found.warnings
-
-
-@pytest.mark.parametrize(
-    ("content", "sentence"),
-    [
-        ("text\n" + "".join(f"{text}, he said\n" for text in TEXTS), "a delimiter into quotes"),
-        (CSV + '31,"open\n' + CSV * 4, "line 32 opens a quote that is never closed"),
-        (CSV + '31,"open\n' + CSV + '32,"open\n', "a quote in line 32 is not closed at the end"),
-        ("A long first line of a table without names,and another one\nx,y\n", "column1, column2"),
-    ],
-    ids=["delimiters in texts", "open quote", "stray quotes", "no names"],
-)
-def test_csv_whose_rows_cannot_be_told_apart_is_refused(look, content, sentence):
-    assert sentence in look("a.csv", content).refusal
-
-
-def test_archive_is_read_as_a_folder_is(look):
-    names = [
-        "train.txt",
-        "test.txt",
-        "a\\.env",
-        "m/node_modules/x.txt",
-        "../../b.txt",
-        "a/train.txt",
-    ]
-    found = look("a.zip", archive(**{name: (LINES + name).encode() for name in names}))
-    assert [file.path.partition(".zip/")[2] for file in found.files] == ["a/train.txt", "train.txt"]
-    reasons = {item.path.partition(".zip/")[2]: item.reason for item in found.left_out}
-    assert reasons == {
-        "test.txt": "the split 'test'",
-        "a/.env": "may hold passwords or keys",
-        "m/node_modules/x.txt": "packages of a program",
-        "../../b.txt": "a path out of its archive",
-    }
-
-
-def test_archive_inside_of_an_archive_is_left_out(look):
-    inner = archive(**{"in.txt": LINES.encode()})
-    found = look("a.zip", archive(**{"b.zip": inner, "c.txt": LINES.encode(), "d.zip": inner[:4]}))
-    assert found.documents == 1 and len(found.files) == 1
-    assert [item.reason for item in found.left_out] == [
-        "an archive inside of another archive or compressed file"
-    ] * 2
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("a.jsonl", '{"title": "x", "body": "some words"}\n' * 2),
-        ("a.json", json.dumps([{"title": "x", "body": "some words"}])),
-        ("a.csv", "title,body\nx,some words\n"),
-        ("a.tsv", "title\tbody\nx\tsome words\n"),
-        ("a.parquet", table(title=["x"], body=["some words"])),
-        ("a.jsonl.gz", gzip.compress(b'{"title": "x", "body": "some words"}\n')),
-        ("nested.jsonl", '{"title": "x", "body": {"en": "some words"}}\n'),
-    ],
-)
-def test_column_can_be_named_for_every_format(look, name, content):
-    column = "body.en" if name.startswith("nested") else "body"
-    found = look(name, content, column)
-    assert found.samples == ["some words"]
-    missing = look(name, content, "summary").refusal
-    assert "no column 'summary'; its columns are title, body" in missing
-
-
-def test_usual_column_is_chosen_in_any_letter_case(look):
-    assert look("a.jsonl", '{"Title": "x y", "TEXT": "some words"}\n').samples == ["some words"]
-    assert look("a.parquet", table(title=["x"], Content=["some words"])).samples == ["some words"]
-
-
-@pytest.mark.parametrize(
-    "column",
-    [
-        pyarrow.array([text.encode() for text in TEXTS]),
-        pyarrow.array(TEXTS, pyarrow.large_string()),
-        pyarrow.array(TEXTS).dictionary_encode(),
-        pyarrow.array([*TEXTS[:-1], None]),
-    ],
-    ids=["binary", "large", "dictionary", "null"],
-)
-def test_parquet_columns_of_text_are_read_whatever_their_type(look, column):
-    found = look("a.parquet", table(text=column, number=list(range(30))))
-    assert found.documents == 30 - column.null_count == 30 - found.skipped_rows
-
-
-def test_lone_surrogates_are_replaced_and_counted(look):
-    found = look("a.jsonl", JSONL * 2 + '{"text": "bad \\ud800 character"}\n')
-    assert "1 characters that no encoding can hold" in found.warnings[0]
-    assert "lone surrogates" in look("b.jsonl", '{"text": "\\ud800 bad row"}\n' * 9).refusal
-
-
-@pytest.mark.parametrize("name", ["messages", "conversations"])
-def test_chats_without_a_template_are_refused_with_what_to_do(look, name):
-    chat = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}]
-    for refused in (
-        look("a.jsonl", rows(*[chat] * 9, name=name)),
-        look("a.parquet", table(**{name: [chat] * 9})),
-    ):
-        assert f"'{name}' holds chats: name a tokenizer with a chat template" in refused.refusal
-
-
-# ---- folders
-
-
-@pytest.fixture
-def folder(tmp_path):
-    """Fill a folder with files to read and files to leave out."""
-    root = tmp_path / "corpus"
-    for name, content in {
-        "a.txt": LINES,
-        "b/rows.jsonl": JSONL,
-        "LICENSE.txt": LINES + "licence",
-        ".env": "SECRET=1",
-        ".git/config.txt": "x",
-        "node_modules/m/readme.txt": "x",
-        "env/pyvenv.cfg": "",
-        "env/notes.txt": "x",
-        "report.docx": "PK",
-        "damaged.txt.gz": gzip.compress(LINES.encode() * 9)[:150],
-        "page.txt": "<html>",
-        "empty.txt": "",
-        "script.py": "print()",
-    }.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content.encode() if isinstance(content, str) else content)
-    return root
-
-
-def test_folder_is_read_by_the_allow_list_and_the_rest_is_listed(folder):
-    found = inspect(folder)
-    assert [file.path for file in found.files] == [f"{folder}/a.txt", f"{folder}/b/rows.jsonl"]
-    left_out = {item.path.removeprefix(f"{folder}/"): item.reason for item in found.left_out}
-    assert set(left_out) == {
-        *("LICENSE.txt", ".env", ".git/", "node_modules/", "env/", "report.docx"),
-        *("damaged.txt.gz", "page.txt", "empty.txt", "script.py"),
-    }
-    assert all(left_out.values()) and "damaged" in left_out["damaged.txt.gz"]
-    assert not found.refusal and "2 files of text formats cannot be used" in found.warnings[0]
-    report = found.to_json()
-    assert list(report) == ["files", "skipped", "documents", "bytes", "duplicates", "warnings"]
-    assert report["documents"] == 31 and report["bytes"] == len(LINES) + sum(map(len, TEXTS))
-
-
-@pytest.mark.parametrize("name", ["node_modules", "env", ".git", "secrets"])
-def test_named_folder_that_is_private_or_no_text_is_refused(folder, name):
-    """A pattern of the shell names each folder itself."""
-    (folder / name).mkdir(exist_ok=True)
-    (folder / name / "a.txt").write_text(LINES)
-    with pytest.raises(TextError, match=f"{name} is not read"):
-        inspect(folder / "a.txt", folder / name)
-    hidden = folder / ".corpus"
-    hidden.mkdir()
-    (hidden / "a.txt").write_text(LINES)
-    assert inspect(hidden).documents == 1
-
-
-def test_links_and_special_files_are_left_out(folder):
-    (folder.parent / "outside.txt").write_text(LINES + "outside")
-    (folder / "link.txt").symlink_to(folder.parent / "outside.txt")
-    (folder / "loop").symlink_to(folder)
-    os.mkfifo(folder / "pipe.txt")
-    reasons = {item.path.rpartition("/")[2]: item.reason for item in inspect(folder).left_out}
-    assert reasons["link.txt"] == "a link" and "pipe" in reasons["pipe.txt"]
-    assert "a link to another folder" in {item.reason for item in inspect(folder).left_out}
-    with pytest.raises(TextError, match="not a file"):
-        inspect(folder / "pipe.txt")
-
-
-def test_folder_without_text_says_what_it_left_out(tmp_path):
-    (tmp_path / "README.md").write_text(LINES)
-    assert "README.md (about the data" in inspect(tmp_path).refusal
-    assert "the folder has no files" in inspect_empty(tmp_path / "nothing")
-
-
-def inspect_empty(path) -> str:
-    path.mkdir()
-    return inspect(path).refusal
-
-
-def test_licence_beside_a_table_is_not_the_text(tmp_path):
-    (tmp_path / "LICENSE.txt").write_text(LINES * 9)
-    (tmp_path / "requirements.txt").write_text("torch\n")
-    (tmp_path / "a.parquet").write_bytes(table(text=TEXTS))
-    assert [file.format for file in inspect(tmp_path).files] == ["parquet"]
-    named = inspect(tmp_path / "LICENSE.txt")
-    assert not named.refusal and "not like a text" in named.warnings[0]
-
-
-def test_dataset_folder_with_configurations_needs_a_choice(tmp_path):
-    card = "---\nconfigs:\n- config_name: small\n  data_files: small/*.jsonl\n"
-    second = "- config_name: large\n  data_files: large/*.jsonl\n"
-    for name in ("small", "large", "other"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "rows.jsonl").write_text(JSONL.replace("Row", name))
-    (tmp_path / "README.md").write_text(f"{card}---\n")
-    assert [file.path for file in inspect(tmp_path).files] == [f"{tmp_path}/small/rows.jsonl"]
-    (tmp_path / "README.md").write_text(f"{card}{second}---\n")
-    with pytest.raises(TextError, match=r"several configurations.*small, large"):
-        inspect(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("card", "reason"),
-    [
-        ("---\nconfigs: [\n---\n", "cannot be used"),
-        ("---\nconfigs:\n- config_name: a\n  data_files: no/*.jsonl\n---\n", "cannot be used"),
-        ("# Notes\nconfigs: none\n---\n", ""),
-    ],
-    ids=["damaged", "nothing there", "no card"],
-)
-def test_card_that_cannot_be_used_is_a_sentence(tmp_path, card, reason):
-    (tmp_path / "a.jsonl").write_text(JSONL)
-    (tmp_path / "README.md").write_text(card)
-    if not reason:
-        assert inspect(tmp_path).documents == 30
-        return
-    with pytest.raises(TextError, match=reason):
-        inspect(tmp_path)
-
-
-def test_several_languages_in_a_folder_are_refused_with_the_choices(tmp_path):
-    for name in ("en", "de"):
-        (tmp_path / f"{name}.txt").write_text(LINES + name)
-    with pytest.raises(TextError, match=r"mixes the languages de, en.*de\.txt, en\.txt"):
-        inspect(tmp_path)
-    assert inspect(tmp_path / "en.txt", tmp_path / "de.txt").documents == 2, "named one by one"
 
 
 # ---- lengths

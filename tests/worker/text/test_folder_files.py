@@ -1,0 +1,180 @@
+"""Test which files of a folder or an archive are read: they are what a machine shares."""
+
+import gzip
+import os
+
+import pytest
+from helpers.text_files import JSONL, LINES, TEXTS, archive, inspect, table
+
+from barnraise.errors import TextError
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("a.ipynb", ".ipynb is not a text format; it is read as"),
+        ("a.xml", ".xml is not a text format"),
+        (".a.txt", "hidden"),
+        ("config.json", "configuration"),
+        ("a.txt.bak", "a temporary file"),
+        ("noextension", ""),
+    ],
+)
+def test_named_file_that_a_folder_would_leave_out_is_warned_of(look, name, reason):
+    found = look(name, LINES if name != "config.json" else JSONL)
+    assert not found.refusal and len(found.warnings) == (1 if reason else 0)
+    assert not reason or reason in found.warnings[0]
+
+
+def test_archive_is_read_as_a_folder_is(look):
+    names = [
+        "train.txt",
+        "test.txt",
+        "a\\.env",
+        "m/node_modules/x.txt",
+        "../../b.txt",
+        "a/train.txt",
+    ]
+    found = look("a.zip", archive(**{name: (LINES + name).encode() for name in names}))
+    assert [file.path.partition(".zip/")[2] for file in found.files] == ["a/train.txt", "train.txt"]
+    reasons = {item.path.partition(".zip/")[2]: item.reason for item in found.left_out}
+    assert reasons == {
+        "test.txt": "the split 'test'",
+        "a/.env": "may hold passwords or keys",
+        "m/node_modules/x.txt": "packages of a program",
+        "../../b.txt": "a path out of its archive",
+    }
+
+
+def test_archive_inside_of_an_archive_is_left_out(look):
+    inner = archive(**{"in.txt": LINES.encode()})
+    found = look("a.zip", archive(**{"b.zip": inner, "c.txt": LINES.encode(), "d.zip": inner[:4]}))
+    assert found.documents == 1 and len(found.files) == 1
+    assert [item.reason for item in found.left_out] == [
+        "an archive inside of another archive or compressed file"
+    ] * 2
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Fill a folder with files to read and files to leave out."""
+    root = tmp_path / "corpus"
+    for name, content in {
+        "a.txt": LINES,
+        "b/rows.jsonl": JSONL,
+        "LICENSE.txt": LINES + "licence",
+        ".env": "SECRET=1",
+        ".git/config.txt": "x",
+        "node_modules/m/readme.txt": "x",
+        "env/pyvenv.cfg": "",
+        "env/notes.txt": "x",
+        "report.docx": "PK",
+        "damaged.txt.gz": gzip.compress(LINES.encode() * 9)[:150],
+        "page.txt": "<html>",
+        "empty.txt": "",
+        "script.py": "print()",
+    }.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return root
+
+
+def test_folder_is_read_by_the_allow_list_and_the_rest_is_listed(folder):
+    found = inspect(folder)
+    assert [file.path for file in found.files] == [f"{folder}/a.txt", f"{folder}/b/rows.jsonl"]
+    left_out = {item.path.removeprefix(f"{folder}/"): item.reason for item in found.left_out}
+    assert set(left_out) == {
+        *("LICENSE.txt", ".env", ".git/", "node_modules/", "env/", "report.docx"),
+        *("damaged.txt.gz", "page.txt", "empty.txt", "script.py"),
+    }
+    assert all(left_out.values()) and "damaged" in left_out["damaged.txt.gz"]
+    assert not found.refusal and "2 files of text formats cannot be used" in found.warnings[0]
+    report = found.to_json()
+    assert list(report) == ["files", "skipped", "documents", "bytes", "duplicates", "warnings"]
+    assert report["documents"] == 31 and report["bytes"] == len(LINES) + sum(map(len, TEXTS))
+
+
+@pytest.mark.parametrize("name", ["node_modules", "env", ".git", "secrets"])
+def test_named_folder_that_is_private_or_no_text_is_refused(folder, name):
+    """A pattern of the shell names each folder itself."""
+    (folder / name).mkdir(exist_ok=True)
+    (folder / name / "a.txt").write_text(LINES)
+    with pytest.raises(TextError, match=f"{name} is not read"):
+        inspect(folder / "a.txt", folder / name)
+    hidden = folder / ".corpus"
+    hidden.mkdir()
+    (hidden / "a.txt").write_text(LINES)
+    assert inspect(hidden).documents == 1
+
+
+def test_links_and_special_files_are_left_out(folder):
+    (folder.parent / "outside.txt").write_text(LINES + "outside")
+    (folder / "link.txt").symlink_to(folder.parent / "outside.txt")
+    (folder / "loop").symlink_to(folder)
+    os.mkfifo(folder / "pipe.txt")
+    reasons = {item.path.rpartition("/")[2]: item.reason for item in inspect(folder).left_out}
+    assert reasons["link.txt"] == "a link" and "pipe" in reasons["pipe.txt"]
+    assert "a link to another folder" in {item.reason for item in inspect(folder).left_out}
+    with pytest.raises(TextError, match="not a file"):
+        inspect(folder / "pipe.txt")
+
+
+def test_folder_without_text_says_what_it_left_out(tmp_path):
+    (tmp_path / "README.md").write_text(LINES)
+    assert "README.md (about the data" in inspect(tmp_path).refusal
+    assert "the folder has no files" in inspect_empty(tmp_path / "nothing")
+
+
+def inspect_empty(path) -> str:
+    path.mkdir()
+    return inspect(path).refusal
+
+
+def test_licence_beside_a_table_is_not_the_text(tmp_path):
+    (tmp_path / "LICENSE.txt").write_text(LINES * 9)
+    (tmp_path / "requirements.txt").write_text("torch\n")
+    (tmp_path / "a.parquet").write_bytes(table(text=TEXTS))
+    assert [file.format for file in inspect(tmp_path).files] == ["parquet"]
+    named = inspect(tmp_path / "LICENSE.txt")
+    assert not named.refusal and "not like a text" in named.warnings[0]
+
+
+def test_dataset_folder_with_configurations_needs_a_choice(tmp_path):
+    card = "---\nconfigs:\n- config_name: small\n  data_files: small/*.jsonl\n"
+    second = "- config_name: large\n  data_files: large/*.jsonl\n"
+    for name in ("small", "large", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "rows.jsonl").write_text(JSONL.replace("Row", name))
+    (tmp_path / "README.md").write_text(f"{card}---\n")
+    assert [file.path for file in inspect(tmp_path).files] == [f"{tmp_path}/small/rows.jsonl"]
+    (tmp_path / "README.md").write_text(f"{card}{second}---\n")
+    with pytest.raises(TextError, match=r"several configurations.*small, large"):
+        inspect(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("card", "reason"),
+    [
+        ("---\nconfigs: [\n---\n", "cannot be used"),
+        ("---\nconfigs:\n- config_name: a\n  data_files: no/*.jsonl\n---\n", "cannot be used"),
+        ("# Notes\nconfigs: none\n---\n", ""),
+    ],
+    ids=["damaged", "nothing there", "no card"],
+)
+def test_card_that_cannot_be_used_is_a_sentence(tmp_path, card, reason):
+    (tmp_path / "a.jsonl").write_text(JSONL)
+    (tmp_path / "README.md").write_text(card)
+    if not reason:
+        assert inspect(tmp_path).documents == 30
+        return
+    with pytest.raises(TextError, match=reason):
+        inspect(tmp_path)
+
+
+def test_several_languages_in_a_folder_are_refused_with_the_choices(tmp_path):
+    for name in ("en", "de"):
+        (tmp_path / f"{name}.txt").write_text(LINES + name)
+    with pytest.raises(TextError, match=r"mixes the languages de, en.*de\.txt, en\.txt"):
+        inspect(tmp_path)
+    assert inspect(tmp_path / "en.txt", tmp_path / "de.txt").documents == 2, "named one by one"

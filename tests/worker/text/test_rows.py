@@ -1,0 +1,185 @@
+"""Test that rows of JSON, CSV and tables become texts, or are refused by a sentence."""
+
+import gzip
+import json
+
+import pyarrow
+import pytest
+from helpers.text_files import CSV, JSONL, LINES, PEM, ROWS, TEXTS, table
+
+
+def test_late_rows_with_private_keys_are_skipped_and_counted(look):
+    rows = [*({"text": text} for text in TEXTS * 60), {"text": f"my key: {PEM}abc"}]
+    for name, content in (
+        ("a.jsonl", "".join(json.dumps(row) + "\n" for row in rows)),
+        ("a.parquet", table(text=[row["text"] for row in rows])),
+    ):
+        found = look(name, content)
+        assert not found.refusal and found.files[0].documents == len(rows) - 1, found.refusal
+        assert "rows that hold private keys are skipped: 1" in found.warnings[0]
+
+
+def rows(*values, name: str = "text") -> str:
+    return "".join(json.dumps({name: value}) + "\n" for value in values)
+
+
+def test_rows_without_text_are_skipped_counted_and_warned_of(look):
+    found = look("a.jsonl", rows(*TEXTS, None, "", "  ", 3, ["x"]) + '{"other": "y"}\n')
+    assert (found.documents, found.skipped_rows) == (30, 6)
+    assert "6 of 36 rows (17%) have no text in the column 'text'" in found.warnings[0]
+    few = look("b.jsonl", rows(*(f"{text} Again." for text in TEXTS), None))
+    assert few.skipped_rows == 1 and not any("rows" in warning for warning in few.warnings)
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (rows(None, None, ""), "none of its 3 rows has a text in the column 'text'"),
+        (rows(1, 2, 3, name="number"), "no column holds text; its columns are number"),
+        ('{"q": "a b", "a": "c d"}\n' * 3, "its columns are q, a: name the one with the text"),
+        ('{"text": "fine row"}\n{"text": \n{"text": "fine row"}\n', "line 2 is not JSON"),
+        ("[1]\n[2]\n", "line 1 is not a JSON object"),
+        ('{"text": "cut', "line 1 is not JSON"),
+        ('{"text": ' + "[" * 100_000, "line 1 is not JSON"),
+    ],
+)
+def test_rows_that_cannot_be_used_are_refused(look, content, sentence):
+    assert sentence in look("a.jsonl", content).refusal
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl", "a.txt", "a"])
+def test_rows_whose_first_line_is_long_are_rows(look, name):
+    found = look(name, json.dumps({"text": "word " * 20_000}) + "\n" + JSONL)
+    assert not found.refusal and found.documents == 31
+
+
+def test_text_beside_nested_columns_is_warned_of(look):
+    rows = [{"title": f"Title {i}", "paragraphs": [{"context": "words"}]} for i in range(30)]
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    for found in (
+        look("a.json", json.dumps({"version": "1", "data": rows})),
+        look("a.parquet", table(**columns)),
+    ):
+        assert "its text is the column 'title'; other columns hold lists" in found.warnings[0]
+
+
+def test_column_of_a_plain_text_is_refused(look):
+    assert "plain text, which has no column 'body'" in look("a.txt", LINES, "body").refusal
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "line"),
+    [
+        ("a.jsonl", JSONL + '{"text": "cut o', 31),
+        ("a.json", json.dumps(ROWS, indent=1)[:-30], 118),
+        ("b.json", json.dumps(ROWS)[:-30], 1),
+        ("a.csv", CSV + '30,"an open quote\nand more', 32),
+        ("b.csv", CSV + "30", 32),
+    ],
+)
+def test_cut_last_line_is_skipped_and_named(look, name, content, line):
+    found = look(name, content)
+    assert not found.refusal and found.documents >= 29
+    assert f"line {line}, the last one, is cut off" in found.warnings[0]
+
+
+CSV_ODDITIES = {
+    "no names.csv": (
+        "".join(f"{text},{i}\n" for i, text in enumerate(TEXTS)),
+        "#column1",
+        "does not look like names",
+    ),
+    "one column.csv": (
+        "".join(f"A sentence of more than five words, {i}\n".replace(",", "") for i in range(30)),
+        "",
+        "does not look like names",
+    ),
+    "same names.csv": ("text,text\n" + "".join(f"{text},copy\n" for text in TEXTS), "", ""),
+    "empty names.csv": (",id\n" + "".join(f"{text},1\n" for text in TEXTS), "#column1", ""),
+    "quotes.csv": ("text,id\n" + "".join(f'"a 2"" {text}\nx",1\n' for text in TEXTS), "", ""),
+    "long row.csv": (CSV + "x,y,z\n", "", "1 rows have more fields than there are names"),
+    "no line end.csv": (CSV.rstrip("\n"), "", ""),
+    "stray quotes.csv": (
+        CSV + "31,\n" * 20 + '32,"x\n33,y "z"\n',
+        "",
+        "a quote in line 52 is not closed",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CSV_ODDITIES)
+def test_odd_csv_is_read_whole_or_with_a_warning(look, name):
+    content, column, warning = CSV_ODDITIES[name]
+    found = look(name, content, column.removeprefix("#"))
+    assert not found.refusal and found.documents == 30
+    assert any(warning in each for each in found.warnings) if warning else not found.warnings
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("text\n" + "".join(f"{text}, he said\n" for text in TEXTS), "a delimiter into quotes"),
+        (CSV + '31,"open\n' + CSV * 4, "line 32 opens a quote that is never closed"),
+        (CSV + '31,"open\n' + CSV + '32,"open\n', "a quote in line 32 is not closed at the end"),
+        ("A long first line of a table without names,and another one\nx,y\n", "column1, column2"),
+    ],
+    ids=["delimiters in texts", "open quote", "stray quotes", "no names"],
+)
+def test_csv_whose_rows_cannot_be_told_apart_is_refused(look, content, sentence):
+    assert sentence in look("a.csv", content).refusal
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.jsonl", '{"title": "x", "body": "some words"}\n' * 2),
+        ("a.json", json.dumps([{"title": "x", "body": "some words"}])),
+        ("a.csv", "title,body\nx,some words\n"),
+        ("a.tsv", "title\tbody\nx\tsome words\n"),
+        ("a.parquet", table(title=["x"], body=["some words"])),
+        ("a.jsonl.gz", gzip.compress(b'{"title": "x", "body": "some words"}\n')),
+        ("nested.jsonl", '{"title": "x", "body": {"en": "some words"}}\n'),
+    ],
+)
+def test_column_can_be_named_for_every_format(look, name, content):
+    column = "body.en" if name.startswith("nested") else "body"
+    found = look(name, content, column)
+    assert found.samples == ["some words"]
+    missing = look(name, content, "summary").refusal
+    assert "no column 'summary'; its columns are title, body" in missing
+
+
+def test_usual_column_is_chosen_in_any_letter_case(look):
+    assert look("a.jsonl", '{"Title": "x y", "TEXT": "some words"}\n').samples == ["some words"]
+    assert look("a.parquet", table(title=["x"], Content=["some words"])).samples == ["some words"]
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pyarrow.array([text.encode() for text in TEXTS]),
+        pyarrow.array(TEXTS, pyarrow.large_string()),
+        pyarrow.array(TEXTS).dictionary_encode(),
+        pyarrow.array([*TEXTS[:-1], None]),
+    ],
+    ids=["binary", "large", "dictionary", "null"],
+)
+def test_parquet_columns_of_text_are_read_whatever_their_type(look, column):
+    found = look("a.parquet", table(text=column, number=list(range(30))))
+    assert found.documents == 30 - column.null_count == 30 - found.skipped_rows
+
+
+def test_lone_surrogates_are_replaced_and_counted(look):
+    found = look("a.jsonl", JSONL * 2 + '{"text": "bad \\ud800 character"}\n')
+    assert "1 characters that no encoding can hold" in found.warnings[0]
+    assert "lone surrogates" in look("b.jsonl", '{"text": "\\ud800 bad row"}\n' * 9).refusal
+
+
+@pytest.mark.parametrize("name", ["messages", "conversations"])
+def test_chats_without_a_template_are_refused_with_what_to_do(look, name):
+    chat = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}]
+    for refused in (
+        look("a.jsonl", rows(*[chat] * 9, name=name)),
+        look("a.parquet", table(**{name: [chat] * 9})),
+    ):
+        assert f"'{name}' holds chats: name a tokenizer with a chat template" in refused.refusal
