@@ -1,12 +1,100 @@
 """Test which files of a folder or an archive are read: they are what a machine shares."""
 
+import contextlib
 import gzip
 import os
+import tempfile
+from pathlib import Path
 
 import pytest
 from helpers.text_files import JSONL, LINES, TEXTS, archive, inspect, table
+from hypothesis import given
+from hypothesis import strategies as st
 
 from barnraise.errors import TextError
+from barnraise.text.folder_files import FoundFiles, find_in_path
+
+# What may be read, and what may not, whatever lies around it.
+READ_FOLDERS = ("a", "b c", "ä")
+UNREAD_FOLDERS = (".git", ".hidden", "node_modules", "secrets", "venv", "Passwords")
+READ_NAMES = ("one.txt", "TWO.TXT", "rows.jsonl", "notes.md", "three.txt")
+UNREAD_NAMES = (".env", "id_rsa", "passwords.txt", "x.pem", "LICENSE", "a.png", ".b.txt", "c.txt~")
+KINDS = ("file", "empty", "link", "linked folder", "pipe")
+trees = st.dictionaries(
+    st.tuples(
+        st.lists(st.sampled_from(READ_FOLDERS + UNREAD_FOLDERS), max_size=3).map(tuple),
+        st.sampled_from(READ_NAMES + UNREAD_NAMES),
+    ),
+    st.sampled_from(KINDS[:1] * 4 + KINDS),
+    max_size=12,
+)
+
+
+def is_read(folders: tuple[str, ...], name: str, kind: str) -> bool:
+    """Return whether a file is one that a machine may share."""
+    return set(folders) <= set(READ_FOLDERS) and name in READ_NAMES and kind == "file"
+
+
+def create_tree(root: Path, tree: dict[tuple[tuple[str, ...], str], str]) -> None:
+    """Create files, links out of the folder and pipes; each file holds its own path."""
+    outside = root.parent / "outside"
+    outside.mkdir(parents=True)
+    (outside / "one.txt").write_text("outside")
+    root.mkdir()
+    for (folders, name), kind in tree.items():
+        path = root.joinpath(*folders, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if kind == "link":
+            path.symlink_to(outside / "one.txt")
+        elif kind == "linked folder":
+            path.symlink_to(outside)
+        elif kind == "pipe":
+            os.mkfifo(path)
+        else:
+            path.write_text("" if kind == "empty" else "/".join((*folders, name)))
+
+
+def read_all(found: FoundFiles) -> list[str]:
+    """Return the contents of the found files, sorted."""
+    contents = []
+    for file in found.files:
+        with contextlib.closing(file.open()) as stream:
+            contents.append(stream.read(1 << 20).decode())
+    return sorted(contents)
+
+
+@given(trees)
+def test_folder_shares_what_may_be_read_and_lists_the_rest(tree):
+    """No link, pipe, hidden or private file is opened, at any depth; nothing is left out unsaid."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "corpus"
+        create_tree(root, tree)
+        found = find_in_path(root)
+        expected = sorted("/".join((*key[0], key[1])) for key in tree if is_read(*key, tree[key]))
+        assert read_all(found) == expected
+        left_out = [os.path.relpath(item.path, root) for item in found.left_out]
+        for (folders, name), kind in tree.items():
+            parts = (*folders, name)
+            parents = {"/".join(parts[: depth + 1]) for depth in range(len(parts))}
+            assert is_read(folders, name, kind) or parents & set(left_out)
+
+
+@given(trees)
+def test_archive_shares_the_same_files_as_its_folder(tree):
+    files = {key: kind for key, kind in tree.items() if kind in ("file", "empty")}
+    names = {"/".join((*key[0], key[1])): key for key in files}
+    contents = {n: n.encode() if files[key] == "file" else b"" for n, key in names.items()}
+    expected = sorted(name for name, key in names.items() if is_read(*key, files[key]))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "corpus.zip"
+        path.write_bytes(archive(**contents))
+        if expected:
+            found = find_in_path(path)
+            assert read_all(found) == expected
+            assert len(found.left_out) == len(files) - len(expected)
+        else:
+            with pytest.raises(TextError, match=r"corpus\.zip"):
+                find_in_path(path)
 
 
 @pytest.mark.parametrize(
