@@ -1,11 +1,81 @@
 """Test that rows of JSON, CSV and tables become texts, or are refused by a sentence."""
 
+import csv
 import gzip
+import io
 import json
 
 import pyarrow
 import pytest
 from helpers.text_files import CSV, JSONL, LINES, PEM, ROWS, TEXTS, table
+from hypothesis import given
+from hypothesis import strategies as st
+
+from barnraise.errors import TextError
+from barnraise.text import file_format
+from barnraise.text.rows import (
+    CsvDialect,
+    RowCounts,
+    RowOptions,
+    parse_csv,
+    parse_json,
+    parse_json_lines,
+    read_texts,
+)
+
+fields = st.text(st.sampled_from("ab \"\n,;|\t'é{}[]"), max_size=12)
+documents = st.lists(st.dictionaries(st.sampled_from(["text", "id"]), fields), min_size=1)
+
+
+@given(st.lists(st.tuples(fields, fields), min_size=1), st.sampled_from(",;\t|"))
+def test_quoted_csv_is_read_as_it_was_written(table, delimiter):
+    """Quotes, line ends and other delimiters inside of texts change nothing."""
+    file = io.StringIO()
+    writer = csv.writer(file, delimiter=delimiter, quoting=csv.QUOTE_ALL, lineterminator="\n")
+    writer.writerows([("text", "id"), *table])
+    dialect, counts = CsvDialect(file_format.CSV, file.getvalue()), RowCounts()
+    rows = list(parse_csv(io.StringIO(file.getvalue()), dialect, counts))
+    assert [(row["text"], row["id"]) for row in rows] == table
+    assert counts == RowCounts(), "nothing is wrong with them"
+
+
+@given(documents, st.booleans(), st.data())
+def test_rows_of_a_cut_file_are_the_whole_ones_before_the_cut(rows, is_list, data):
+    """A download that ended early loses its last row, and never yields a part of one."""
+    content, ends = "[" if is_list else "", []
+    for row in rows:
+        content += json.dumps(row)
+        ends.append(len(content))
+        content += ", " if is_list else "\n"
+    content = content.removesuffix(", ") + "]" * is_list
+    cut = data.draw(st.integers(0, len(content)))
+    whole, counts = [row for row, end in zip(rows, ends, strict=True) if end <= cut], RowCounts()
+    read = (
+        parse_json(content[:cut], counts)
+        if is_list
+        else parse_json_lines(io.StringIO(content[:cut]), counts)
+    )
+    if whole or (not is_list and not cut):
+        assert list(read) == whole
+        rest = content[ends[len(whole) - 1] : cut] if whole else ""
+        is_cut = cut < len(content) if is_list else bool(rest.strip())
+        assert bool(counts.cut_line) == is_cut
+    else:
+        with pytest.raises(TextError, match="not JSON"):
+            list(read)
+
+
+@given(
+    st.lists(st.sampled_from(["some words", "x\r\ny", "", " \n", None, 7, f"a {PEM}b", "\ud800!"]))
+)
+def test_each_row_is_read_or_counted_and_no_key_is_read(values):
+    counts = RowCounts()
+    rows = [{"text": "the first"}, *({"text": value} for value in values)]
+    read = list(read_texts(rows, RowOptions(), counts))
+    assert counts.rows == len(rows) == len(read) + counts.skipped + counts.rows_with_keys
+    assert counts.rows_with_keys == sum(value == f"a {PEM}b" for value in values)
+    assert counts.bad_characters == sum(text == "\ufffd!" for text in read)
+    assert {*read} <= {"the first", "some words", "x\ny", "\ufffd!"}
 
 
 def test_late_rows_with_private_keys_are_skipped_and_counted(look):
