@@ -141,13 +141,6 @@ def test_leaving_worker_has_published_and_saved_its_last_round(swarm):
     assert saved is not None and saved[1].last_seq == ben.status["updates_sent"]
 
 
-def test_worker_without_peers_trains_alone(swarm):
-    run = swarm(token_budget=30_000)
-    ada = run.start("ada")
-    ada.join()
-    assert ada.status["activity"] == "finished" and ada.status["peers"] == 0
-
-
 def test_state_folder_belongs_to_one_worker_and_one_run(swarm):
     run = swarm(token_budget=10_000_000)
     ada = run.start("ada")

@@ -1,0 +1,253 @@
+"""Test the life of one worker: its phases, and in which order a round is published and saved."""
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.example_hardware import cpu_machine
+from helpers.memory_transport import MemoryNetwork
+
+from barnraise.coordinator_client.client import CoordinatorClient
+from barnraise.errors import StateError
+from barnraise.ledger.blob_store import BlobStore
+from barnraise.ledger.ledger import Ledger
+from barnraise.planning.memory_pressure import MemoryFacts
+from barnraise.protocol.coordinator_messages import Directive
+from barnraise.protocol.enums import Role, RunStatus
+from barnraise.protocol.messages import Ticket
+from barnraise.protocol.signing import Identity, digest
+from barnraise.spec import ModelSpec, Recipe, RunSpec, TextSpec
+from barnraise.state_dir import StateDir
+from barnraise.swap.lr_schedule import learning_rate_scale
+from barnraise.text.shards import prepare_text
+from barnraise.training import train
+from barnraise.training.checkpoint import CheckpointSlots
+from barnraise.training.join import JoinedRun
+from barnraise.training.local_control import LocalControl
+from barnraise.training.memory_watch import MemoryWatch
+from barnraise.training.train import Worker, WorkerPhase
+
+RUN = "0192f0c1-2d3e-7f40-8a5b-6c7d8e9f0a1b"
+MIRROR = Identity(b"m" * 32)
+MODEL = ModelSpec(layers=1, width=16, heads=1, context=16, vocabulary=256)
+STEP_TOKENS = 4 * MODEL.context
+ROUND_STEPS = 4
+RECIPE = Recipe(
+    token_budget=3 * ROUND_STEPS * STEP_TOKENS,
+    learning_rate=3e-3,
+    warmup_tokens=5 * STEP_TOKENS,
+    step_sequences=4,
+    round_steps=ROUND_STEPS,
+    evaluate_every=1 << 30,
+)
+LONG = 1 << 30  # tokens: a budget that no test spends
+
+
+class RecordingWorker(Worker):
+    """A worker that records what it does.
+
+    Attributes:
+        acts: steps, publications, saves and phases, in their order.
+        between_steps: called after each step.
+    """
+
+    acts: list[str]
+    between_steps: Callable[[], None]
+
+    def publish_round(self, *arguments: Any) -> None:
+        super().publish_round(*arguments)
+        self.acts.append("publish")
+
+    def save_checkpoint(self, closing: bool = False) -> None:
+        super().save_checkpoint(closing)
+        self.acts.append("save all" if closing else "save")
+
+    def run_between_steps(self) -> None:
+        super().run_between_steps()
+        if self.acts.count("step") < self.metrics.step:
+            self.acts.append("step")
+        self.between_steps()
+
+    def _set_phase(self, phase: WorkerPhase) -> None:
+        super()._set_phase(phase)
+        self.acts.append(phase.value)
+
+
+@pytest.fixture
+def new_worker(tmp_path, monkeypatch) -> Iterator[Callable[..., RecordingWorker]]:
+    """Provide a factory of workers without peers and site in one folder, one after the other."""
+    torch.set_num_threads(1)
+    monkeypatch.setattr(train, "ALONE_SECONDS", 0.1)
+    home = StateDir(tmp_path / "home")
+    network = MemoryNetwork()
+
+    def create(token_budget: int = RECIPE.token_budget) -> RecordingWorker:
+        folder = home.open_run(RUN)
+        blobs = BlobStore(folder.path / "blobs")
+        manifest = prepare_text(
+            TextSpec(tokenizer="bytes"),
+            MODEL.vocabulary,
+            RUN,
+            blobs.store,
+            [f"Document {i} of the text. ".encode() * 9 for i in range(40)],
+        )
+        recipe = Recipe(**{**vars(RECIPE), "token_budget": token_budget})
+        spec = RunSpec(
+            MODEL,
+            TextSpec(tokenizer="bytes"),
+            recipe,
+            seed=7,
+            owner=MIRROR.key,
+            roots=(MIRROR.key,),
+            manifest=digest(MIRROR.sign("manifest", manifest).body),
+        )
+        key, now = home.identity.key, time.time()
+        ticket = Ticket(
+            run=RUN,
+            peer=key,
+            machine=RUN,
+            volunteer=digest("ada"),
+            roles=[Role.WORKER],
+            max_tokens_per_second=1 << 40,
+            issued=now,
+            expires=now + 86400,
+            mirror=MIRROR.key,
+        )
+        joined = JoinedRun(
+            run=RUN,
+            name="a run",
+            machine=RUN,
+            folder=folder,
+            coordinator=CoordinatorClient("http://127.0.0.1:9", home.identity, MIRROR.key),
+            spec=spec,
+            spec_digest=digest(spec.to_json()),
+            manifest=manifest,
+            ticket=MIRROR.sign("ticket", ticket),
+            directive=Directive(run=RUN, machine=RUN, status=RunStatus.TRAINING, issued=now),
+            acknowledged=0,
+            peers=(),
+        )
+        hardware = cpu_machine(cores=1, disk=8 << 30)
+        worker = RecordingWorker(
+            joined, threading.Event(), hardware, transport=network.transport(key)
+        )
+        worker.acts = []
+        worker.between_steps = lambda: None
+        return worker
+
+    return create
+
+
+def acts_of(worker: RecordingWorker) -> str:
+    """Return what a worker did, with the number of acts that are repeated."""
+    groups = [(act, len(list(group))) for act, group in itertools.groupby(worker.acts)]
+    return ", ".join(act if count == 1 else f"{count} {act}" for act, count in groups)
+
+
+def read_ledger(folder: Path) -> list[int]:
+    """Return the tokens of each update in a ledger."""
+    ledger = Ledger(folder)
+    tokens = [update.tokens for _, update in ledger.updates_since({})]
+    ledger.close()
+    return tokens
+
+
+def test_worker_alone_trains_publishes_and_saves_round_by_round(new_worker):
+    worker = new_worker()
+    worker.run()
+    one_round = f"{ROUND_STEPS} step, publish, save, "
+    assert acts_of(worker) == (
+        f"preparing, save, training, {3 * one_round}draining, save all, stopped"
+    )
+    folder = worker.joined.folder.path
+    assert read_ledger(folder) == [ROUND_STEPS * STEP_TOKENS] * 3
+    assert not (folder / "running.json").exists() and worker.metrics.last_validation is not None
+    again = new_worker()
+    again.run()
+    assert "publish" not in again.acts and again.acts[-1] == "stopped", "the budget is spent"
+
+
+def test_leaving_worker_publishes_the_unfinished_round_and_saves_once(new_worker):
+    worker = new_worker(LONG)
+    worker.between_steps = lambda: worker.metrics.step == ROUND_STEPS + 2 and worker.leaving.set()
+    worker.run()
+    assert acts_of(worker) == (
+        f"preparing, save, training, {ROUND_STEPS} step, publish, save, "
+        "2 step, publish, draining, save all, stopped"
+    )
+    folder = worker.joined.folder.path
+    assert read_ledger(folder) == [ROUND_STEPS * STEP_TOKENS, 2 * STEP_TOKENS]
+    saved = CheckpointSlots(folder / "checkpoint").load()
+    assert saved is not None and saved[1].last_seq == 2 and saved[1].step == ROUND_STEPS + 2
+
+
+def test_pause_ends_the_round_and_the_next_one_follows_it(new_worker):
+    worker = new_worker(LONG)
+    control = LocalControl(worker.joined.folder.path)
+    reasons = []
+
+    def between_steps() -> None:
+        reasons.append(worker.metrics.reason)
+        if reasons[-1]:
+            control.resume()
+        elif len(reasons) == 2:
+            control.pause()
+        elif worker.metrics.step == 5:
+            worker.leaving.set()
+
+    worker.between_steps = between_steps
+    worker.run()
+    assert train.PAUSED_HERE_REASON in reasons and not worker.metrics.reason
+    assert worker.metrics.step == 5 and sum(read_ledger(worker.joined.folder.path)) == (
+        5 * STEP_TOKENS
+    )
+
+
+def test_learning_rate_follows_the_tokens_of_ledger_and_round(new_worker):
+    worker = new_worker(LONG)
+    rates: list[float] = []
+
+    def between_steps() -> None:
+        if worker.metrics.learning_rate is not None and len(rates) < worker.metrics.step:
+            rates.append(worker.metrics.learning_rate)
+        if worker.metrics.step == ROUND_STEPS + 2:
+            worker.leaving.set()
+
+    worker.between_steps = between_steps
+    worker.run()
+    expected = [
+        RECIPE.learning_rate * learning_rate_scale(worker.spec.recipe, step * STEP_TOKENS)
+        for step in range(ROUND_STEPS + 2)
+    ]
+    assert rates == pytest.approx(expected) and rates[0] < rates[-1]
+
+
+def test_failing_disk_ends_in_one_sentence_with_everything_closed(new_worker, monkeypatch):
+    worker = new_worker(LONG)
+
+    def fail() -> None:
+        if worker.metrics.step == 2:
+            raise OSError(28, "No space left on device")
+
+    worker.between_steps = fail
+    with pytest.raises(StateError, match=r"stopped: .*No space left on device.* join again"):
+        worker.run()
+    assert acts_of(worker) == "preparing, save, training, 2 step, stopped"
+    again = new_worker()  # the folder is not locked any longer
+    again.run()
+    assert again.acts[-1] == "stopped" and again.metrics.step > 0
+
+
+def test_shortage_of_memory_without_a_smaller_plan_changes_nothing(new_worker, caplog):
+    worker = new_worker()
+    seconds = itertools.count(0, 5)
+    worker.watch_memory(MemoryWatch(lambda: MemoryFacts(10**9, 1000), lambda: next(seconds)))
+    plan = worker.plan
+    worker.run()
+    assert "there is no smaller plan" in caplog.text and worker.plan is plan
+    assert read_ledger(worker.joined.folder.path) == [ROUND_STEPS * STEP_TOKENS] * 3
