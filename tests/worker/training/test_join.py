@@ -145,7 +145,7 @@ def test_join_without_a_coordinator_uses_the_stored_answer(home, fake_site):
 
 
 def test_waiting_for_a_launch_survives_an_absent_coordinator(home, fake_site, monkeypatch):
-    monkeypatch.setattr("barnraise.training.join.POLL_SECONDS", 0.1)
+    monkeypatch.setattr("barnraise.training.join.NETWORK_POLL_SECONDS", 0.1)
     fake_site.launched = False
     results: list[JoinedRun] = []
     waiting = threading.Thread(target=lambda: results.append(join_without_waiting(home)))

@@ -18,8 +18,7 @@ from barnraise.cli.machine_options import HomeOption, open_state_dir
 from barnraise.cli.run_folders import RunFolder, list_run_folders, select_run_folders
 from barnraise.errors import StateError
 from barnraise.formats import format_bytes
-
-POLL_SECONDS = 0.2  # between two looks whether a worker has stopped
+from barnraise.protocol.polling import PERSON_POLL_SECONDS
 
 LocalRunArgument = Annotated[
     RunAddress | None,
@@ -115,7 +114,7 @@ def stop_worker(folder: RunFolder) -> None:
     errors.print(f"[bold]{escape(folder.name)}[/] saves its work …", soft_wrap=True)
     try:
         while folder.is_locked and process.is_running:
-            time.sleep(POLL_SECONDS)
+            time.sleep(PERSON_POLL_SECONDS)
     except KeyboardInterrupt:
         errors.print("Not waiting: it stops by itself.")
         raise typer.Exit(1) from None

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-POLL_SECONDS = 0.2
+from barnraise.protocol.polling import PERSON_POLL_SECONDS
 
 
 @contextlib.contextmanager
@@ -38,11 +38,11 @@ def read_keys(on_key: Callable[[str], None]) -> Iterator[bool]:
                 if key:
                     on_key(key.lower())
                 else:
-                    ended.wait(POLL_SECONDS)
+                    ended.wait(PERSON_POLL_SECONDS)
 
         thread = threading.Thread(target=watch, name="keys", daemon=True)
         thread.start()
-        stack.callback(thread.join, 2 * POLL_SECONDS)
+        stack.callback(thread.join, 2 * PERSON_POLL_SECONDS)
         stack.callback(ended.set)
         yield True
 
@@ -81,7 +81,7 @@ class _UnbufferedTerminal:
         if not self._is_foreground():
             return ""
         self._disable_line_mode()  # a shell sets it again when the process was suspended
-        ready, _, _ = select.select([self._descriptor], [], [], POLL_SECONDS)
+        ready, _, _ = select.select([self._descriptor], [], [], PERSON_POLL_SECONDS)
         if not ready:
             return ""
         try:

@@ -29,6 +29,7 @@ from barnraise.errors import (
     MirrorListError,
 )
 from barnraise.protocol.checkups import Checkup
+from barnraise.protocol.clock import REQUEST_CLOCK_SECONDS
 from barnraise.protocol.coordinator_messages import (
     Attestation,
     Directive,
@@ -51,7 +52,6 @@ from barnraise.protocol.mirror_list import (
     rank_mirrors,
 )
 from barnraise.protocol.reports import HardwareView, Report
-from barnraise.protocol.signed_http import CLOCK_TOLERANCE
 from barnraise.protocol.signing import Identity, open_signed
 from barnraise.protocol.types import Address
 from barnraise.state_dir import SiteMembership, StateDir
@@ -439,7 +439,7 @@ class FailoverClient:
         try:
             return call(client)
         finally:
-            if abs((client.clock_offset or 0.0) - before) > CLOCK_TOLERANCE:
+            if abs((client.clock_offset or 0.0) - before) > REQUEST_CLOCK_SECONDS:
                 self.visit_mirrors_now()
 
     def _call_any(self, call: Callable[[CoordinatorClient], Answer]) -> Answer:

@@ -26,6 +26,7 @@ from barnraise.errors import (
     MessageError,
     StateError,
 )
+from barnraise.protocol.clock import OWNER_CLOCK_SECONDS
 from barnraise.protocol.coordinator_messages import Attestation, Directive, ReportReply
 from barnraise.protocol.enums import Activity
 from barnraise.protocol.messages import Peer, Signed
@@ -47,7 +48,6 @@ MAX_SPOOLED = 100_000  # reports, while no coordinator answers: eleven days at o
 BATCH_REPORTS = 45  # of one request
 REPORT_POINTS = 64  # of one report
 QUEUED_POINTS = 4096  # that wait for the next reports
-CLOCK_TOLERANCE_SECONDS = 5.0  # by which our clock may differ from the coordinator's
 LONGEST_PAUSE = 60.0  # seconds between two tries when nobody answers
 # Seconds the mark may stand still before everything above it is sent again.
 UNCONFIRMED_SECONDS = 60.0
@@ -475,7 +475,7 @@ class Reporter:
 
 def clock_warning(seconds_ahead: float) -> str:
     """Return what a difference of clocks may mean for this machine's updates; "" if none."""
-    if abs(seconds_ahead) <= CLOCK_TOLERANCE_SECONDS:
+    if abs(seconds_ahead) <= OWNER_CLOCK_SECONDS:
         return ""
     if seconds_ahead > 0:
         difference = f"is {seconds_ahead:,.0f} seconds ahead of"

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 from barnraise.errors import BarnraiseError, MessageError
 from barnraise.protocol.answer_deadline import AnswerDeadline, LimitedRequest
 from barnraise.protocol.certificates import trusted_certificates
+from barnraise.protocol.clock import REQUEST_CLOCK_SECONDS
 from barnraise.protocol.coordinator_messages import Problem, ServerTime
 from barnraise.protocol.messages import Signed
 from barnraise.protocol.signing import Identity, open_signed
@@ -25,7 +26,6 @@ API = "/api/v1"
 # What the system adds to its reasons: "[Errno 111] ", "[SSL: …] ", " (_ssl.c:1006)".
 SYSTEM_NOTES = re.compile(r"\[(?:Errno|WinError|SSL)[^\]]*\] ?| \(_ssl\.c:\d+\)")
 TOO_SLOW = 504  # the HTTP status of a gateway that has waited too long
-CLOCK_TOLERANCE = 1.0  # seconds: a smaller correction would not change the answer
 
 Answer = TypeVar("Answer", bound=BaseModel)
 
@@ -236,4 +236,4 @@ class SignedHttpClient:
             return False
         before = self._clock_offset
         self.set_server_time(server_time)
-        return abs(self._clock_offset - before) > CLOCK_TOLERANCE
+        return abs(self._clock_offset - before) > REQUEST_CLOCK_SECONDS

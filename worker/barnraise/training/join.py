@@ -32,6 +32,7 @@ from barnraise.protocol.coordinator_messages import (
 )
 from barnraise.protocol.enums import JoinPurpose, RunStatus
 from barnraise.protocol.messages import Peer, Signed
+from barnraise.protocol.polling import NETWORK_POLL_SECONDS
 from barnraise.protocol.reports import HardwareView
 from barnraise.protocol.signing import M, TicketPolicy, check_ticket, digest, open_signed
 from barnraise.spec import ModelSpec, RunSpec, adopt_model
@@ -44,8 +45,8 @@ log = logging.getLogger("barnraise")
 # In a run's folder, for times when no coordinator answers: the last directive that revoked a peer,
 # which stays out meanwhile.
 DIRECTIVE_FILE = "directive.json"
-POLL_SECONDS = 1.0  # between two requests for a draft, at least
-POLL_GROWTH = 1.2  # of that with each request, up to the time between two reports
+# The pause between two requests for a draft grows with each, up to the time between two reports.
+POLL_GROWTH = 1.2
 MAX_GROWTHS = 60  # after which it is longer than any time between two reports
 RETRY_SECONDS = 30.0  # between two attempts to get the weights that a draft begins with
 
@@ -190,8 +191,8 @@ def _handle_draft(
 
 def draft_pause(attempt: int, report_every: float) -> float:
     """Return the seconds between two requests for a draft: few while its owner acts. Pure."""
-    longest = max(POLL_SECONDS, report_every)
-    return min(longest, POLL_SECONDS * POLL_GROWTH ** min(attempt, MAX_GROWTHS))
+    longest = max(NETWORK_POLL_SECONDS, report_every)
+    return min(longest, NETWORK_POLL_SECONDS * POLL_GROWTH ** min(attempt, MAX_GROWTHS))
 
 
 def prepare_text(

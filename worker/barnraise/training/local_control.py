@@ -12,12 +12,12 @@ from pathlib import Path
 import psutil
 
 from barnraise.durable_io import write_atomically
+from barnraise.protocol.polling import PERSON_POLL_SECONDS
 from barnraise.state_dir import RunDir
 
 WORKER_FILE = "worker.json"  # the process that works in the folder
 PAUSE_FILE = "paused"  # the worker pauses while it exists
 STOP_FILE = "stop.json"  # the process that is to stop
-POLL_SECONDS = 0.3  # between two looks for a request to stop
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class LocalControl:
         own = WorkerProcess.current()
 
         def watch() -> None:
-            while folder.is_open and not leaving.wait(POLL_SECONDS):
+            while folder.is_open and not leaving.wait(PERSON_POLL_SECONDS):
                 if WorkerProcess.load(self.folder / STOP_FILE) == own:
                     leaving.set()
 

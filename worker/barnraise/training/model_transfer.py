@@ -10,6 +10,7 @@ import time
 
 from barnraise.errors import StateError
 from barnraise.protocol.enums import Activity, JoinPurpose
+from barnraise.protocol.polling import LOOP_POLL_SECONDS, NETWORK_POLL_SECONDS
 from barnraise.training.train import Worker
 
 PEER_SECONDS = 20.0  # a fetcher waits this long for a peer that can be asked
@@ -41,7 +42,8 @@ class ModelFetcher(Worker):
             deadline = time.monotonic() + PEER_SECONDS
             snapshot = self.prefetch.fetch_snapshot(trust_one=True)
             while snapshot is None and time.monotonic() < deadline and not self.poll_should_stop():
-                time.sleep(0.5)  # a peer that serves the weights may be about to connect
+                # A peer that serves the weights may be about to connect.
+                time.sleep(NETWORK_POLL_SECONDS)
                 snapshot = self.prefetch.fetch_snapshot(trust_one=True)
         if header is None and snapshot is None:
             if self.leaving.is_set():
@@ -83,7 +85,7 @@ class ModelServer(Worker):
         self.exchange.announce_completion()
         has_finished = self.run_ended or self.budget_reached
         self.metrics.set_idle(Activity.FINISHED if has_finished else Activity.PAUSED)
-        while not (self.leaving.wait(0.05) or self.reporter.refused):
+        while not (self.leaving.wait(LOOP_POLL_SECONDS) or self.reporter.refused):
             self.resync_if_behind()
             self.run_between_steps()
             self.engine.apply_queued()

@@ -39,6 +39,7 @@ from barnraise.planning.round_schedule import RoundSchedule
 from barnraise.planning.search import make_plan
 from barnraise.planning.write_advice import PlanRequest, describe_write_limit
 from barnraise.protocol.enums import Activity, JoinPurpose, RunStatus
+from barnraise.protocol.polling import LOOP_POLL_SECONDS, NETWORK_POLL_SECONDS
 from barnraise.swap.device import limit_memory, require_determinism
 from barnraise.swap.engine import WARMUP_STEPS, Engine
 from barnraise.swap.executor import EngineProgress
@@ -65,7 +66,7 @@ FINISH_SECONDS = 120.0  # a finished worker waits this long for its peers to hav
 # that they have told to stop after ten seconds and more.
 LEAVE_SECONDS = 8.0
 HAND_OVER_SECONDS = 3.0  # of these, to send its last update to a peer, at most
-GOODBYE_SECONDS = 2.0  # of these, for its last report
+LAST_REPORT_SECONDS = 2.0  # of these, for its last report
 SYNCHRONIZED_SECONDS = 1.0  # peers must have had the same updates for this long
 ALONE_SECONDS = 5.0  # a worker without peers waits this long for one to connect
 
@@ -265,7 +266,7 @@ class Worker:
     def _stop_reporter(self) -> None:
         """Stop the reporter; a leaving machine gives the coordinator less time to answer."""
         if self.is_leaving():
-            self.reporter.stop(min(GOODBYE_SECONDS, self._leave_seconds_left()))
+            self.reporter.stop(min(LAST_REPORT_SECONDS, self._leave_seconds_left()))
         else:
             self.reporter.stop()
 
@@ -423,7 +424,7 @@ class Worker:
                 self.engine.replace_fragment(damaged, units)
             else:
                 self.apply_arrivals()
-                self.leaving.wait(1.0)
+                self.leaving.wait(NETWORK_POLL_SECONDS)
 
     def evaluate_if_due(self, at_once: bool = False) -> None:
         """Evaluate the anchor on the held-out text, every `evaluate_every` tokens of the ledger.
@@ -496,7 +497,7 @@ class Worker:
                     "exclude a volunteer or end the run"
                 )
             self.metrics.set_idle(Activity.SUSPENDED, SUSPENDED_REASON)
-            if self.leaving.wait(0.1) or self.run_ended:
+            if self.leaving.wait(LOOP_POLL_SECONDS) or self.run_ended:
                 break
             self.engine.apply_queued()
             self.run_between_steps()
@@ -523,7 +524,7 @@ class Worker:
             self.metrics.set_idle(
                 Activity.PAUSED, QUOTA_REASON if is_exhausted else self.pause_reason
             )
-            if self.leaving.wait(0.1) or self.run_ended:
+            if self.leaving.wait(LOOP_POLL_SECONDS) or self.run_ended:
                 break
             if not is_exhausted:
                 self.engine.apply_queued()  # writes to disk, where the state lies there
@@ -779,11 +780,11 @@ class Worker:
 
     def _wait_for_delivery(self) -> None:
         """Wait briefly for a peer to have this machine's last update. The state stays as saved."""
-        seconds = min(HAND_OVER_SECONDS, self._leave_seconds_left() - GOODBYE_SECONDS)
+        seconds = min(HAND_OVER_SECONDS, self._leave_seconds_left() - LAST_REPORT_SECONDS)
         deadline = time.monotonic() + seconds
         while not self.exchange.all_published_delivered() and time.monotonic() < deadline:
             self.report_status()
-            time.sleep(0.05)
+            time.sleep(LOOP_POLL_SECONDS)
 
     def is_synchronized(self) -> bool:
         """Return whether every connected peer and this machine have applied the same updates."""
@@ -799,7 +800,7 @@ class Worker:
             self.resync_if_behind()
             self.run_between_steps()
             self.engine.apply_queued()
-            time.sleep(0.05)
+            time.sleep(LOOP_POLL_SECONDS)
         self.run_between_steps()
         self.engine.apply_queued()
 

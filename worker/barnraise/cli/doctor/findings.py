@@ -15,12 +15,12 @@ from barnraise.cli.doctor.reach_verdict import (
     judge_reach,
 )
 from barnraise.formats import format_bytes
+from barnraise.protocol.clock import OWNER_CLOCK_SECONDS
 
 OLDEST_PYTHON = (3, 11)
 LEAST_MEMORY = 1_000_000_000  # bytes of RAM with which the smallest preset trains
 LEAST_DISK = 2_000_000_000
 LEAST_OPEN_FILES = 256
-CLOCK_SECONDS = 5.0
 SLOW_SECONDS = 2.0  # in which a mirror should answer
 SITE_REMEDY = ": check the network, the proxy (HTTPS_PROXY) and the certificates (SSL_CERT_FILE)"
 
@@ -246,7 +246,7 @@ def _judge_run(facts: MachineFacts) -> list[MachineFinding]:
 
 
 def _judge_clock(ahead: float) -> MachineFinding:
-    if abs(ahead) <= CLOCK_SECONDS:
+    if abs(ahead) <= OWNER_CLOCK_SECONDS:
         return MachineFinding("Clock", Level.OK, "The clock agrees with the site's.")
     direction = "ahead of" if ahead > 0 else "behind"
     sentence = (

@@ -19,6 +19,7 @@ from barnraise.peering.links.bandwidth_meter import LineRates
 from barnraise.peering.transports.iroh_transport import IrohTransport
 from barnraise.protocol.coordinator_messages import JoinReply
 from barnraise.protocol.enums import JoinPurpose
+from barnraise.protocol.polling import LOOP_POLL_SECONDS
 from barnraise.spec import RunSpec
 from barnraise.state_dir import StateDir
 
@@ -76,7 +77,7 @@ def meet_peers(
         connected = 0
         # A peer states how it sees this machine in its greeting.
         while time.monotonic() < deadline and connected < wanted:
-            time.sleep(0.1)
+            time.sleep(LOOP_POLL_SECONDS)
             connected = max(connected, exchange.stats.peers)
         if connected and not exchange.test_reachability():
             # The exchange tests itself, too; a peer serves only a few tests.
@@ -94,7 +95,7 @@ def wait_for_dial_back(exchange: Exchange, seconds: float) -> None:
     """Wait until a peer has tried to reach this machine, or so many seconds at most."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and not exchange.reach_facts.dial_backs:
-        time.sleep(0.1)
+        time.sleep(LOOP_POLL_SECONDS)
 
 
 def _open_exchange(
