@@ -13,7 +13,7 @@ def test_machine_waits_until_it_has_every_update():
     assert ReplayMonitor({}, 0.0).observe({}, 0.0)
 
 
-def test_machine_that_receives_nothing_waits_for_a_minute_after_the_last_update():
+def test_machine_that_receives_nothing_waits_a_minute_longer():
     monitor = ReplayMonitor(TARGET, now=0.0)
     assert not monitor.observe({"a": 1}, REPLAY_SECONDS - 1)
     assert not monitor.observe({"a": 1}, 2 * REPLAY_SECONDS - 2), "an update has come meanwhile"
