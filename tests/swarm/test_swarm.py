@@ -10,7 +10,6 @@ from barnraise.ledger.ledger import Ledger
 from barnraise.planning import fragment_streaming as streaming
 from barnraise.swap.engine import WARMUP_STEPS
 from barnraise.training.checkpoint import CheckpointSlots
-from barnraise.training.local_control import LocalControl
 
 TRIO = ["ada", "ben", "cleo"]
 
@@ -193,18 +192,3 @@ def test_joiner_warms_up_its_optimizer(swarm):
     assert ada.worker.engine.progress.warmup_steps_left == 0
     for volunteer in (late, ada):
         volunteer.leave()
-
-
-def test_worker_paused_on_its_machine_waits_and_goes_on(swarm):
-    run = swarm(token_budget=10_000_000)
-    ada = run.start("ada")
-    run.until(lambda: ada.status.get("step", 0) > 3)
-    control = LocalControl(ada.worker.joined.folder.path)
-    control.pause()
-    run.until(lambda: ada.status["activity"] == "paused")
-    assert ada.status["reason"] == "paused on this machine" and ada.status["rate"] == 0
-    paused_at = ada.status["step"]
-    control.resume()
-    run.until(lambda: ada.status["step"] > paused_at)
-    assert ada.status["reason"] == "" and ada.status["losses"]
-    ada.leave()
