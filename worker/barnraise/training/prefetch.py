@@ -14,7 +14,8 @@ from blake3 import blake3
 
 from barnraise.errors import StateError
 from barnraise.exchange.exchange import Exchange
-from barnraise.exchange.snapshots.snapshot_client import Snapshot, SnapshotTrust
+from barnraise.exchange.snapshots.snapshot_client import Snapshot
+from barnraise.exchange.snapshots.snapshot_majority import SnapshotTrust
 from barnraise.ledger.blob_store import BlobStore
 from barnraise.ledger.ledger import Ledger
 from barnraise.protocol.coordinator_messages import TextManifest
