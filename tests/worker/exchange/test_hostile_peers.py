@@ -17,7 +17,7 @@ from barnraise.exchange.gossip import requests
 from barnraise.exchange.updates import transfer_budget, update_receiver
 from barnraise.ledger.anchor import compute_sketch
 from barnraise.ledger.codec import encode
-from barnraise.peering.links import connection as connection_module
+from barnraise.peering.limits.service_limits import SERVICE_LIMITS, Rate, Service
 from barnraise.peering.links import handshake
 from barnraise.peering.transports.framing import pack
 from barnraise.peering.transports.transport import ChannelClosedError
@@ -61,6 +61,11 @@ def assert_refused(machine, caplog, messages, reason, hello=None):
     assert (machine.ledger.vector(), machine.anchor.digest()) == before
     wait_until(lambda: any(reason in record.getMessage() for record in caplog.records))
     wait_until(lambda: machine.exchange.stats.peers == 0)
+
+
+def limit_peers(monkeypatch, service, rate):
+    """Let each peer use less of a service than usual."""
+    monkeypatch.setitem(SERVICE_LIMITS, service, {"peer": rate})
 
 
 STRANGER = Identity(bytes([9]) * 32)
@@ -481,7 +486,7 @@ def test_complete_update_that_waits_for_its_time_does_not_expire(world, monkeypa
 
 
 def test_flood_of_unwanted_payloads_ends_the_connection(world, monkeypatch, caplog):
-    monkeypatch.setattr(connection_module, "UNWANTED_LIMIT", (1000.0, 100_000.0))
+    limit_peers(monkeypatch, Service.UNWANTED_BYTES, Rate(1000.0, 100_000.0))
     a = world.machine(1).start()
     part = pack(BlobPart(digest="a" * 64, offset=0, total=1 << 30), bytes(60_000))
     assert_refused(a, caplog, [part, part], "nothing here waits for")
@@ -495,7 +500,7 @@ def test_key_that_changes_its_volunteer_on_a_link_is_disconnected(world, caplog)
 
 
 def test_flood_of_known_headers_ends_the_connection_for_a_while(world, monkeypatch):
-    monkeypatch.setattr(update_receiver, "UNNEEDED_HEADERS", (1.0, 20.0))
+    limit_peers(monkeypatch, Service.UNNEEDED_HEADERS, Rate(1.0, 20.0))
     a = world.machine(1).start()
     message = push(world, STRANGER)
     with connect_raw_peer(world, a) as send:
@@ -670,7 +675,7 @@ def test_blob_of_another_size_than_known_is_refused_unstored(world, caplog):
 
 def test_flood_of_valid_headers_is_verified_at_a_bounded_rate(world, monkeypatch):
     """Each header is of another incarnation, so that each has a signature to verify."""
-    monkeypatch.setattr(connection_module, "UPDATE_LIMIT", (5.0, 10.0))
+    limit_peers(monkeypatch, Service.UPDATE_HEADERS, Rate(5.0, 10.0))
     a, b = (world.machine(n).start() for n in (1, 2))
     with connect_raw_peer(world, a) as send:
         for life in range(200):
@@ -684,7 +689,7 @@ def test_flood_of_valid_headers_is_verified_at_a_bounded_rate(world, monkeypatch
 
 
 def test_flood_of_messages_slows_only_its_sender(world, monkeypatch):
-    monkeypatch.setattr(connection_module, "FRAME_LIMIT", (50.0, 100.0))
+    limit_peers(monkeypatch, Service.FRAMES, Rate(50.0, 100.0))
     a, b = (world.machine(n).start() for n in (1, 2))
     channels = []
     with connect_raw_peer(world, a, channels=channels):

@@ -27,6 +27,7 @@ from barnraise.mixing.step_inbox import (
     roster_digest,
 )
 from barnraise.peering.limits.rate_limit import FairShare
+from barnraise.peering.limits.service_limits import SERVICE_LIMITS, Rate, Service
 from barnraise.protocol.messages import Peer
 from barnraise.protocol.signing import Identity
 
@@ -222,7 +223,8 @@ async def test_neighbour_beyond_the_step_gets_no_weights_of_it(pair):
 @pytest.fixture
 def few_frames(monkeypatch):
     """Let a neighbour send ten small frames, and then hardly any."""
-    monkeypatch.setattr(mesh_links, "SMALL_FRAME_LIMIT", (0.001, 10.0))
+    few = {"peer": Rate(0.001, 10.0)}
+    monkeypatch.setitem(SERVICE_LIMITS, Service.SMALL_MIXING_FRAMES, few)
 
 
 async def test_flood_of_beacons_is_read_at_a_bounded_rate(few_frames, pair):

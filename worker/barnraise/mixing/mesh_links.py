@@ -31,6 +31,7 @@ from barnraise.mixing.step_inbox import (
 )
 from barnraise.peering.limits.rate_limit import FairShare, Meter, TokenBucket, UplinkSender
 from barnraise.peering.limits.repeated_warnings import RepeatedWarnings
+from barnraise.peering.limits.service_limits import SERVICE_LIMITS, Service
 from barnraise.peering.transports.transport import Channel, ChannelClosedError
 from barnraise.planning.mixing_topology import MAX_MACHINES
 from barnraise.protocol.messages import Peer
@@ -46,9 +47,6 @@ CLOSE_SECONDS = 10.0  # for which `stop` waits for the event loop
 MAX_STATE_BYTES = 1 << 34  # of weights in 32 bits that a joining machine fetches
 # A joining machine waits longer for weights that arrive, as long as they do so at least this fast.
 SLOWEST_STATE_RATE = 32_000.0  # bytes per second
-# Frames without a whole piece of weights that a neighbour may send: per second, and in one burst. A
-# step has a few of them, and each takes the event loop's time.
-SMALL_FRAME_LIMIT = (1000.0, 5000.0)
 # Frames of a kind that wait for one neighbour.
 MAX_QUEUED = {
     FrameKind.BEACON: 1,
@@ -82,7 +80,9 @@ class _Link:
     is_sending_state: bool = False  # weights in 32 bits are in the queue or on their way
     # This machine's weights for a neighbour that has not reached their step; see `send_step`.
     early_weights: tuple[MixingFrame, Payload] | None = None
-    small_frames: TokenBucket = field(default_factory=lambda: TokenBucket(*SMALL_FRAME_LIMIT))
+    small_frames: TokenBucket = field(
+        default_factory=lambda: TokenBucket(SERVICE_LIMITS[Service.SMALL_MIXING_FRAMES]["peer"])
+    )
 
 
 @dataclass

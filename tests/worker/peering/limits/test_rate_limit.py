@@ -20,6 +20,7 @@ from barnraise.peering.limits.rate_limit import (
     TokenBucket,
     UplinkSender,
 )
+from barnraise.peering.limits.service_limits import Rate
 
 
 @given(
@@ -28,7 +29,7 @@ from barnraise.peering.limits.rate_limit import (
     st.lists(st.tuples(st.floats(0, 10), st.floats(0, 1e6)), max_size=50),
 )
 def test_token_bucket_allows_at_most_burst_plus_rate(rate, burst, requests):
-    bucket = TokenBucket(rate, burst)
+    bucket = TokenBucket(Rate(rate, burst))
     now = consumed = 0.0
     for pause, amount in requests:
         now += pause
@@ -38,11 +39,11 @@ def test_token_bucket_allows_at_most_burst_plus_rate(rate, burst, requests):
 
 
 def test_idle_token_bucket_fills_to_its_burst():
-    bucket = TokenBucket(10.0, 20.0)
+    bucket = TokenBucket(Rate(10.0, 20.0))
     assert bucket.consume(20.0, 0.0) == 0.0
     assert bucket.consume(5.0, 0.0) == 0.5
     assert bucket.consume(20.0, 1000.0) == 0.0 and bucket.consume(10.0, 1000.0) == 1.0
-    assert TokenBucket(math.inf, 0.0).consume(1e12, 0.0) == 0.0
+    assert TokenBucket(Rate(math.inf, 0.0)).consume(1e12, 0.0) == 0.0
 
 
 async def send_frames(share: FairShare, name: str, frames: list[int], sent: list[str]) -> None:

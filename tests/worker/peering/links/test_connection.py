@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 import pytest
 from helpers.memory_transport import MemoryNetwork
 
+from barnraise.peering.limits.service_limits import SERVICE_LIMITS, Rate, Service
 from barnraise.peering.links import connection as connection_module
 from barnraise.peering.links.connection import Connection
 from barnraise.protocol.messages import Hello, Peer, Ticket
@@ -61,7 +62,8 @@ def request_all(connection: Connection) -> None:
 
 async def test_flood_of_requests_waits_for_its_own_rate(monkeypatch):
     """A peer asks for 64 updates in each of many small messages."""
-    monkeypatch.setattr(connection_module, "REQUESTED_LIMIT", (1e-6, 640.0))
+    requested = {"peer": Rate(1e-6, 640.0)}
+    monkeypatch.setitem(SERVICE_LIMITS, Service.REQUESTED_UPDATES, requested)
     async with open_connection() as connection:
         for _ in range(10):
             await connection.wait_for_requests(64)

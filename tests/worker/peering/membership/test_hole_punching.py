@@ -6,7 +6,8 @@ import math
 from helpers.simulated_swarm import address_of, connected_gossip, key_of
 
 from barnraise.exchange.gossip import gossip as g
-from barnraise.peering.limits.dial_limits import HOST_DIALS, MAX_ADDRESSES_PER_DIAL
+from barnraise.peering.limits.dial_limits import MAX_ADDRESSES_PER_DIAL
+from barnraise.peering.limits.service_limits import SERVICE_LIMITS, Service
 from barnraise.peering.membership.hole_punching import (
     HELP_SECONDS,
     MAX_TARGETS,
@@ -160,7 +161,7 @@ def test_punches_at_a_victim_have_the_budget_of_its_host() -> None:
             assert len(peer.addresses) <= MAX_ADDRESSES_PER_DIAL
             dialled += len(peer.addresses)
             me.membership.on_dial_failed(peer.key, 1.0)
-    assert dialled <= HOST_DIALS + 1
+    assert dialled <= SERVICE_LIMITS[Service.UNANSWERED_DIALS]["host"].burst + 1
 
 
 def test_candidates_of_another_home_are_its_public_ones() -> None:

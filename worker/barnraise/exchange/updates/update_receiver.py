@@ -38,6 +38,7 @@ from barnraise.ledger.validation import (
 )
 from barnraise.peering.limits.rate_limit import TokenBuckets
 from barnraise.peering.limits.repeated_warnings import RepeatedWarnings
+from barnraise.peering.limits.service_limits import SERVICE_LIMITS, Service
 from barnraise.peering.links.received import MessageHandlers, Received
 from barnraise.protocol.fork_proof import Fork
 from barnraise.protocol.messages import (
@@ -63,8 +64,6 @@ DELETION_DELAY = 0.5  # seconds from the first dropped update until unneeded pay
 MAX_WAIT = 3600.0  # seconds until it is looked at again
 MAX_FALSE_HEADERS = 256  # that are remembered, the first of each author
 MAX_VALIDATED = 256  # headers whose signatures are not verified again, of some kilobytes each
-# Headers of updates that are here or do not fit: accepted of a peer per second, and in one burst.
-UNNEEDED_HEADERS = (50.0, 3000.0)
 MAX_BATCH = 64  # updates of one author that enter the ledger together
 MAX_DECODED_BYTES = 16 << 20  # decoded units that stay in memory until the training loop adds them
 MAX_BUFFERED_BYTES = 8 << 20  # payloads that stay in memory until their update is complete
@@ -239,7 +238,7 @@ class UpdateReceiver:
         self._repeats = RepeatedWarnings(log)
         # Key, text and signature of headers and their tickets → their updates, oldest first.
         self._validated: dict[tuple[str, ...], Update] = {}
-        self._unneeded = TokenBuckets(*UNNEEDED_HEADERS)
+        self._unneeded = TokenBuckets(SERVICE_LIMITS[Service.UNNEEDED_HEADERS]["peer"])
         self._pieces = PieceSources()
         self._false_headers: dict[str, FalseHeader] = {}  # by author, oldest first
         self._buffered_bytes = 0

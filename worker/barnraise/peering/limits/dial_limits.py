@@ -12,16 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from barnraise.peering.addresses.addresses import host_of, network_of
+from barnraise.peering.limits.service_limits import SERVICE_LIMITS, Rate, Service
 
 MAX_ADDRESSES_PER_DIAL = 3  # addresses of one peer that are dialled at once
 BACKOFF_MIN = 0.5  # seconds before an address that did not answer is dialled again
 BACKOFF_MAX = 3600.0  # seconds between two dials of an unproven address at most
 BACKOFF_MAX_PROVEN = 30.0  # seconds between two dials of a proven address at most
 MAX_PROVEN_FAILURES = 40  # dials without an answer after which an address is no longer proven
-HOST_DIALS = 6.0  # dials of one host's unproven addresses that may go unanswered in a burst
-HOST_DIALS_PER_SECOND = 1 / 30.0
-NETWORK_DIALS = 24.0  # the same for all hosts of one network
-NETWORK_DIALS_PER_SECOND = 1 / 10.0
 MAX_REMEMBERED = 4096  # addresses, hosts and networks that are remembered, each
 
 
@@ -62,6 +59,7 @@ class DialLimits:
 
     def __init__(self, jitter: Callable[[], float]) -> None:
         self._jitter = jitter
+        self._rates = SERVICE_LIMITS[Service.UNANSWERED_DIALS]
         self._addresses: dict[str, AddressRecord] = {}
         self._hosts: dict[str, DialBudget] = {}
         self._networks: dict[str, DialBudget] = {}
@@ -112,8 +110,8 @@ class DialLimits:
     def _budgets_ready_at(self, address: str, now: float) -> float:
         host, network = self._hosts.get(host_of(address)), self._networks.get(network_of(address))
         return max(
-            _refilled_at(host, HOST_DIALS, HOST_DIALS_PER_SECOND, now),
-            _refilled_at(network, NETWORK_DIALS, NETWORK_DIALS_PER_SECOND, now),
+            _refilled_at(host, self._rates["host"], now),
+            _refilled_at(network, self._rates["network"], now),
         )
 
     def is_proven(self, address: str) -> bool:
@@ -173,8 +171,8 @@ class DialLimits:
     def _charge(self, address: str, dials: float, now: float) -> None:
         """Take dials from the budgets of an address's host and network."""
         host, network = host_of(address), network_of(address)
-        _charge(self._hosts, host, (HOST_DIALS, HOST_DIALS_PER_SECOND), dials, now)
-        _charge(self._networks, network, (NETWORK_DIALS, NETWORK_DIALS_PER_SECOND), dials, now)
+        _charge(self._hosts, host, self._rates["host"], dials, now)
+        _charge(self._networks, network, self._rates["network"], dials, now)
 
 
 def _few_of_each_host(addresses: Sequence[str]) -> tuple[str, ...]:
@@ -189,20 +187,19 @@ def _few_of_each_host(addresses: Sequence[str]) -> tuple[str, ...]:
     return tuple(chosen[:MAX_ADDRESSES_PER_DIAL])
 
 
-def _refilled_at(budget: DialBudget | None, burst: float, rate: float, now: float) -> float:
+def _refilled_at(budget: DialBudget | None, rate: Rate, now: float) -> float:
     """Return when a budget holds a whole dial."""
     if budget is None:
         return -math.inf
-    level = min(burst, budget.level + max(0.0, now - budget.at) * rate)
-    return now if level >= 1 else now + (1 - level) / rate
+    level = min(rate.burst, budget.level + max(0.0, now - budget.at) * rate.per_second)
+    return now if level >= 1 else now + (1 - level) / rate.per_second
 
 
 def _charge(
-    budgets: dict[str, DialBudget], name: str, limit: tuple[float, float], dials: float, now: float
+    budgets: dict[str, DialBudget], name: str, rate: Rate, dials: float, now: float
 ) -> None:
-    burst, rate = limit
-    budget = budgets.pop(name, None) or DialBudget(burst, now)
-    level = min(burst, budget.level + max(0.0, now - budget.at) * rate)
-    budgets[name] = DialBudget(min(burst, level - dials), now)
+    budget = budgets.pop(name, None) or DialBudget(rate.burst, now)
+    level = min(rate.burst, budget.level + max(0.0, now - budget.at) * rate.per_second)
+    budgets[name] = DialBudget(min(rate.burst, level - dials), now)
     if len(budgets) > MAX_REMEMBERED:
         del budgets[next(iter(budgets))]

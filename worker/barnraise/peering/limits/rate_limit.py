@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Generator
 from contextlib import contextmanager
 
+from barnraise.peering.limits.service_limits import Rate
+
 METER_WINDOW = 10.0  # seconds over which a meter averages
 MESSAGE_WINDOW = 60.0  # seconds over which messages are counted: longer than the burst at a start
 METER_STEP = 0.5  # seconds between two samples of a meter
@@ -22,13 +24,12 @@ TURN_SECONDS = 0.25  # of the uplink that a transfer may take before the next on
 
 
 class TokenBucket:
-    """Allow `rate` units per second on average and `burst` units at once."""
+    """Allow `rate` units per second on average and a burst at once."""
 
-    def __init__(self, rate: float, burst: float) -> None:
-        """Start with a full bucket; an infinite `rate` never limits."""
-        self.rate = rate
-        self._burst = burst
-        self._level = burst
+    def __init__(self, rate: Rate) -> None:
+        """Start with a full bucket; an infinite rate per second never limits."""
+        self.rate, self._burst = rate
+        self._level = self._burst
         self._filled_at = -math.inf
 
     def consume(self, amount: float, now: float) -> float:
@@ -64,16 +65,15 @@ class TokenBuckets:
     A name that is forgotten has a full bucket again.
     """
 
-    def __init__(self, rate: float, burst: float, max_names: int = 4096) -> None:
-        """Give each name a bucket of this rate and burst, see `TokenBucket`."""
+    def __init__(self, rate: Rate, max_names: int = 4096) -> None:
+        """Give each name a bucket of this rate, see `TokenBucket`."""
         self._rate = rate
-        self._burst = burst
         self._max_names = max_names
         self._buckets: dict[str, TokenBucket] = {}
 
     def try_consume(self, name: str, amount: float, now: float) -> bool:
         """Consume `amount` units of a name's bucket if it holds them; return whether it did."""
-        bucket = self._buckets.pop(name, None) or TokenBucket(self._rate, self._burst)
+        bucket = self._buckets.pop(name, None) or TokenBucket(self._rate)
         self._buckets[name] = bucket
         if len(self._buckets) > self._max_names:
             del self._buckets[next(iter(self._buckets))]
@@ -113,7 +113,7 @@ class FairShare:
 
     def __init__(self, rate: float = math.inf) -> None:
         """Limit the uplink to `rate` bytes per second; inf sets no limit."""
-        self._bucket = TokenBucket(rate, 0.0)
+        self._bucket = TokenBucket(Rate(rate, 0.0))
         self._waiting: dict[UplinkSender, tuple[asyncio.Future[None], int]] = {}
         self._turn: UplinkSender | None = None
         self._turn_bytes = 0.0  # that the sender whose turn it is may still send

@@ -6,12 +6,10 @@ by key, by address, by network and in all; the oldest makes room for the newest.
 
 from barnraise.peering.addresses.addresses import network_of
 from barnraise.peering.limits.incoming_limits import PendingPool
-from barnraise.peering.limits.rate_limit import TokenBuckets
+from barnraise.peering.limits.service_budget import ServiceBudget
+from barnraise.peering.limits.service_limits import WAITING_LIMITS, Service
 from barnraise.peering.transports.transport import Channel
 
-MAX_WAITING = {"key": 2, "address": 4, "network": 16, "all": 64}
-CONNECTS_PER_SECOND = 0.5  # of one key, on average
-CONNECTS_BURST = 16.0
 FIRST_BACK_OFF = 30.0  # seconds for which a key that flooded may not connect again; then twice that
 MAX_BACK_OFF = 3600.0
 MAX_FLOODERS = 4096  # keys that are remembered
@@ -22,8 +20,8 @@ class IncomingGreetings:
 
     def __init__(self) -> None:
         """Start without any."""
-        self._waiting: PendingPool[Channel] = PendingPool(MAX_WAITING)
-        self._connects = TokenBuckets(CONNECTS_PER_SECOND, CONNECTS_BURST)
+        self._waiting: PendingPool[Channel] = PendingPool(WAITING_LIMITS[Service.INTRODUCTIONS])
+        self._connects = ServiceBudget(Service.INTRODUCTIONS)
         self._flooders: dict[str, tuple[float, float]] = {}  # key → until when, and for how long
 
     def __len__(self) -> int:
@@ -40,7 +38,7 @@ class IncomingGreetings:
         if now < until:
             channel.close(f"you flooded this machine: come back in {until - now:.0f} seconds")
             return False
-        if not self._connects.try_consume(channel.peer, 1, now):
+        if not self._connects.try_consume({"key": channel.peer}, now):
             channel.close("you connect too often")
             return False
         address = channel.remote_address

@@ -18,7 +18,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from barnraise.peering.addresses.addresses import host_of
-from barnraise.peering.limits.rate_limit import TokenBuckets
+from barnraise.peering.limits.service_budget import ServiceBudget
+from barnraise.peering.limits.service_limits import Service
 from barnraise.protocol.ip_addresses import is_public_ip, parse_ip
 from barnraise.protocol.mirror_list import is_relay_url
 
@@ -30,8 +31,6 @@ MAX_TARGETS = 1024  # peers whose links are remembered
 MAX_VIA = 8  # linked peers that are remembered for each of them
 STATEMENT_SECONDS = 30.0  # for which a statement is fresh, by the coordinators' clock
 PUNCH_SECONDS = (2.5, 3.0, 4.0)  # that each of the three dials of one statement lasts
-OBEYED = {"signer": (0.1, 2.0), "volunteer": (0.2, 8.0), "all": (0.5, 16.0)}  # per second, burst
-PASSED = {"volunteer": (1.0, 32.0), "target": (0.5, 16.0)}
 
 
 @dataclass(frozen=True)
@@ -71,8 +70,8 @@ class Rendezvous:
         self._attempts: dict[str, _Attempt] = {}  # by the key that is dialled now
         self._requested: dict[str, tuple[int, float]] = {}  # key → requests so far, next one
         self._vias: dict[str, dict[str, None]] = {}  # key → peers that are linked to it
-        self._obeyed = {kind: TokenBuckets(*limit) for kind, limit in OBEYED.items()}
-        self._passed = {kind: TokenBuckets(*limit) for kind, limit in PASSED.items()}
+        self._obeyed = ServiceBudget(Service.OBEYED_STATEMENTS)
+        self._passed = ServiceBudget(Service.PASSED_STATEMENTS)
 
     # ---- events
 
@@ -152,7 +151,7 @@ class Rendezvous:
 
     def may_pass(self, volunteer: str, target: str, now: float) -> bool:
         """Return whether to pass on one more statement of a volunteer to a target."""
-        return _consume(self._passed, {"volunteer": volunteer, "target": target}, now)
+        return self._passed.try_consume({"volunteer": volunteer, "target": target}, now)
 
     def may_obey(self, signer: str, volunteer: str, now: float) -> bool:
         """Return whether to obey one more statement.
@@ -162,11 +161,7 @@ class Rendezvous:
             volunteer: Of the peer that passed it on.
             now: The time in seconds.
         """
-        return _consume(self._obeyed, {"signer": signer, "volunteer": volunteer, "all": ""}, now)
-
-
-def _consume(buckets: dict[str, TokenBuckets], names: dict[str, str], now: float) -> bool:
-    return all(buckets[kind].try_consume(name, 1.0, now) for kind, name in names.items())
+        return self._obeyed.try_consume({"signer": signer, "volunteer": volunteer}, now)
 
 
 def order_candidates(addresses: Sequence[str], own_addresses: Sequence[str]) -> list[str]:

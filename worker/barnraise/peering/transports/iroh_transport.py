@@ -16,8 +16,9 @@ import iroh
 from barnraise.peering.addresses.addresses import network_of, port_of, version_of
 from barnraise.peering.addresses.local_addresses import LocalAddresses
 from barnraise.peering.addresses.port_mapping import find_home_network, remove_iroh_mapping
-from barnraise.peering.limits.incoming_limits import ConnectionRates, IncomingLimits
+from barnraise.peering.limits.incoming_limits import IncomingLimits
 from barnraise.peering.limits.repeated_warnings import RepeatedWarnings
+from barnraise.peering.limits.service_limits import Service
 from barnraise.peering.transports import iroh_binding  # noqa: F401  (it replaces two functions)
 from barnraise.peering.transports.tls_endpoint import TlsEndpoint
 from barnraise.peering.transports.transport import Channel, ChannelClosedError
@@ -39,11 +40,6 @@ _HANDSHAKE_TIMEOUT = 5.0  # seconds until an incoming connection must be establi
 _STREAM_TIMEOUT = 2.0  # seconds after that until its stream must be open
 _PROBE_SECONDS = 5.0  # until a machine that is probed must have answered
 _MAX_UNACCEPTED = 64  # incoming channels that wait for `accept`
-_INCOMING_RATES = ConnectionRates(
-    pending={"address": 4, "network": 16, "all": 64},
-    per_second={"address": 2.0, "network": 16.0},
-    burst={"address": 16.0, "network": 64.0},
-)
 
 
 class IrohTransport:
@@ -76,7 +72,7 @@ class IrohTransport:
         # ALPN → channels of that protocol that wait for `accept`
         self._incoming: dict[bytes, asyncio.Queue[Channel]] = {ALPN: asyncio.Queue(_MAX_UNACCEPTED)}
         self._tls = TlsEndpoint(Identity(secret), self._offer)
-        self._limits: IncomingLimits[asyncio.Task[None]] = IncomingLimits(_INCOMING_RATES)
+        self._limits: IncomingLimits[asyncio.Task[None]] = IncomingLimits(Service.QUIC_CONNECTIONS)
         self._repeats = RepeatedWarnings(log)
         self._tasks: set[asyncio.Task] = set()
         self.probes_received = 0

@@ -21,8 +21,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from barnraise.errors import MessageError
 from barnraise.peering.addresses.addresses import host_of, join_address, port_of, version_of
-from barnraise.peering.limits.incoming_limits import ConnectionRates, IncomingLimits
+from barnraise.peering.limits.incoming_limits import IncomingLimits
 from barnraise.peering.limits.repeated_warnings import RepeatedWarnings
+from barnraise.peering.limits.service_limits import Service
 from barnraise.peering.transports.tls_channel import READ_BYTES, TlsChannel, peer_certificate
 from barnraise.peering.transports.transport import ChannelClosedError
 from barnraise.protocol.messages import Peer
@@ -37,11 +38,6 @@ HANDSHAKE_SECONDS = 5.0  # for TLS's handshake
 SHUTDOWN_SECONDS = 1.0  # for TLS's farewell
 BACKLOG = 64  # connections that the kernel holds until they are accepted
 RETRY_SECONDS = 1.0  # after a connection could not be accepted, for instance for want of files
-INCOMING_RATES = ConnectionRates(  # a computer of a cluster may have a worker for each GPU
-    pending={"address": 16, "network": 32, "all": 64},
-    per_second={"address": 4.0, "network": 32.0},
-    burst={"address": 64.0, "network": 256.0},
-)
 # Of a certificate, which lasts for one start; nobody checks the times.
 VALID = datetime(2020, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, tzinfo=UTC)
 
@@ -60,7 +56,7 @@ class TlsEndpoint:
         self._on_channel = on_channel
         self._protocols: list[bytes] = []
         self._listeners: list[socket.socket] = []
-        self._limits: IncomingLimits[asyncio.Task[None]] = IncomingLimits(INCOMING_RATES)
+        self._limits: IncomingLimits[asyncio.Task[None]] = IncomingLimits(Service.TLS_CONNECTIONS)
         self._repeats = RepeatedWarnings(log)
         self._tasks: set[asyncio.Task[None]] = set()
         self._channels: WeakSet[TlsChannel] = WeakSet()
