@@ -6,6 +6,7 @@ from pathlib import Path
 from barnraise.peering.limits.service_limits import SERVICE_LIMITS, WAITING_LIMITS
 
 ROOT = Path(__file__).parents[1]
+TABLE_HEAD = "| service | of each | per second | at once | waiting |\n|---|---|---|---|---|\n"
 FINDINGS = {
     f"{severity}{number}"
     for severity, count in {"C": 4, "H": 7, "M": 7, "L": 8}.items()
@@ -50,9 +51,7 @@ def render_service_table() -> list[str]:
 
 def test_document_quotes_the_table_of_what_strangers_may_use():
     text = (ROOT / "docs" / "security.md").read_text()
-    _, table = text.split(
-        "| service | of each | per second | at once | waiting |\n|---|---|---|---|---|\n"
-    )
+    _, table = text.split(TABLE_HEAD)
     quoted = table.split("\n\n")[0].splitlines()
     assert [re.sub(r" +", " ", row) for row in quoted] == [
         re.sub(r" +", " ", row) for row in render_service_table()

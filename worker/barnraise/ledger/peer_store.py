@@ -9,10 +9,10 @@ import threading
 from barnraise.durable_io import transaction
 from barnraise.protocol.messages import Peer, Signed
 from barnraise.protocol.signing import digest
+from barnraise.protocol.table_sizes import FEW
 
 MAX_PEERS = 200  # peers whose addresses are stored
 MAX_PEERS_OF_VOLUNTEER = 4  # of them, machines of one person
-MAX_RECENT_TICKETS = 256  # in memory, because each update of an author names the same one
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS tickets (digest TEXT PRIMARY KEY, signed TEXT);
 CREATE TABLE IF NOT EXISTS peers (id INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT UNIQUE, peer TEXT,
@@ -66,7 +66,7 @@ class PeerStore:
         with self._recent_lock:
             self._recent.pop(name, None)
             self._recent[name] = ticket
-            if len(self._recent) > MAX_RECENT_TICKETS:
+            if len(self._recent) > FEW:
                 del self._recent[next(iter(self._recent))]
 
     def verify_rows(self) -> None:

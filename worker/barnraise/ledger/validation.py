@@ -20,6 +20,7 @@ from barnraise.ledger.codec import decode, payload_size
 from barnraise.protocol.messages import FragmentUpdate, Signed, Ticket, Update
 from barnraise.protocol.run_mirrors import RunMirrors
 from barnraise.protocol.signing import ORPHANED_TICKET_GRACE_SECONDS, digest, open_signed
+from barnraise.protocol.table_sizes import SOME
 from barnraise.spec import RunSpec
 
 # The part of an update for a fragment that it does not contain.
@@ -28,7 +29,6 @@ EMPTY_PART = FragmentUpdate(digest=EMPTY_DIGEST, size=0, sketch="0" * 16)
 # Two headers must fit into one proof of a fork.
 BASE_HEADER_BYTES = 900
 BYTES_PER_FRAGMENT = 200
-MAX_VERIFIED_TICKETS = 1024  # that are remembered, of about a kilobyte each
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def open_ticket(signed: Signed, peer: str, rules: UpdateRules) -> Ticket:
     return ticket
 
 
-@lru_cache(maxsize=MAX_VERIFIED_TICKETS)
+@lru_cache(maxsize=SOME)
 def _open_mirror_ticket(key: str, body: str, signature: str) -> Ticket:
     """Return the ticket of a signed document; the result depends on nothing but the document.
 

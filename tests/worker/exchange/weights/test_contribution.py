@@ -5,12 +5,13 @@ import pytest
 import torch
 from hypothesis import given
 
-from barnraise.exchange.weights.contribution import MAX_SILENCE, MAX_VOLUNTEERS, ContributionMeter
+from barnraise.exchange.weights.contribution import MAX_SILENCE, ContributionMeter
 from barnraise.exchange.weights.weighting import (
     FULL_AGREEMENT,
     NO_AGREEMENT,
     contribution_factors,
 )
+from barnraise.protocol.table_sizes import FEW
 
 SIZES = (30_000, 60_000, 60_000, 30_000)
 TOKENS = 10_000
@@ -184,12 +185,12 @@ def test_volunteer_is_not_judged_while_its_first_update_is_being_applied():
 def test_number_of_volunteers_is_bounded():
     machines = Machines()
     machines.train_own(3)
-    for number in range(2 * MAX_VOLUNTEERS):
+    for number in range(2 * FEW):
         machines.receive(f"eve-{number}", [torch.zeros(SIZES[0]).int()], 1)
     for volunteer in ("ann", "ben"):
         machines.receive(volunteer, machines.change())
     machines.train_own()
-    assert len(machines.meter.agreements()) <= MAX_VOLUNTEERS
+    assert len(machines.meter.agreements()) <= FEW
 
 
 @given(st.dictionaries(st.text(), st.floats(-1, 1)))

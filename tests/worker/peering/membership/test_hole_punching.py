@@ -10,7 +10,6 @@ from barnraise.peering.limits.dial_limits import MAX_ADDRESSES_PER_DIAL
 from barnraise.peering.limits.service_limits import SERVICE_LIMITS, Service
 from barnraise.peering.membership.hole_punching import (
     HELP_SECONDS,
-    MAX_TARGETS,
     MAX_VIA,
     PATIENCE,
     REQUEST_MAX,
@@ -25,6 +24,7 @@ from barnraise.peering.membership.membership import (
     PeerSource,
 )
 from barnraise.protocol.messages import Peer
+from barnraise.protocol.table_sizes import SOME
 
 
 def requests(me: g.Gossip, now: float) -> list[tuple[str, str]]:
@@ -104,8 +104,8 @@ def test_requests_for_a_target_that_is_gone_for_weeks_go_on() -> None:
 def test_what_peers_say_of_their_links_is_bounded() -> None:
     rendezvous = Rendezvous(0)
     for via in range(3 * MAX_VIA):
-        rendezvous.on_peers(f"via {via}", [f"target {n}" for n in range(2 * MAX_TARGETS)])
-    rendezvous.on_dial(f"target {2 * MAX_TARGETS - 1}", 0.0)
+        rendezvous.on_peers(f"via {via}", [f"target {n}" for n in range(2 * SOME)])
+    rendezvous.on_dial(f"target {2 * SOME - 1}", 0.0)
     vias = {
         rendezvous.choose_requests([f"via {n}" for n in range(3 * MAX_VIA)], 1e6 * n)[0].via
         for n in range(1, 60)

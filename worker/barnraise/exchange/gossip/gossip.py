@@ -24,7 +24,6 @@ from itertools import islice
 
 from barnraise.exchange.gossip.agreement import agreed_vector, majority_vector
 from barnraise.exchange.gossip.authors import (
-    MAX_CLAIMS,
     MAX_CLAIMS_WHILE_JOINING,
     AuthorClaim,
     AuthorRegister,
@@ -40,6 +39,7 @@ from barnraise.peering.membership.link_actions import (
 )
 from barnraise.peering.membership.membership import Meeting, PartialView
 from barnraise.protocol.messages import PeerState
+from barnraise.protocol.table_sizes import FEW, MANY
 
 STATE_INTERVAL = 5.0  # seconds between two States to a peer when nothing changes, ± a quarter
 # The same where the uplink is limited to little. With a quarter more it is below PEER_TIMEOUT.
@@ -57,7 +57,6 @@ AGREEMENT_SECONDS = 1.0  # for which it is not computed again what most voluntee
 MAX_DECLINED = 200  # pushes declined in one State
 RATE_TOLERANCE = 0.2  # relative change of the training rate that need not be sent at once
 STATE_SLACK = 1.5  # seconds by which a State is early, to be sent together with another one
-MAX_ENDED = 4096  # peers that are remembered to have ended their part
 MAX_ANCHOR_DIGESTS = 16  # of our anchors, compared with peers that reach the same vector later
 
 
@@ -408,7 +407,7 @@ class Gossip:
         link = self.links.pop(key, None)
         if link is not None and link.complete:
             self.ended[key] = None
-            if len(self.ended) > MAX_ENDED:
+            if len(self.ended) > MANY:
                 del self.ended[next(iter(self.ended))]
         self.requests.on_disconnected(key)
         self.authors.on_disconnected(key)
@@ -441,7 +440,7 @@ class Gossip:
             self.authors.on_full_state(key, state.vector)
             link.vector = {}
             link.pruned = {}
-        most = MAX_CLAIMS if self.wants_updates else MAX_CLAIMS_WHILE_JOINING
+        most = FEW if self.wants_updates else MAX_CLAIMS_WHILE_JOINING
         for author, seq in state.vector.items():
             if self.is_known(author):
                 link.vector[author] = max(seq, link.vector.get(author, 0))

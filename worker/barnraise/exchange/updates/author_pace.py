@@ -15,6 +15,7 @@ The rule is the generic cell rate algorithm (ITU-T I.371, annex A) with costs in
 from dataclasses import dataclass, field
 
 from barnraise.ledger.codec import payload_size
+from barnraise.protocol.table_sizes import MANY
 from barnraise.spec import AUTO, RunSpec
 
 MARGIN = 1.5  # times what a machine can honestly publish
@@ -29,7 +30,6 @@ INCARNATION_SECONDS = 60.0  # between two incarnations of a key, on average
 INCARNATIONS_BURST = 1200.0  # seconds by which its incarnations may be ahead of that
 AHEAD_SECONDS = 2.0  # by which an author's updates may be ahead before they enter in batches
 BATCH_SECONDS = 1.0  # between two batches
-MAX_AUTHORS = 4096  # keys that are remembered
 
 
 @dataclass(frozen=True)
@@ -148,10 +148,10 @@ def _spend(paid_until: dict[str, float], update: PacedUpdate, cost: float) -> No
 
 
 def _set_last(times: dict[str, float], key: str, time: float) -> None:
-    """Set a key's time as the newest of at most MAX_AUTHORS."""
+    """Set a key's time as the newest of at most MANY."""
     times.pop(key, None)
     times[key] = time
-    if len(times) > MAX_AUTHORS:
+    if len(times) > MANY:
         del times[next(iter(times))]
 
 

@@ -39,6 +39,7 @@ from barnraise.protocol.messages import (
     Update,
     UpdateRequest,
 )
+from barnraise.protocol.table_sizes import FEW
 from barnraise.protocol.verdicts import SignedVerdict, VerdictNames, VerdictSummary
 
 log = logging.getLogger("barnraise.exchange")
@@ -46,7 +47,6 @@ log = logging.getLogger("barnraise.exchange")
 PAYLOAD_TIMEOUT = 30.0  # seconds until the log says that a payload to retract is not available
 FOLDER_INTERVAL = 5.0  # seconds between two reads of the folder of verdicts
 FAREWELL_SECONDS = 0.5  # for an excluded peer to receive the verdict before its connection ends
-MAX_POSTPONED = 256  # verdicts that wait for headers
 VERDICT_FOLDER = "verdicts"  # in the run's folder: where `barnraise verdict` leaves what it signed
 
 
@@ -134,7 +134,7 @@ class VerdictHandler:
             if source is None:
                 raise
             # Its sender may have another mirror list; ours is on its way, or its.
-            if str(error) not in self._ignored and len(self._ignored) < MAX_POSTPONED:
+            if str(error) not in self._ignored and len(self._ignored) < FEW:
                 self._ignored.add(str(error))
                 log.warning("%s sends a verdict that does not count: %s", source[:8], error)
             return
@@ -177,7 +177,7 @@ class VerdictHandler:
                 before = await self._run_on_disk(self._ledger.apply_verdicts, verdicts)
                 changes = await self._run_on_disk(anchor_retractions, self._ledger, *before)
                 self._publish(verdicts, changes)
-        if missing and request_missing and len(self._postponed) < MAX_POSTPONED:
+        if missing and request_missing and len(self._postponed) < FEW:
             self._postponed[key] = verdicts
             for author, first, last in missing:
                 self.request_headers(source, author, first, last)

@@ -16,12 +16,13 @@ from dataclasses import dataclass, field
 
 import torch
 
+from barnraise.protocol.table_sizes import FEW
+
 SAMPLES = 8192  # elements of the model that are compared
 ROUND_DECAY = 0.8  # what is remembered of the rounds before, at each of this machine's rounds
 MIN_ROUNDS = 2.0  # of this machine that are compared, at least
 MIN_AGE = 1.0  # rounds of this machine after which a volunteer that it first heard of is judged
 MAX_SILENCE = 4.0  # rounds of this machine after which a volunteer without an update is forgotten
-MAX_VOLUNTEERS = 256  # whose updates are remembered
 
 
 @dataclass
@@ -166,6 +167,6 @@ class ContributionMeter:
         """Return what a volunteer changed, which becomes the last one heard of."""
         change = self._others.pop(volunteer, None) or _RecentChange()
         self._others[volunteer] = change
-        if len(self._others) > MAX_VOLUNTEERS:
+        if len(self._others) > FEW:
             del self._others[next(iter(self._others))]
         return change

@@ -7,11 +7,11 @@ from barnraise.peering.addresses.nat_type import DialBack, ReachFacts
 from barnraise.peering.addresses.observed_addresses import ObservedAddresses
 from barnraise.protocol.ip_addresses import is_public_ip, parse_ip
 from barnraise.protocol.messages import MAX_DIALLED_BACK
+from barnraise.protocol.table_sizes import SOME
 from barnraise.protocol.types import MAX_ADDRESSES
 
 # Seconds after a dial in which a router lets the dialled host answer. Most forget in two minutes.
 OPENED_SECONDS = 300.0
-MAX_DIALLED_HOSTS = 1024
 DIAL_BACK_SECONDS = 3600.0  # for which the outcome of a dial-back counts
 MAX_DIAL_BACKS = 8  # the newest
 REACHED_SECONDS = 3600.0  # for which an unexpected connection proves that this machine is reachable
@@ -57,7 +57,7 @@ class Reachability:
             host = host_of(address)
             self._dialled_hosts.pop(host, None)
             self._dialled_hosts[host] = now
-        while len(self._dialled_hosts) > MAX_DIALLED_HOSTS:
+        while len(self._dialled_hosts) > SOME:
             del self._dialled_hosts[next(iter(self._dialled_hosts))]
 
     def on_accepted(self, address: str, now: float) -> None:

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 from barnraise.peering.addresses.addresses import host_of, network_of
 from barnraise.peering.limits.service_limits import SERVICE_LIMITS, Rate, Service
+from barnraise.protocol.table_sizes import MANY
 
 MAX_ADDRESSES_PER_DIAL = 3  # addresses of one peer that are dialled at once
 BACKOFF_MIN = 0.5  # seconds before an address that did not answer is dialled again
 BACKOFF_MAX = 3600.0  # seconds between two dials of an unproven address at most
 BACKOFF_MAX_PROVEN = 30.0  # seconds between two dials of a proven address at most
 MAX_PROVEN_FAILURES = 40  # dials without an answer after which an address is no longer proven
-MAX_REMEMBERED = 4096  # addresses, hosts and networks that are remembered, each
 
 
 @dataclass
@@ -165,7 +165,7 @@ class DialLimits:
     def _store(self, address: str, record: AddressRecord) -> None:
         self._addresses.pop(address, None)
         self._addresses[address] = record
-        if len(self._addresses) > MAX_REMEMBERED:
+        if len(self._addresses) > MANY:
             del self._addresses[next(iter(self._addresses))]
 
     def _charge(self, address: str, dials: float, now: float) -> None:
@@ -201,5 +201,5 @@ def _charge(
     budget = budgets.pop(name, None) or DialBudget(rate.burst, now)
     level = min(rate.burst, budget.level + max(0.0, now - budget.at) * rate.per_second)
     budgets[name] = DialBudget(min(rate.burst, level - dials), now)
-    if len(budgets) > MAX_REMEMBERED:
+    if len(budgets) > MANY:
         del budgets[next(iter(budgets))]

@@ -10,6 +10,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 from barnraise.peering.limits.service_limits import Rate
+from barnraise.protocol.table_sizes import MANY
 
 METER_WINDOW = 10.0  # seconds over which a meter averages
 MESSAGE_WINDOW = 60.0  # seconds over which messages are counted: longer than the burst at a start
@@ -65,7 +66,7 @@ class TokenBuckets:
     A name that is forgotten has a full bucket again.
     """
 
-    def __init__(self, rate: Rate, max_names: int = 4096) -> None:
+    def __init__(self, rate: Rate, max_names: int = MANY) -> None:
         """Give each name a bucket of this rate, see `TokenBucket`."""
         self._rate = rate
         self._max_names = max_names

@@ -4,8 +4,9 @@ import logging
 import time
 from collections.abc import Callable
 
+from barnraise.protocol.table_sizes import SOME
+
 INTERVAL = 60.0  # seconds in which warnings of one kind are logged once
-MAX_KINDS = 1024  # kinds that are remembered
 
 
 class RepeatedWarnings:
@@ -31,7 +32,7 @@ class RepeatedWarnings:
             self._logged[kind] = (logged_at, repetitions + 1)
             return
         self._logged[kind] = (now, 0)
-        if len(self._logged) > MAX_KINDS:
+        if len(self._logged) > SOME:
             del self._logged[next(iter(self._logged))]
         if repetitions:
             message += f" (and {repetitions:,} more like it before)"

@@ -9,10 +9,10 @@ from barnraise.peering.limits.incoming_limits import PendingPool
 from barnraise.peering.limits.service_budget import ServiceBudget
 from barnraise.peering.limits.service_limits import WAITING_LIMITS, Service
 from barnraise.peering.transports.transport import Channel
+from barnraise.protocol.table_sizes import MANY
 
 FIRST_BACK_OFF = 30.0  # seconds for which a key that flooded may not connect again; then twice that
 MAX_BACK_OFF = 3600.0
-MAX_FLOODERS = 4096  # keys that are remembered
 
 
 class IncomingGreetings:
@@ -52,7 +52,7 @@ class IncomingGreetings:
         _, seconds = self._flooders.pop(key, (0.0, FIRST_BACK_OFF / 2))
         seconds = min(2 * seconds, MAX_BACK_OFF)
         self._flooders[key] = now + seconds, seconds
-        if len(self._flooders) > MAX_FLOODERS:
+        if len(self._flooders) > MANY:
             del self._flooders[next(iter(self._flooders))]
 
     def remove(self, channel: Channel) -> None:

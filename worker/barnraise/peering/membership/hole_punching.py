@@ -22,12 +22,12 @@ from barnraise.peering.limits.service_budget import ServiceBudget
 from barnraise.peering.limits.service_limits import Service
 from barnraise.protocol.ip_addresses import is_public_ip, parse_ip
 from barnraise.protocol.mirror_list import is_relay_url
+from barnraise.protocol.table_sizes import SOME
 
 PATIENCE = 2.0  # seconds that a dial is alone, before a common peer is asked
 HELP_SECONDS = 5.0  # after a dial that was not answered, in which a common peer is still asked
 REQUEST_MIN = 15.0  # seconds until the next request for one peer; each doubles it
 REQUEST_MAX = 600.0
-MAX_TARGETS = 1024  # peers whose links are remembered
 MAX_VIA = 8  # linked peers that are remembered for each of them
 STATEMENT_SECONDS = 30.0  # for which a statement is fresh, by the coordinators' clock
 PUNCH_SECONDS = (2.5, 3.0, 4.0)  # that each of the three dials of one statement lasts
@@ -84,7 +84,7 @@ class Rendezvous:
             while len(vias) > MAX_VIA:
                 del vias[next(iter(vias))]
             self._vias[key] = vias
-        while len(self._vias) > MAX_TARGETS:
+        while len(self._vias) > SOME:
             del self._vias[next(iter(self._vias))]
 
     def on_dial(self, key: str, now: float) -> None:
@@ -134,7 +134,7 @@ class Rendezvous:
             attempt.next_request = now + wait * (1 + self._random.random() / 2)
             self._requested.pop(target, None)
             self._requested[target] = (attempt.requests, attempt.next_request)
-        while len(self._requested) > MAX_TARGETS:
+        while len(self._requested) > SOME:
             del self._requested[next(iter(self._requested))]
         return requests
 
