@@ -13,6 +13,7 @@ from barnraise.exchange.gossip import authors, requests
 from barnraise.exchange.gossip import gossip as g
 from barnraise.exchange.gossip.gossip import Gossip
 from barnraise.exchange.gossip.requests import ArrivedBytes
+from barnraise.peering.limits.timeouts import TIMEOUTS
 from barnraise.protocol.messages import PeerState
 from barnraise.protocol.table_sizes import FEW
 
@@ -376,7 +377,8 @@ def test_gossip_remembers_which_peers_had_ended_their_part():
 
 def test_states_are_sent_before_a_peer_takes_the_link_for_dead():
     longest = 1.25 * g.MAX_STATE_INTERVAL
-    assert longest <= 0.75 * g.PEER_TIMEOUT, "a State may be late by seconds on a full line"
+    late = 0.75 * TIMEOUTS.peer_silence_seconds
+    assert longest <= late, "a State may be late by seconds on a full line"
 
 
 def test_state_calls_for_actions_only_if_it_brings_news():

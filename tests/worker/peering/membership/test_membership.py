@@ -8,6 +8,7 @@ from helpers.simulated_swarm import address_of, connected_gossip, key_of, number
 
 from barnraise.exchange.gossip import gossip as g
 from barnraise.exchange.gossip.gossip import Gossip
+from barnraise.peering.limits.timeouts import TIMEOUTS
 from barnraise.peering.membership import membership
 from barnraise.peering.membership.membership import Meeting, PartialView, PeerSource
 from barnraise.protocol.messages import Peer
@@ -37,9 +38,10 @@ def test_silent_peer_is_disconnected_and_redialled_with_backoff():
     me.membership.add_peers([peer(2)], 0.0)
     assert dials(me, 0.0)
     me.on_connected(key_of(2), 0.0, met(2, dialled=True))
-    assert g.CloseLink in {type(action) for action in me.next_actions(g.PEER_TIMEOUT)}
-    me.on_disconnected(key_of(2), g.PEER_TIMEOUT)
-    now, waits = g.PEER_TIMEOUT, []
+    silence = TIMEOUTS.peer_silence_seconds
+    assert g.CloseLink in {type(action) for action in me.next_actions(silence)}
+    me.on_disconnected(key_of(2), silence)
+    now, waits = silence, []
     for _ in range(10):
         started_at = now
         while not dials(me, now):
@@ -202,7 +204,7 @@ def test_surplus_closes_lazy_links_and_spares_the_oldest_and_dialled_ones():
     lazy = {key_of(number) for number in (3, 4, 5, 6, 16)}
     assert len(surplus) == 4 and surplus < lazy
     assert not goodbyes(me, membership.MIN_LINK_AGE + 2), "each peer gets one goodbye"
-    late = me.next_actions(membership.MIN_LINK_AGE + g.GOODBYE_TIMEOUT + 2)
+    late = me.next_actions(membership.MIN_LINK_AGE + TIMEOUTS.goodbye_seconds + 2)
     assert {action.peer for action in late if isinstance(action, g.CloseLink)} == surplus, (
         "peers that do not disconnect are disconnected"
     )

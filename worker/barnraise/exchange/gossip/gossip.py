@@ -29,6 +29,7 @@ from barnraise.exchange.gossip.authors import (
     AuthorRegister,
 )
 from barnraise.exchange.gossip.requests import ArrivedBytes, RequestScheduler
+from barnraise.peering.limits.timeouts import TIMEOUTS
 from barnraise.peering.membership.link_actions import (
     CloseLink,
     Dial,
@@ -42,14 +43,12 @@ from barnraise.protocol.messages import PeerState
 from barnraise.protocol.table_sizes import FEW, MANY
 
 STATE_INTERVAL = 5.0  # seconds between two States to a peer when nothing changes, ± a quarter
-# The same where the uplink is limited to little. With a quarter more it is below PEER_TIMEOUT.
+# The same where the uplink is limited to little; with a quarter more, a peer is not taken for dead.
 MAX_STATE_INTERVAL = 12.0
 STATE_BYTES = 600.0  # of a State of a few authors, with the transport's own bytes
 STATE_SHARE = 0.1  # of a limited uplink that States use at most, up to MAX_STATE_INTERVAL
 MIN_STATE_INTERVAL = 2.0  # seconds between two States to a peer when something changes for it
 FULL_STATE_INTERVAL = 30.0  # seconds between two States with everything, ± a quarter
-PEER_TIMEOUT = 20.0  # seconds without a message after which a peer is disconnected
-GOODBYE_TIMEOUT = 5.0  # seconds after a goodbye after which a peer is disconnected
 PEERS_INTERVAL = 30.0  # seconds between two messages about other peers
 MIN_EAGER_LINKS = 3  # links that are eager before it is known which deliver updates first
 MAX_STATE_AUTHORS = 1100  # authors in one State: with `pruned`, as much as a header holds
@@ -672,10 +671,11 @@ class Gossip:
             slack: Seconds by which a State may be early.
         """
         actions: list[Action] = []
-        if now >= link.last_received_at + PEER_TIMEOUT:
-            actions.append(CloseLink(link.key, f"it sent nothing for {PEER_TIMEOUT:.0f} seconds"))
+        silence, goodbye = TIMEOUTS.peer_silence_seconds, TIMEOUTS.goodbye_seconds
+        if now >= link.last_received_at + silence:
+            actions.append(CloseLink(link.key, f"it sent nothing for {silence:.0f} seconds"))
             link.last_received_at = now  # so that it is disconnected once
-        elif link.leaving_since is not None and now >= link.leaving_since + GOODBYE_TIMEOUT:
+        elif link.leaving_since is not None and now >= link.leaving_since + goodbye:
             actions.append(CloseLink(link.key, "it did not leave after a goodbye"))
             link.leaving_since = now
         if link.is_state_due(now, self._min_state_interval, slack):
@@ -713,7 +713,11 @@ class Gossip:
             self.membership.next_wakeup(self.links, now),
         ]
         for link in self.links.values():
-            times += [link.last_received_at + PEER_TIMEOUT, link.next_state_at, link.next_peers_at]
+            times += [
+                link.last_received_at + TIMEOUTS.peer_silence_seconds,
+                link.next_state_at,
+                link.next_peers_at,
+            ]
             if link.has_news:
                 times.append(link.last_state_at + self._min_state_interval)
         times += [incoming.deadline for incoming in self.requests.incoming.values()]

@@ -19,6 +19,7 @@ from barnraise.peering.addresses.port_mapping import find_home_network, remove_i
 from barnraise.peering.limits.incoming_limits import IncomingLimits
 from barnraise.peering.limits.repeated_warnings import RepeatedWarnings
 from barnraise.peering.limits.service_limits import Service
+from barnraise.peering.limits.timeouts import TIMEOUTS
 from barnraise.peering.transports import iroh_binding  # noqa: F401  (it replaces two functions)
 from barnraise.peering.transports.tls_endpoint import TlsEndpoint
 from barnraise.peering.transports.transport import Channel, ChannelClosedError
@@ -36,9 +37,6 @@ FREE_PORT_TRIES = 8
 _LENGTH_BYTES = 4  # the length before each frame
 # Small frames are read several at once: a call into iroh costs more than copying this many bytes.
 _READ_AHEAD_BYTES = 1 << 13
-_HANDSHAKE_TIMEOUT = 5.0  # seconds until an incoming connection must be established
-_STREAM_TIMEOUT = 2.0  # seconds after that until its stream must be open
-_PROBE_SECONDS = 5.0  # until a machine that is probed must have answered
 _MAX_UNACCEPTED = 64  # incoming channels that wait for `accept`
 
 
@@ -190,7 +188,7 @@ class IrohTransport:
             address = iroh.EndpointAddr(
                 iroh.EndpointId.from_string(peer.key), None, list(peer.addresses)
             )
-            async with asyncio.timeout(_PROBE_SECONDS):
+            async with asyncio.timeout(TIMEOUTS.quic_probe_seconds):
                 connection = await endpoint.connect(address, PROBE_ALPN)
                 await connection.closed()  # by the peer, once it has counted the probe
         except (iroh.IrohError, TimeoutError) as error:
@@ -240,13 +238,13 @@ class IrohTransport:
         connection: iroh.Connection | None = None
         channel: IrohChannel | None = None
         try:
-            async with asyncio.timeout(_HANDSHAKE_TIMEOUT):
+            async with asyncio.timeout(TIMEOUTS.quic_handshake_seconds):
                 connection = await (await incoming.accept()).connect()
             if connection.alpn() == PROBE_ALPN:
                 self.probes_received += 1
                 connection.close(0, b"reached")
                 return
-            async with asyncio.timeout(_STREAM_TIMEOUT):
+            async with asyncio.timeout(TIMEOUTS.quic_stream_seconds):
                 channel = IrohChannel(connection, await connection.accept_bi())
         except (iroh.IrohError, TimeoutError) as error:
             self._repeats.warn(

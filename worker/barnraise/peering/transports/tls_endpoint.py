@@ -24,6 +24,7 @@ from barnraise.peering.addresses.addresses import host_of, join_address, port_of
 from barnraise.peering.limits.incoming_limits import IncomingLimits
 from barnraise.peering.limits.repeated_warnings import RepeatedWarnings
 from barnraise.peering.limits.service_limits import Service
+from barnraise.peering.limits.timeouts import TIMEOUTS
 from barnraise.peering.transports.tls_channel import READ_BYTES, TlsChannel, peer_certificate
 from barnraise.peering.transports.transport import ChannelClosedError
 from barnraise.protocol.messages import Peer
@@ -32,10 +33,6 @@ from barnraise.protocol.signing import Identity, digest
 
 log = logging.getLogger("barnraise.exchange")
 
-DIAL_SECONDS = 2.0  # until a TCP connection must be established; others are too far away
-CONNECT_SECONDS = 5.0  # until the machine must have proven its key
-HANDSHAKE_SECONDS = 5.0  # for TLS's handshake
-SHUTDOWN_SECONDS = 1.0  # for TLS's farewell
 BACKLOG = 64  # connections that the kernel holds until they are accepted
 RETRY_SECONDS = 1.0  # after a connection could not be accepted, for instance for want of files
 # Of a certificate, which lasts for one start; nobody checks the times.
@@ -108,7 +105,7 @@ class TlsEndpoint:
         dials = [asyncio.create_task(_open_socket(address, opened)) for address in addresses]
         reason = "it took too long"
         try:
-            async with asyncio.timeout(CONNECT_SECONDS):
+            async with asyncio.timeout(TIMEOUTS.tls_connect_seconds):
                 for dial in asyncio.as_completed(dials):
                     try:
                         connection, address = await dial
@@ -140,8 +137,8 @@ class TlsEndpoint:
             ssl=_create_client_context(protocol),
             server_hostname="",
             limit=READ_BYTES,
-            ssl_handshake_timeout=HANDSHAKE_SECONDS,
-            ssl_shutdown_timeout=SHUTDOWN_SECONDS,
+            ssl_handshake_timeout=TIMEOUTS.tls_handshake_seconds,
+            ssl_shutdown_timeout=TIMEOUTS.tls_goodbye_seconds,
         )
         channel = TlsChannel(reader, writer, address)
         try:
@@ -240,7 +237,7 @@ async def _open_socket(address: str, opened: list[socket.socket]) -> tuple[socke
     connection = socket.socket(family, socket.SOCK_STREAM)
     try:
         connection.setblocking(False)
-        async with asyncio.timeout(DIAL_SECONDS):
+        async with asyncio.timeout(TIMEOUTS.tcp_connect_seconds):
             target = host_of(address), port_of(address)
             await asyncio.get_running_loop().sock_connect(connection, target)
     except BaseException:
@@ -265,8 +262,8 @@ async def _wrap_accepted(
         lambda: protocol,
         connection,
         ssl=context,
-        ssl_handshake_timeout=HANDSHAKE_SECONDS,
-        ssl_shutdown_timeout=SHUTDOWN_SECONDS,
+        ssl_handshake_timeout=TIMEOUTS.tls_handshake_seconds,
+        ssl_shutdown_timeout=TIMEOUTS.tls_goodbye_seconds,
     )
     return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
