@@ -53,6 +53,7 @@ from barnraise.peering.peer_server import PeeringConfig
 from barnraise.peering.server_thread import ServerThread
 from barnraise.peering.transports.transport import Transport
 from barnraise.planning.round_schedule import RoundSchedule
+from barnraise.planning.uplink_budget import MIN_UPDATE_SHARE
 from barnraise.protocol.enums import Role
 from barnraise.protocol.messages import Peer, Signed, Ticket, Update
 from barnraise.protocol.mirror_list import SignedMirrorList, parse_list
@@ -63,7 +64,6 @@ from barnraise.spec import RunSpec
 log = logging.getLogger("barnraise.exchange")
 
 MAX_BLOB_BYTES = 1 << 26  # of a blob that is fetched by digest alone
-MIN_UPDATE_SHARE = 0.1  # of the uplink that updates have at least, however many messages there are
 REPAIR_TIMEOUT = 20.0  # seconds for the peers to replace what is damaged here
 
 ShouldStop = Callable[[], bool]  # asked now and then by calls that block

@@ -49,7 +49,7 @@ import numpy as np
 import torch
 
 from barnraise.errors import MessageError
-from barnraise.planning.quantization_scheme import CHUNK, HEADER_BYTES, QuantizationScheme
+from barnraise.planning.quantization_scheme import CHUNK, PAYLOAD_HEADER_BYTES, QuantizationScheme
 from barnraise.spec import MAX_UPDATE_UNITS
 
 # magic, mode, bits of a value, values sent of each chunk (0: dense), elements
@@ -66,7 +66,7 @@ SAMPLE_STRIDE = 3  # the refinement uses every third value
 MIN_SAMPLED_VALUES = 1000  # in a chunk; with fewer the refinement uses all values
 BLOCK = 32 * CHUNK  # elements processed at a time, so that intermediates stay small
 
-assert HEADER.size == HEADER_BYTES
+assert HEADER.size == PAYLOAD_HEADER_BYTES
 
 
 def encode(

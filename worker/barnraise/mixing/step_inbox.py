@@ -14,8 +14,8 @@ from enum import Enum
 from hashlib import blake2b
 
 from barnraise.errors import MessageError
+from barnraise.peering.limits.rate_limit import PIECE_BYTES
 
-PIECE_BYTES = 1 << 17  # of weights in one frame
 MAX_LEAD = 512  # steps by which a neighbour's weights may be ahead; more are not stored
 MAX_STORED = 2  # weights of one neighbour: it waits for ours before it sends the third
 # Weights beyond those for this step and the next that are stored or on their way, of all neighbours

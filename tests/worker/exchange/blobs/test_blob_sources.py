@@ -7,10 +7,10 @@ from helpers.wait_for import join_peers, stepping, wait_until
 
 from barnraise.exchange.blobs import blob_fetcher
 from barnraise.exchange.weights.peer_estimates import PeerEstimates
-from barnraise.exchange.weights.weighting import RAMP_ROUNDS
 from barnraise.ledger.anchor import fragment_to_bytes
 from barnraise.planning.fragment_streaming import split_evenly
 from barnraise.planning.quantization_scheme import QuantizationScheme
+from barnraise.planning.round_limits import RAMP_ROUNDS
 from barnraise.planning.round_schedule import RoundSchedule
 from barnraise.spec import ModelSpec
 

@@ -5,12 +5,13 @@ import pytest
 import torch
 from hypothesis import given
 
-from barnraise.exchange.weights.contribution import MAX_SILENCE, ContributionMeter
+from barnraise.exchange.weights.contribution import ContributionMeter
 from barnraise.exchange.weights.weighting import (
     FULL_AGREEMENT,
     NO_AGREEMENT,
     contribution_factors,
 )
+from barnraise.planning.round_limits import MAX_SILENT_ROUNDS
 from barnraise.protocol.table_sizes import FEW
 
 SIZES = (30_000, 60_000, 60_000, 30_000)
@@ -160,7 +161,7 @@ def test_machine_that_stops_contributing_counts_for_less_after_some_rounds():
 def test_honest_volunteer_that_leaves_is_forgotten_and_never_doubted():
     machines = Machines()
     machines.train({})
-    for _ in range(3 * int(MAX_SILENCE)):
+    for _ in range(3 * int(MAX_SILENT_ROUNDS)):
         machines.direction = [  # the training goes on, in other directions
             0.8 * direction + 0.6 * machines.noise(len(direction))
             for direction in machines.direction

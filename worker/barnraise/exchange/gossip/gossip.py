@@ -39,6 +39,7 @@ from barnraise.peering.membership.link_actions import (
     SendPeers,
 )
 from barnraise.peering.membership.membership import Meeting, PartialView
+from barnraise.planning.uplink_budget import STATE_SHARE
 from barnraise.protocol.messages import PeerState
 from barnraise.protocol.table_sizes import FEW, MANY
 
@@ -46,7 +47,6 @@ STATE_INTERVAL = 5.0  # seconds between two States to a peer when nothing change
 # The same where the uplink is limited to little; with a quarter more, a peer is not taken for dead.
 MAX_STATE_INTERVAL = 12.0
 STATE_BYTES = 600.0  # of a State of a few authors, with the transport's own bytes
-STATE_SHARE = 0.1  # of a limited uplink that States use at most, up to MAX_STATE_INTERVAL
 MIN_STATE_INTERVAL = 2.0  # seconds between two States to a peer when something changes for it
 FULL_STATE_INTERVAL = 30.0  # seconds between two States with everything, ± a quarter
 PEERS_INTERVAL = 30.0  # seconds between two messages about other peers

@@ -15,14 +15,16 @@ The rule is the generic cell rate algorithm (ITU-T I.371, annex A) with costs in
 from dataclasses import dataclass, field
 
 from barnraise.ledger.codec import payload_size
+from barnraise.planning.round_limits import (
+    MAX_PARTS,
+    MIN_ROUND_STEPS,
+    PACE_MARGIN,
+    PARTS_PER_SECOND,
+    WINDOW_STRETCH,
+)
 from barnraise.protocol.table_sizes import MANY
 from barnraise.spec import AUTO, RunSpec
 
-MARGIN = 1.5  # times what a machine can honestly publish
-MIN_ROUND_STEPS = 10  # steps of the shortest round, unless the recipe has shorter ones
-WINDOW_STRETCH = 0.7  # of a round's steps, where it ends by the clock
-MAX_PARTS = 8  # updates that one round is published in
-PARTS_PER_SECOND = 0.5  # parts of a round last at least two seconds
 MIN_UPDATES_PER_SECOND = 1 / 30.0
 MAX_UPDATES_PER_SECOND = 10.0
 BURST_SECONDS = 20.0  # by which an author's updates may be ahead of its pace
@@ -61,12 +63,12 @@ class PaceLimits:
         """
         rounds = tokens_per_second / self.round_tokens
         honest = min(MAX_PARTS * rounds, max(PARTS_PER_SECOND, rounds))
-        return min(MAX_UPDATES_PER_SECOND, max(MIN_UPDATES_PER_SECOND, MARGIN * honest))
+        return min(MAX_UPDATES_PER_SECOND, max(MIN_UPDATES_PER_SECOND, PACE_MARGIN * honest))
 
     def bytes_per_second(self, tokens_per_second: float) -> float:
         """Return how many bytes of payloads a machine may publish."""
         rounds = max(MIN_UPDATES_PER_SECOND, tokens_per_second / self.round_tokens)
-        return MARGIN * rounds * self.round_bytes
+        return PACE_MARGIN * rounds * self.round_bytes
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 
 import torch
 
+from barnraise.planning.round_limits import MAX_SILENT_ROUNDS
 from barnraise.protocol.table_sizes import FEW
 
 SAMPLES = 8192  # elements of the model that are compared
 ROUND_DECAY = 0.8  # what is remembered of the rounds before, at each of this machine's rounds
 MIN_ROUNDS = 2.0  # of this machine that are compared, at least
 MIN_AGE = 1.0  # rounds of this machine after which a volunteer that it first heard of is judged
-MAX_SILENCE = 4.0  # rounds of this machine after which a volunteer without an update is forgotten
 
 
 @dataclass
@@ -106,7 +106,7 @@ class ContributionMeter:
         for volunteer, change in [*self._others.items()]:
             change.age += round_fraction
             change.silence += round_fraction
-            if change.silence > MAX_SILENCE:
+            if change.silence > MAX_SILENT_ROUNDS:
                 del self._others[volunteer]
 
     def record_update(
