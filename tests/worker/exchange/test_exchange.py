@@ -494,7 +494,7 @@ def test_update_that_could_not_be_stored_is_received_again(
     world, monkeypatch, caplog, method, failing_call
 ):
     """Let one call fail, as on a full disk. The link ends, and no update is lost."""
-    monkeypatch.setattr(requests_module, "RETRY_DELAY", 0.2)
+    monkeypatch.setattr(requests_module, "UPDATE_RETRY_SECONDS", 0.2)
     a, b = (world.machine(n).start() for n in (1, 2))
     call = getattr(UpdateReceiver, method)
     calls: list[str] = []

@@ -283,8 +283,8 @@ def test_honest_peer_is_not_blamed_for_the_second_half_of_a_fork(world):
 
 def test_peer_that_completes_a_poisoned_payload_is_not_blamed(world, monkeypatch):
     """A liar sends the first bytes of an update's payload, which an honest peer completes."""
-    monkeypatch.setattr(requests, "RESPONSE_TIMEOUT", 0.5)
-    monkeypatch.setattr(requests, "STALL_TIMEOUT", 0.5)
+    monkeypatch.setattr(requests, "RESPONSE_SECONDS", 0.5)
+    monkeypatch.setattr(requests, "STALL_SECONDS", 0.5)
     b = world.machine(2).start()
     author = f"{STRANGER.key}.{'9' * 16}"
     data = noise_payloads(world)[0][0]

@@ -13,11 +13,8 @@ from helpers.wait_for import wait_until
 
 from barnraise.mixing import mesh_links
 from barnraise.mixing.mesh_links import (
-    MAX_REDIAL_SECONDS,
     POLL_SECONDS,
-    REDIAL_SECONDS,
     MeshLinks,
-    compute_redial_pause,
 )
 from barnraise.mixing.mesh_members import FixedMembership
 from barnraise.mixing.step_inbox import (
@@ -152,13 +149,6 @@ async def test_request_for_weights_is_repeated_over_a_newer_channel(pair):
 async def test_leaving_ends_the_wait_for_weights(pair):
     links, _ = pair
     assert await asyncio.to_thread(links.fetch_state, NEIGHBOUR, 1e9, lambda: True) is None
-
-
-def test_redials_of_a_member_back_off_up_to_a_limit() -> None:
-    pauses = [compute_redial_pause(failures) for failures in range(4)]
-    assert pauses == [factor * REDIAL_SECONDS for factor in (1, 2, 4, 8)]
-    assert compute_redial_pause(20) == MAX_REDIAL_SECONDS
-    assert compute_redial_pause(100_000) == MAX_REDIAL_SECONDS, "2¹⁰²⁴ is no float"
 
 
 async def test_neighbour_that_reads_nothing_costs_a_few_frames(pair):

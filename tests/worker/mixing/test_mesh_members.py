@@ -8,6 +8,7 @@ from helpers.wait_for import wait_until
 
 from barnraise.mixing import mesh_links
 from barnraise.mixing.mesh_members import TicketedMembership
+from barnraise.peering.limits.back_off import BackOff
 from barnraise.peering.limits.service_limits import SERVICE_LIMITS, Service
 from barnraise.peering.membership.membership import PartialView
 from barnraise.peering.transports.transport import Channel, ChannelClosedError
@@ -19,7 +20,7 @@ DAY = 86_400.0
 
 @pytest.fixture
 def mixing_world(world, monkeypatch):
-    monkeypatch.setattr(mesh_links, "REDIAL_SECONDS", 0.1)
+    monkeypatch.setattr(mesh_links, "REDIAL", BackOff(0.1, 60.0))
     recipe = replace(world.spec.recipe, strategy="decentralized-adam")
     world.spec = replace(world.spec, recipe=recipe)
     return world

@@ -22,6 +22,7 @@ from barnraise.mixing.neighbour_mixing import (
     NeighbourMixing,
 )
 from barnraise.mixing.payloads import check_weights, payload_size
+from barnraise.peering.limits.back_off import BackOff
 from barnraise.peering.transports.iroh_transport import IrohTransport
 from barnraise.planning.mixing_topology import ALTERNATING, COMPLETE, EXPONENTIAL, RING
 from barnraise.protocol.messages import Peer
@@ -365,7 +366,7 @@ def test_machine_for_which_a_mesh_has_no_place_disturbs_nobody(swarm, monkeypatc
     one.links.pop(late).stop()
     one.wait_until_connected(one.keys[:3])
     monkeypatch.setattr(mesh_links, "MAX_MACHINES", 3)
-    monkeypatch.setattr(mesh_links, "REDIAL_SECONDS", 0.05)
+    monkeypatch.setattr(mesh_links, "REDIAL", BackOff(0.05, 60.0))
     one.links[late] = one.connect(late)
     refusals = f"refused to mix with {late[:8]}: at most 3 machines"
     wait_until(lambda: caplog.text.count(refusals) == 3)
@@ -377,7 +378,7 @@ def test_machine_for_which_a_mesh_has_no_place_disturbs_nobody(swarm, monkeypatc
 
 
 def test_missing_link_is_a_warning_until_it_is_there(swarm, monkeypatch, caplog):
-    monkeypatch.setattr(mesh_links, "REDIAL_SECONDS", 0.05)
+    monkeypatch.setattr(mesh_links, "REDIAL", BackOff(0.05, 60.0))
     one = swarm(3, topology=COMPLETE)
     one.network.partition({one.keys[0]}, {one.keys[1]})
     for key, count in zip(one.keys, (1, 1, 2), strict=True):

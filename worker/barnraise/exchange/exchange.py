@@ -24,6 +24,7 @@ import torch
 
 from barnraise.errors import StateError
 from barnraise.exchange.blobs.blob_fetcher import WantedBlob
+from barnraise.exchange.blobs.blob_scrub import REPAIR_SECONDS
 from barnraise.exchange.snapshots.snapshot_client import (
     MAJORITY_ONLY,
     MIN_FETCH_RATE,
@@ -64,7 +65,6 @@ from barnraise.spec import RunSpec
 log = logging.getLogger("barnraise.exchange")
 
 MAX_BLOB_BYTES = 1 << 26  # of a blob that is fetched by digest alone
-REPAIR_TIMEOUT = 20.0  # seconds for the peers to replace what is damaged here
 
 ShouldStop = Callable[[], bool]  # asked now and then by calls that block
 
@@ -393,7 +393,7 @@ class Exchange:
         def fetch() -> torch.Tensor | None:
             if anchor.retracted != self._ledger.verdicts.retracted_within(anchor.vector):
                 return None  # a retraction is pending: no peer has an anchor like this one
-            work = self.server.snapshot_client.fetch_fragment(index, anchor.vector, REPAIR_TIMEOUT)
+            work = self.server.snapshot_client.fetch_fragment(index, anchor.vector, REPAIR_SECONDS)
             return self.thread.run(work, None, should_stop)
 
         return self._anchor_scrub.rebuild_fragment(anchor, index, fetch)
@@ -605,7 +605,7 @@ class Exchange:
         return self.thread.run(work, False, should_stop)
 
     def _refetch_payload(self, digest: str, size: int) -> bool:
-        return self.fetch_blobs({digest: size}, REPAIR_TIMEOUT)
+        return self.fetch_blobs({digest: size}, REPAIR_SECONDS)
 
     def fetch_snapshot(
         self,

@@ -29,6 +29,7 @@ from barnraise.mixing.step_inbox import (
     MixingFrame,
     StepInbox,
 )
+from barnraise.peering.limits.back_off import BackOff
 from barnraise.peering.limits.rate_limit import FairShare, Meter, TokenBucket, UplinkSender
 from barnraise.peering.limits.repeated_warnings import RepeatedWarnings
 from barnraise.peering.limits.service_limits import SERVICE_LIMITS, Service
@@ -38,11 +39,11 @@ from barnraise.protocol.messages import Peer
 
 log = logging.getLogger("barnraise.exchange")
 
-REDIAL_SECONDS = 2.0  # between two choices of members to dial
+# Between two dials of a member that does not answer; members to dial are chosen as often as first.
+REDIAL = BackOff(2.0, 60.0)
 # The machine with the greater key dials; the other one does so too once it has waited for so long,
 # because the first may not know it or not reach it.
 LATE_DIAL_SECONDS = 10.0
-MAX_REDIAL_SECONDS = 60.0  # between two dials of a member that does not answer
 CLOSE_SECONDS = 10.0  # for which `stop` waits for the event loop
 MAX_STATE_BYTES = 1 << 34  # of weights in 32 bits that a joining machine fetches
 # A joining machine waits longer for weights that arrive, as long as they do so at least this fast.
@@ -60,14 +61,6 @@ STATE_REQUEST = MixingFrame(FrameKind.STATE_REQUEST, 0, bytes(ROSTER_BYTES))
 
 def _never_stop() -> bool:
     return False
-
-
-def compute_redial_pause(failures: int) -> float:
-    """Return the seconds between two dials of a member, after failures in a row beyond the first.
-
-    The exponent is bounded: a member may be gone for weeks, and no float is as large as 2¹⁰²⁴.
-    """
-    return min(MAX_REDIAL_SECONDS, REDIAL_SECONDS * 2 ** min(failures, 10))
 
 
 @dataclass
@@ -364,7 +357,7 @@ class MeshLinks:
                 is_wanted = peer.key not in self._links and self._has_room_for(peer.key)
                 if is_ours and is_wanted and peer.key not in self._dials:
                     self._dials[peer.key] = self._spawn(self._dial(peer))
-            await asyncio.sleep(REDIAL_SECONDS)
+            await asyncio.sleep(REDIAL.first_seconds)
 
     def _forget_strangers(self, members: Collection[str]) -> None:
         """Forget machines that are known no longer: peers may name any number of keys."""
@@ -377,7 +370,7 @@ class MeshLinks:
             with contextlib.suppress(ChannelClosedError):
                 await self._meet(await self._membership.connect(peer), dialled=True)
             failures = self._failures[peer.key] = self._failures.get(peer.key, -1) + 1
-            await asyncio.sleep(compute_redial_pause(failures) - REDIAL_SECONDS)
+            await asyncio.sleep(REDIAL.pause_seconds(failures) - REDIAL.first_seconds)
         finally:
             self._dials.pop(peer.key, None)
 

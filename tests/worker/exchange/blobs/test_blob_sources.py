@@ -61,7 +61,7 @@ def test_joiner_uses_four_fifths_of_its_sources_bandwidth(world, monkeypatch):
 
 
 def test_fragment_of_a_stalled_source_continues_from_another(world, monkeypatch):
-    monkeypatch.setattr(blob_fetcher, "STALL_TIMEOUT", 2.0)
+    monkeypatch.setattr(blob_fetcher, "STALL_SECONDS", 2.0)
     servers, late = start_servers(world, 2e6, 2e6), world.machine(9)
     size = sum(4 * fragment.size for fragment in DEEP.fragments())
 

@@ -167,10 +167,10 @@ def test_requests_stalled_update_is_requested_from_another_peer():
     me.on_update(key_of(2), author, 1, 0.5)
     me.next_actions(0.5)
     me.on_payload_bytes(key_of(2), author, 1, 4.0, ArrivedBytes(1))
-    assert not update_requests(me.next_actions(4.0 + requests.STALL_TIMEOUT - 0.1))
+    assert not update_requests(me.next_actions(4.0 + requests.STALL_SECONDS - 0.1))
     # The grace period starts when the transfer counts as stalled.
-    assert update_requests(me.next_actions(4.0 + requests.STALL_TIMEOUT + 0.1)) == []
-    later = 4.0 + requests.STALL_TIMEOUT + 0.2 + requests.MIN_GRACE
+    assert update_requests(me.next_actions(4.0 + requests.STALL_SECONDS + 0.1)) == []
+    later = 4.0 + requests.STALL_SECONDS + 0.2 + requests.MIN_GRACE
     assert update_requests(me.next_actions(later)) == [g.RequestUpdates(key_of(3), author, 1, 1)]
 
 
@@ -188,7 +188,7 @@ def test_trickle_of_no_new_bytes_holds_no_honest_update_up():
         if requested:
             break
     assert requested == [g.RequestUpdates(honest, author, 1, 1)]
-    assert now < requests.STALL_TIMEOUT + requests.MAX_GRACE
+    assert now < requests.STALL_SECONDS + requests.MAX_GRACE
     me.on_update(liar, author, 1, now)
     assert me.requests.is_expected(honest, author, 1), "the liar takes it over again"
 
@@ -200,7 +200,7 @@ def test_peer_that_answers_late_because_it_has_much_to_send_is_heard():
     me.on_state(key_of(2), peer_state({author: 1}), 0.0)
     me.next_actions(0.0)
     assert update_requests(me.next_actions(requests.MIN_GRACE))
-    later = requests.MIN_GRACE + requests.RESPONSE_TIMEOUT + 1.0
+    later = requests.MIN_GRACE + requests.RESPONSE_SECONDS + 1.0
     me.next_actions(later)
     me.on_update(key_of(2), author, 1, later)
     assert me.requests.is_expected(key_of(2), author, 1)

@@ -45,7 +45,7 @@ def test_silent_address_backs_off_whichever_key_it_is_dialled_for():
         limits.on_dial(["198.51.100.1:9"], now)
         limits.on_silence(["198.51.100.1:9"], now)
     assert waits == sorted(waits)
-    assert waits[-1] >= 0.7 * dial_limits.BACKOFF_MAX
+    assert waits[-1] >= 0.7 * dial_limits.UNPROVEN_ADDRESS.most_seconds
 
 
 def test_address_named_with_one_that_answers_is_not_proven():

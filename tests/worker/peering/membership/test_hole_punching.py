@@ -9,17 +9,17 @@ from barnraise.exchange.gossip import gossip as g
 from barnraise.peering.limits.dial_limits import MAX_ADDRESSES_PER_DIAL
 from barnraise.peering.limits.service_limits import SERVICE_LIMITS, Service
 from barnraise.peering.membership.hole_punching import (
+    HELP_REQUESTS,
     HELP_SECONDS,
     MAX_VIA,
     PATIENCE,
-    REQUEST_MAX,
     DialRequest,
     Rendezvous,
     order_candidates,
 )
 from barnraise.peering.membership.membership import (
     MAX_LINKS,
-    RELAY_REDIAL_MIN,
+    RELAY_REDIAL,
     Meeting,
     PeerSource,
 )
@@ -87,7 +87,7 @@ def test_requests_for_one_target_back_off() -> None:
         now += 10.0
     waits = [after - before for before, after in itertools.pairwise(times)]
     assert waits[0] < 40
-    assert max(waits) <= 1.5 * REQUEST_MAX + 20
+    assert max(waits) <= 1.5 * HELP_REQUESTS.most_seconds + 20
     assert len(times) < 40, "four hours of vain dials cost few requests"
 
 
@@ -98,7 +98,7 @@ def test_requests_for_a_target_that_is_gone_for_weeks_go_on() -> None:
     for _ in range(1200):  # 2¹⁰²⁴ is no float
         now = max(now, rendezvous.next_wakeup(["link"]))
         assert rendezvous.choose_requests(["link"], now) == [DialRequest("link", "hidden")]
-    assert now < rendezvous.next_wakeup(["link"]) <= now + 1.5 * REQUEST_MAX
+    assert now < rendezvous.next_wakeup(["link"]) <= now + 1.5 * HELP_REQUESTS.most_seconds
 
 
 def test_what_peers_say_of_their_links_is_bounded() -> None:
@@ -197,7 +197,7 @@ def test_relay_is_dialled_after_two_direct_dials_failed() -> None:
     assert [addresses for _, addresses in dialled[:2]] == [[address], [address]]
     assert all(relay in addresses for _, addresses in dialled[2:]) and len(dialled) > 3
     waits = [after - before for (before, _), (after, _) in itertools.pairwise(dialled[2:])]
-    assert min(waits) >= RELAY_REDIAL_MIN
+    assert min(waits) >= RELAY_REDIAL.first_seconds
 
 
 def test_relay_in_a_statement_is_remembered_and_offered_last() -> None:

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from barnraise.errors import MessageError
 from barnraise.exchange.blobs.piece_sources import PieceSources
 from barnraise.exchange.gossip.handler_context import RunInThread
+from barnraise.exchange.gossip.requests import STALL_SECONDS
 from barnraise.ledger.blob_store import AppendResult, BlobStore
 from barnraise.peering.limits.rate_limit import PIECE_BYTES
 from barnraise.peering.links.connection import Connection
 from barnraise.protocol.messages import BlobPart, BlobRequest
 
-STALL_TIMEOUT = 10.0  # seconds without progress after which a peer counts as stalled
 MIN_STALL_TIMEOUT = 2.0  # the least of that, for peers that have been fast
 AHEAD_SECONDS = 1.0  # seconds of its uplink that a peer is asked ahead
 MIN_AHEAD_BLOBS = 2  # blobs that a peer is asked ahead at least
@@ -73,7 +73,7 @@ class BlobSource:
 
     def is_stalled(self, now: float) -> bool:
         """Return whether it has sent nothing for too long."""
-        timeout = STALL_TIMEOUT
+        timeout = STALL_SECONDS
         if self.goodput:
             timeout = min(timeout, max(MIN_STALL_TIMEOUT, 4 * PIECE_BYTES / self.goodput))
         return bool(self.requested) and now > self.progress_at + timeout
@@ -228,7 +228,7 @@ class BlobFetcher:
         download = self._downloads.get(digest)
         if download is None:
             return
-        download.missing_until[source] = now + STALL_TIMEOUT
+        download.missing_until[source] = now + STALL_SECONDS
         if download.source == source:
             self._release_source(download)
 
@@ -285,7 +285,7 @@ class BlobFetcher:
         for key, source in list(self._sources.items()):
             is_gone = key not in self._connections
             if is_gone or source.is_stalled(now):
-                source.skipped_until = now + STALL_TIMEOUT
+                source.skipped_until = now + STALL_SECONDS
                 for download in list(source.requested.values()):
                     self._release_source(download)
             if is_gone:

@@ -21,7 +21,7 @@ from barnraise.exchange.blobs.blob_fetcher import BlobFetcher
 from barnraise.exchange.blobs.piece_sources import PieceSources
 from barnraise.exchange.gossip.gossip import RequestUpdates
 from barnraise.exchange.gossip.handler_context import HandlerContext
-from barnraise.exchange.gossip.requests import AUTHOR_WINDOW, ArrivedBytes
+from barnraise.exchange.gossip.requests import UPDATE_WINDOW, ArrivedBytes
 from barnraise.exchange.updates.author_pace import AuthorPace, PacedUpdate
 from barnraise.exchange.updates.transfer_budget import ReservedTotal, TransferBudget
 from barnraise.exchange.verdicts.verdict_handler import VerdictHandler
@@ -64,7 +64,6 @@ DELETION_DELAY = 0.5  # seconds from the first dropped update until unneeded pay
 MAX_WAIT = 3600.0  # seconds until it is looked at again
 MAX_FALSE_HEADERS = 256  # that are remembered, the first of each author
 MAX_VALIDATED = 256  # headers whose signatures are not verified again, of some kilobytes each
-MAX_BATCH = 64  # updates of one author that enter the ledger together
 MAX_DECODED_BYTES = 16 << 20  # decoded units that stay in memory until the training loop adds them
 MAX_BUFFERED_BYTES = 8 << 20  # payloads that stay in memory until their update is complete
 MAX_BUFFERED_UPDATE = 2 << 20  # bytes of the payloads of one such update
@@ -378,7 +377,7 @@ class UpdateReceiver:
             # The answer to a probe that a push has overtaken, or a verdict that is not here yet.
             self._gossip.on_bare_header(source, author, seq, now)
             return update
-        too_early = seq > self._ledger.head(author).seq + AUTHOR_WINDOW
+        too_early = seq > self._ledger.head(author).seq + UPDATE_WINDOW
         if too_early or not self._make_room(update, ticket, now):
             self._record_unneeded(source, now)
             self._gossip.decline(source, author, seq)  # it is requested when its turn comes
@@ -943,7 +942,7 @@ class UpdateReceiver:
         head = self._ledger.head(author)
         seq, time_ms = head.seq, head.time_ms
         now = self._clock()
-        while len(batch) < MAX_BATCH:
+        while len(batch) < UPDATE_WINDOW:
             ready = self._incomplete.get((author, seq + 1))
             if ready is None or not ready.is_verified:
                 break

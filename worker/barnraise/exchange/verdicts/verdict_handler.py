@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from barnraise.errors import MessageError, UnprovenVerdictError
 from barnraise.exchange.blobs.blob_fetcher import BlobFetcher, WantedBlob
 from barnraise.exchange.gossip.handler_context import HandlerContext
-from barnraise.exchange.gossip.requests import AUTHOR_WINDOW
+from barnraise.exchange.gossip.requests import UPDATE_WINDOW
 from barnraise.exchange.verdicts.verdict_sync import (
     CompareVerdicts,
     SendHeads,
@@ -155,7 +155,7 @@ class VerdictHandler:
     def request_headers(self, peer: str | None, author: str, first: int, last: int) -> None:
         """Request an author's signed headers, last one first, from one peer or from all."""
         request = UpdateRequest(
-            author=author, first=max(first, last - AUTHOR_WINDOW + 1), last=last, headers=True
+            author=author, first=max(first, last - UPDATE_WINDOW + 1), last=last, headers=True
         )
         for connection in list(self._connections.values()):
             if peer in (None, connection.key):

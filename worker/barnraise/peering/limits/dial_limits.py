@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from barnraise.peering.addresses.addresses import host_of, network_of
+from barnraise.peering.limits.back_off import BackOff
 from barnraise.peering.limits.service_limits import SERVICE_LIMITS, Rate, Service
 from barnraise.protocol.table_sizes import MANY
 
 MAX_ADDRESSES_PER_DIAL = 3  # addresses of one peer that are dialled at once
-BACKOFF_MIN = 0.5  # seconds before an address that did not answer is dialled again
-BACKOFF_MAX = 3600.0  # seconds between two dials of an unproven address at most
-BACKOFF_MAX_PROVEN = 30.0  # seconds between two dials of a proven address at most
+UNPROVEN_ADDRESS = BackOff(0.5, 3600.0)  # between two dials of an address that does not answer
+PROVEN_ADDRESS = BackOff(0.5, 30.0)
 MAX_PROVEN_FAILURES = 40  # dials without an answer after which an address is no longer proven
 
 
@@ -153,8 +153,8 @@ class DialLimits:
             record.failures = min(record.failures + 1, 1000)
             if record.failures > MAX_PROVEN_FAILURES and not is_isolated:
                 record.is_proven = False
-            longest = BACKOFF_MAX_PROVEN if record.is_proven else BACKOFF_MAX
-            delay = min(longest, BACKOFF_MIN * 2 ** min(record.failures, 20))
+            back_off = PROVEN_ADDRESS if record.is_proven else UNPROVEN_ADDRESS
+            delay = back_off.pause_seconds(record.failures)
             record.next_dial = now + delay * (0.75 + self._jitter() / 2)
             self._store(address, record)
 

@@ -5,14 +5,14 @@ by key, by address, by network and in all; the oldest makes room for the newest.
 """
 
 from barnraise.peering.addresses.addresses import network_of
+from barnraise.peering.limits.back_off import BackOff
 from barnraise.peering.limits.incoming_limits import PendingPool
 from barnraise.peering.limits.service_budget import ServiceBudget
 from barnraise.peering.limits.service_limits import WAITING_LIMITS, Service
 from barnraise.peering.transports.transport import Channel
 from barnraise.protocol.table_sizes import MANY
 
-FIRST_BACK_OFF = 30.0  # seconds for which a key that flooded may not connect again; then twice that
-MAX_BACK_OFF = 3600.0
+FLOODERS = BackOff(30.0, 3600.0)  # for which a key that flooded may not connect again
 
 
 class IncomingGreetings:
@@ -22,7 +22,7 @@ class IncomingGreetings:
         """Start without any."""
         self._waiting: PendingPool[Channel] = PendingPool(WAITING_LIMITS[Service.INTRODUCTIONS])
         self._connects = ServiceBudget(Service.INTRODUCTIONS)
-        self._flooders: dict[str, tuple[float, float]] = {}  # key → until when, and for how long
+        self._flooders: dict[str, tuple[float, int]] = {}  # key → until when, and its floods so far
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -34,7 +34,7 @@ class IncomingGreetings:
             False when the channel was closed instead, because its key connects too often, or has
             flooded this machine.
         """
-        until, _ = self._flooders.get(channel.peer, (0.0, 0.0))
+        until, _ = self._flooders.get(channel.peer, (0.0, 0))
         if now < until:
             channel.close(f"you flooded this machine: come back in {until - now:.0f} seconds")
             return False
@@ -49,9 +49,8 @@ class IncomingGreetings:
 
     def on_flood(self, key: str, now: float) -> None:
         """Keep a key away that sent far more than it may; longer each time."""
-        _, seconds = self._flooders.pop(key, (0.0, FIRST_BACK_OFF / 2))
-        seconds = min(2 * seconds, MAX_BACK_OFF)
-        self._flooders[key] = now + seconds, seconds
+        _, floods = self._flooders.pop(key, (0.0, 0))
+        self._flooders[key] = now + FLOODERS.pause_seconds(floods), floods + 1
         if len(self._flooders) > MANY:
             del self._flooders[next(iter(self._flooders))]
 

@@ -18,6 +18,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from barnraise.peering.addresses.addresses import host_of
+from barnraise.peering.limits.back_off import BackOff
 from barnraise.peering.limits.service_budget import ServiceBudget
 from barnraise.peering.limits.service_limits import Service
 from barnraise.protocol.ip_addresses import is_public_ip, parse_ip
@@ -26,8 +27,7 @@ from barnraise.protocol.table_sizes import SOME
 
 PATIENCE = 2.0  # seconds that a dial is alone, before a common peer is asked
 HELP_SECONDS = 5.0  # after a dial that was not answered, in which a common peer is still asked
-REQUEST_MIN = 15.0  # seconds until the next request for one peer; each doubles it
-REQUEST_MAX = 600.0
+HELP_REQUESTS = BackOff(15.0, 600.0)  # between two requests for one peer
 MAX_VIA = 8  # linked peers that are remembered for each of them
 STATEMENT_SECONDS = 30.0  # for which a statement is fresh, by the coordinators' clock
 PUNCH_SECONDS = (2.5, 3.0, 4.0)  # that each of the three dials of one statement lasts
@@ -129,7 +129,7 @@ class Rendezvous:
             # A coordinator names peers without saying who is linked to them.
             via = self._random.choice(known or sorted(links))
             requests.append(DialRequest(via, target))
-            wait = min(REQUEST_MAX, REQUEST_MIN * 2 ** min(attempt.requests, 10))
+            wait = HELP_REQUESTS.pause_seconds(attempt.requests)
             attempt.requests += 1
             attempt.next_request = now + wait * (1 + self._random.random() / 2)
             self._requested.pop(target, None)

@@ -23,6 +23,7 @@ from enum import Enum
 from typing import Protocol
 
 from barnraise.peering.addresses.addresses import host_of, parse_address
+from barnraise.peering.limits.back_off import BackOff
 from barnraise.peering.limits.dial_limits import DialLimits
 from barnraise.peering.membership.hole_punching import DialRequest, Rendezvous
 from barnraise.protocol.messages import Peer
@@ -39,17 +40,15 @@ OLDEST_LINKS = 2  # links that are never closed for newer ones
 MIN_LINK_AGE = 5.0  # seconds that a link lasts at least before this machine closes it
 EXPLORE_INTERVAL = 60.0  # seconds between two links beyond TARGET_LINKS, ± a half
 REDIAL_AFTER_GOODBYE = 120.0  # seconds before redialling a peer after a goodbye, up to twice that
-# Seconds before redialling a peer that has refused links again and again, or that said goodbye to
-# a machine that needs links, up to twice that.
-REDIAL_AFTER_REFUSAL = 30.0
-REDIAL_MIN = 0.5  # seconds before the first redial after a lost link, up to twice that
+# Before redialling a peer, up to twice that: the first pause after a lost link; the longest one if
+# it refuses links again and again, or said goodbye to a machine that needs links.
+REDIAL = BackOff(0.5, 30.0)
 TIE_BREAK_DELAY = 0.7  # seconds that the larger key waits, so that two peers do not dial each other
 MAX_SHARED = 32  # peers in one message about others
 MAX_REPORTED = 64  # peers of the passive view that one volunteer's machines reported
 MAX_FRIENDS_OF_VOLUNTEER = 4  # machines of one other person that are remembered as friends
 RELAY_AFTER = 2  # dials without an answer after which a peer's relay is tried
-RELAY_REDIAL_MIN = 30.0  # seconds between two dials through a relay; each doubles it
-RELAY_REDIAL_MAX = 1800.0
+RELAY_REDIAL = BackOff(30.0, 1800.0)  # between two dials through a relay
 MAX_SILENT_DIALS = 8  # dials without an answer after which a peer that was never met is forgotten
 
 
@@ -202,7 +201,7 @@ class PartialView:
         if known.met_at:
             addresses = (known.met_at, *(at for at in addresses if at != known.met_at))
         if addresses != known.addresses:
-            known.next_dial = min(known.next_dial, now + REDIAL_MIN)
+            known.next_dial = min(known.next_dial, now + REDIAL.first_seconds)
         known.addresses = addresses[:MAX_ADDRESSES]
         if known.source is PeerSource.GOSSIP:
             known.source = source
@@ -294,10 +293,10 @@ class PartialView:
             said_goodbye: Whether one side closed the link because it had enough others.
         """
         if known := self.passive.get(key):
-            delay = REDIAL_MIN
+            delay = REDIAL.first_seconds
             if said_goodbye:
                 needs_links = self._volunteer_count < TARGET_LINKS
-                delay = REDIAL_AFTER_REFUSAL if needs_links else REDIAL_AFTER_GOODBYE
+                delay = REDIAL.most_seconds if needs_links else REDIAL_AFTER_GOODBYE
             known.next_dial = now + delay * (1 + self._random.random())
 
     def on_dial_failed(self, key: str, now: float) -> None:
@@ -311,13 +310,13 @@ class PartialView:
             return
         known.failures += 1
         if known.relay and known.failures > RELAY_AFTER:
-            wait = RELAY_REDIAL_MIN * 2 ** min(known.failures - RELAY_AFTER - 1, 10)
-            known.next_dial = max(known.next_dial, now + min(wait, RELAY_REDIAL_MAX))
+            wait = RELAY_REDIAL.pause_seconds(known.failures - RELAY_AFTER - 1)
+            known.next_dial = max(known.next_dial, now + wait)
         was_met = known.source is PeerSource.FRIEND or known.met_at
         if known.failures >= MAX_SILENT_DIALS and not was_met:
             del self.passive[key]
         elif dialled is None:
-            known.next_dial = now + REDIAL_AFTER_REFUSAL
+            known.next_dial = now + REDIAL.most_seconds
 
     def on_refused(self, key: str, now: float, meeting: Meeting) -> None:
         """Record that one of the two sides refused a link after the peer's key was proven.
@@ -332,7 +331,7 @@ class PartialView:
             known.volunteer = meeting.volunteer or known.volunteer
             known.failures = 0
             known.refusals = min(known.refusals + 1, 20)
-            delay = min(REDIAL_AFTER_REFUSAL, REDIAL_MIN * 2**known.refusals)
+            delay = REDIAL.pause_seconds(known.refusals)
             known.next_dial = max(known.next_dial, now + delay * (1 + self._random.random()))
 
     def on_dial_needless(self, key: str) -> None:
@@ -395,7 +394,7 @@ class PartialView:
             relays = [known.relay] if known.relay and known.failures >= RELAY_AFTER else []
             if not (addresses or relays):
                 ready_at = (self._limits.ready_at(at, now) for at in known.addresses)
-                known.next_dial = min(ready_at, default=now + REDIAL_AFTER_REFUSAL)
+                known.next_dial = min(ready_at, default=now + REDIAL.most_seconds)
                 continue
             self._limits.on_dial(addresses, now)
             self._dialling[key] = addresses
@@ -478,7 +477,7 @@ class PartialView:
         """
         for known in self.passive.values():
             if known.met_at and not known.failures and not known.refusals:
-                soon = now + REDIAL_MIN * (1 + self._random.random())
+                soon = now + REDIAL.first_seconds * (1 + self._random.random())
                 known.next_dial = min(known.next_dial, soon)
 
     def _list_candidates(self, links: Links, now: float) -> dict[PeerSource, list[str]]:
