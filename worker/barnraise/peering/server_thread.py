@@ -12,7 +12,7 @@ log = logging.getLogger("barnraise.exchange")
 
 POLL_SECONDS = 0.1  # between two questions whether to stop waiting
 
-T = TypeVar("T")
+Result = TypeVar("Result")
 
 
 class Server(Protocol):
@@ -79,10 +79,10 @@ class ServerThread:
 
     def run(
         self,
-        work: Coroutine[Any, Any, T],
-        default: T,
+        work: Coroutine[Any, Any, Result],
+        default: Result,
         should_stop: Callable[[], bool] = lambda: False,
-    ) -> T:
+    ) -> Result:
         """Run a coroutine on the event loop and wait for its result.
 
         Args:

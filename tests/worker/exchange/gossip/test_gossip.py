@@ -13,6 +13,7 @@ from barnraise.exchange.gossip import authors, requests
 from barnraise.exchange.gossip import gossip as g
 from barnraise.exchange.gossip.gossip import Gossip
 from barnraise.exchange.gossip.requests import ArrivedBytes
+from barnraise.exchange.gossip.state_intervals import STATE_INTERVALS
 from barnraise.peering.limits.timeouts import TIMEOUTS
 from barnraise.protocol.messages import PeerState
 from barnraise.protocol.table_sizes import FEW
@@ -137,10 +138,10 @@ def test_gossip_update_that_is_not_urgent_is_announced_and_not_pushed():
     me.next_actions(0.0)
     me.build_state(key_of(2), 0.0)
     me.on_local_update(author_of(3), 1, is_urgent=False)
-    actions = me.next_actions(g.MIN_STATE_INTERVAL)
+    actions = me.next_actions(STATE_INTERVALS.shortest_seconds)
     assert not [action for action in actions if isinstance(action, g.PushUpdate)]
     assert g.SendState(key_of(2)) in actions
-    assert me.build_state(key_of(2), g.MIN_STATE_INTERVAL).vector == {author_of(3): 1}
+    assert me.build_state(key_of(2), STATE_INTERVALS.shortest_seconds).vector == {author_of(3): 1}
 
 
 def test_gossip_declined_push_is_not_continued():
@@ -322,7 +323,7 @@ def test_build_state_contains_changes_and_periodically_everything():
         {author_of(7): 2},
         {author_of(7): 1},
     )
-    assert me.build_state(key_of(2), 2 * g.FULL_STATE_INTERVAL).full
+    assert me.build_state(key_of(2), 2 * STATE_INTERVALS.full_seconds).full
 
 
 def test_states_that_are_due_soon_are_sent_with_one_that_is_due():
@@ -353,13 +354,13 @@ def count_states(uplink: float) -> int:
 
 def test_states_use_little_of_an_uplink_that_is_limited_to_little():
     unlimited = count_states(math.inf)
-    assert unlimited == pytest.approx(3 * 600 / g.STATE_INTERVAL, rel=0.2)
+    assert unlimited == pytest.approx(3 * 600 / STATE_INTERVALS.usual_seconds, rel=0.2)
     assert count_states(1e6) == pytest.approx(unlimited, rel=0.05)
     slow = 2500.0
     expected = g.STATE_SHARE * slow * 600
     assert count_states(slow) * g.STATE_BYTES == pytest.approx(expected, rel=0.25)
     slowest = count_states(1.0)
-    assert slowest == pytest.approx(3 * 600 / g.MAX_STATE_INTERVAL, rel=0.25)
+    assert slowest == pytest.approx(3 * 600 / STATE_INTERVALS.longest_seconds, rel=0.25)
 
 
 def test_gossip_remembers_which_peers_had_ended_their_part():
@@ -376,7 +377,7 @@ def test_gossip_remembers_which_peers_had_ended_their_part():
 
 
 def test_states_are_sent_before_a_peer_takes_the_link_for_dead():
-    longest = 1.25 * g.MAX_STATE_INTERVAL
+    longest = 1.25 * STATE_INTERVALS.longest_seconds
     late = 0.75 * TIMEOUTS.peer_silence_seconds
     assert longest <= late, "a State may be late by seconds on a full line"
 
@@ -415,7 +416,7 @@ def test_build_state_too_many_authors_sends_parts_until_all_are_sent():
     for author in me.vector:
         you.on_author(key_of(1), author)
     for n in range(40):
-        state = me.build_state(key_of(2), n * 2 * g.FULL_STATE_INTERVAL)
+        state = me.build_state(key_of(2), n * 2 * STATE_INTERVALS.full_seconds)
         assert len(state.vector) == g.MAX_STATE_AUTHORS and not state.full
         you.on_state(key_of(1), state, 0.0)
     assert you.links[key_of(1)].vector == me.vector

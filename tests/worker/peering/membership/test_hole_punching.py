@@ -17,8 +17,8 @@ from barnraise.peering.membership.hole_punching import (
     Rendezvous,
     order_candidates,
 )
+from barnraise.peering.membership.link_targets import LINK_TARGETS
 from barnraise.peering.membership.membership import (
-    MAX_LINKS,
     RELAY_REDIAL,
     Meeting,
     PeerSource,
@@ -146,7 +146,7 @@ def test_punch_is_declined_for_a_linked_peer_and_without_room() -> None:
     address = [address_of(key_of(9))]
     assert me.membership.choose_punch(key_of(2), address, me.links, 0.0) is None
     assert me.membership.choose_punch(key_of(1), address, me.links, 0.0) is None
-    for number in range(10, 10 + MAX_LINKS):
+    for number in range(10, 10 + LINK_TARGETS.most):
         me.on_connected(key_of(number), 0.0, Meeting("", True, address_of(key_of(number))))
     assert me.membership.choose_punch(key_of(9), address, me.links, 0.0) is None
 

@@ -10,6 +10,7 @@ from barnraise.exchange.gossip import gossip as g
 from barnraise.exchange.gossip.gossip import Gossip
 from barnraise.peering.limits.timeouts import TIMEOUTS
 from barnraise.peering.membership import membership
+from barnraise.peering.membership.link_targets import LINK_TARGETS
 from barnraise.peering.membership.membership import Meeting, PartialView, PeerSource
 from barnraise.protocol.messages import Peer
 
@@ -196,15 +197,15 @@ def test_keys_of_one_person_do_not_displace_other_friends():
 
 def test_surplus_closes_lazy_links_and_spares_the_oldest_and_dialled_ones():
     me = Gossip(key_of(99), 0)
-    for number in range(1, membership.MAX_LINKS + 5):
+    for number in range(1, LINK_TARGETS.most + 5):
         me.on_connected(key_of(number), 0.01 * number, met(number, dialled=number in (7, 8)))
         me.links[key_of(number)].eager = number in (9, 10, 11, 12, 13, 14, 15)
     assert not goodbyes(me, 1.0), "the links are too young"
-    surplus = goodbyes(me, membership.MIN_LINK_AGE + 1)
+    surplus = goodbyes(me, LINK_TARGETS.least_age_seconds + 1)
     lazy = {key_of(number) for number in (3, 4, 5, 6, 16)}
     assert len(surplus) == 4 and surplus < lazy
-    assert not goodbyes(me, membership.MIN_LINK_AGE + 2), "each peer gets one goodbye"
-    late = me.next_actions(membership.MIN_LINK_AGE + TIMEOUTS.goodbye_seconds + 2)
+    assert not goodbyes(me, LINK_TARGETS.least_age_seconds + 2), "each peer gets one goodbye"
+    late = me.next_actions(LINK_TARGETS.least_age_seconds + TIMEOUTS.goodbye_seconds + 2)
     assert {action.peer for action in late if isinstance(action, g.CloseLink)} == surplus, (
         "peers that do not disconnect are disconnected"
     )
@@ -247,12 +248,12 @@ def test_eclipse_by_many_volunteers_leaves_the_oldest_and_dialled_links():
             me.on_disconnected(key, now + 10)
     remaining = honest & set(me.links)
     assert {key_of(1), key_of(2)} <= remaining and len(remaining) >= 5
-    assert len(me.links) <= membership.MAX_LINKS
+    assert len(me.links) <= LINK_TARGETS.most
 
 
 def test_exploration_continues_with_all_links_in_use():
     me = Gossip(key_of(99), 0)
-    for number in range(1, membership.MAX_LINKS + 1):
+    for number in range(1, LINK_TARGETS.most + 1):
         me.on_connected(key_of(number), 0.0, met(number, dialled=True))
     me.membership.add_peers([peer(number) for number in range(20, 40)], 0.0)
     explored = 0

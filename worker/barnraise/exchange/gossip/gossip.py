@@ -29,6 +29,7 @@ from barnraise.exchange.gossip.authors import (
     AuthorRegister,
 )
 from barnraise.exchange.gossip.requests import ArrivedBytes, RequestScheduler
+from barnraise.exchange.gossip.state_intervals import STATE_INTERVALS
 from barnraise.peering.limits.timeouts import TIMEOUTS
 from barnraise.peering.membership.link_actions import (
     CloseLink,
@@ -43,19 +44,12 @@ from barnraise.planning.uplink_budget import STATE_SHARE
 from barnraise.protocol.messages import PeerState
 from barnraise.protocol.table_sizes import FEW, MANY
 
-STATE_INTERVAL = 5.0  # seconds between two States to a peer when nothing changes, ± a quarter
-# The same where the uplink is limited to little; with a quarter more, a peer is not taken for dead.
-MAX_STATE_INTERVAL = 12.0
 STATE_BYTES = 600.0  # of a State of a few authors, with the transport's own bytes
-MIN_STATE_INTERVAL = 2.0  # seconds between two States to a peer when something changes for it
-FULL_STATE_INTERVAL = 30.0  # seconds between two States with everything, ± a quarter
-PEERS_INTERVAL = 30.0  # seconds between two messages about other peers
 MIN_EAGER_LINKS = 3  # links that are eager before it is known which deliver updates first
 MAX_STATE_AUTHORS = 1100  # authors in one State: with `pruned`, as much as a header holds
 AGREEMENT_SECONDS = 1.0  # for which it is not computed again what most volunteers have
 MAX_DECLINED = 200  # pushes declined in one State
 RATE_TOLERANCE = 0.2  # relative change of the training rate that need not be sent at once
-STATE_SLACK = 1.5  # seconds by which a State is early, to be sent together with another one
 MAX_ANCHOR_DIGESTS = 16  # of our anchors, compared with peers that reach the same vector later
 
 
@@ -646,7 +640,7 @@ class Gossip:
         # One State alone wakes the thread as often as one to each peer.
         min_interval = self._min_state_interval
         is_any_due = any(link.is_state_due(now, min_interval) for link in links)
-        slack = STATE_SLACK if is_any_due else 0.0
+        slack = STATE_INTERVALS.slack_seconds if is_any_due else 0.0
         for link in links:
             actions += self._link_actions(link, now, slack)
         for key in self.membership.choose_goodbyes(self.links, now):
@@ -684,7 +678,7 @@ class Gossip:
             link.has_news = False
             link.next_state_at = now + self.state_interval * (0.75 + self._random.random() / 2)
         if now >= link.next_peers_at:
-            link.next_peers_at = now + PEERS_INTERVAL
+            link.next_peers_at = now + STATE_INTERVALS.peers_seconds
             if peers := self.membership.peers_to_share(link.key, self.links):
                 actions.append(SendPeers(link.key, peers))
         return actions
@@ -708,7 +702,7 @@ class Gossip:
     def next_wakeup(self, now: float) -> float:
         """Return when to call `next_actions` again if no event occurs before, in seconds."""
         times = [
-            now + STATE_INTERVAL,
+            now + STATE_INTERVALS.usual_seconds,
             self.requests.wake_at,
             self.membership.next_wakeup(self.links, now),
         ]
@@ -733,12 +727,13 @@ class Gossip:
         are sent less often.
         """
         seconds = len(self.links) * STATE_BYTES / (STATE_SHARE * max(self._uplink, 1.0))
-        return min(MAX_STATE_INTERVAL, max(STATE_INTERVAL, seconds))
+        return min(STATE_INTERVALS.longest_seconds, max(STATE_INTERVALS.usual_seconds, seconds))
 
     @property
     def _min_state_interval(self) -> float:
         """Return the seconds between two States to a peer when something changes for it."""
-        return MIN_STATE_INTERVAL * self.state_interval / STATE_INTERVAL
+        slowdown = self.state_interval / STATE_INTERVALS.usual_seconds
+        return STATE_INTERVALS.shortest_seconds * slowdown
 
     def build_state(self, key: str, now: float) -> PeerState | None:
         """Build our next State to this peer, and record its contents as sent.
@@ -772,7 +767,8 @@ class Gossip:
             complete=self.complete,
         )
         if full_is_due:
-            link.next_full_state_at = now + FULL_STATE_INTERVAL * (0.75 + self._random.random() / 2)
+            jitter = 0.75 + self._random.random() / 2
+            link.next_full_state_at = now + STATE_INTERVALS.full_seconds * jitter
         for author in sent:
             link.changed_authors.pop(author, None)
         link.to_decline = {}

@@ -26,19 +26,11 @@ from barnraise.peering.addresses.addresses import host_of, parse_address
 from barnraise.peering.limits.back_off import BackOff
 from barnraise.peering.limits.dial_limits import DialLimits
 from barnraise.peering.membership.hole_punching import DialRequest, Rendezvous
+from barnraise.peering.membership.link_targets import LINK_TARGETS
 from barnraise.protocol.messages import Peer
 from barnraise.protocol.mirror_list import is_relay_url
 from barnraise.protocol.types import MAX_ADDRESSES
 
-TARGET_LINKS = 8  # a machine dials until it has this many links
-MAX_LINKS = 12  # above this many links a machine closes some
-MAX_VOLUNTEER_LINKS = 2  # links to the machines of one other person
-MAX_SIBLING_LINKS = 6  # links to machines of this machine's own volunteer
-MIN_DIALLED = 4  # links that this machine dialled, as far as there are peers to dial
-MIN_VOLUNTEERS = 5  # people linked, below which those who said goodbye are dialled again soon
-OLDEST_LINKS = 2  # links that are never closed for newer ones
-MIN_LINK_AGE = 5.0  # seconds that a link lasts at least before this machine closes it
-EXPLORE_INTERVAL = 60.0  # seconds between two links beyond TARGET_LINKS, ± a half
 REDIAL_AFTER_GOODBYE = 120.0  # seconds before redialling a peer after a goodbye, up to twice that
 # Before redialling a peer, up to twice that: the first pause after a lost link; the longest one if
 # it refuses links again and again, or said goodbye to a machine that needs links.
@@ -151,7 +143,7 @@ class PartialView:
         self._limits = DialLimits(self._random.random)
         self._dialling: dict[str, tuple[str, ...]] = {}  # key → the addresses that are tried
         self._sources = [*PeerSource]  # in the order of their turns to be dialled
-        self._explore_at = -math.inf  # when to look for one link beyond TARGET_LINKS
+        self._explore_at = -math.inf  # when to look for one link beyond those wanted
         self._link_count = 0  # at the last look
         self._volunteer_count = 0  # volunteers among these links
 
@@ -295,7 +287,7 @@ class PartialView:
         if known := self.passive.get(key):
             delay = REDIAL.first_seconds
             if said_goodbye:
-                needs_links = self._volunteer_count < TARGET_LINKS
+                needs_links = self._volunteer_count < LINK_TARGETS.wanted
                 delay = REDIAL.most_seconds if needs_links else REDIAL_AFTER_GOODBYE
             known.next_dial = now + delay * (1 + self._random.random())
 
@@ -363,8 +355,10 @@ class PartialView:
     def _max_links(self, volunteer: str) -> int:
         """Return how many links to machines of one volunteer are allowed."""
         if not volunteer:
-            return MAX_LINKS
-        return MAX_SIBLING_LINKS if volunteer == self.volunteer else MAX_VOLUNTEER_LINKS
+            return LINK_TARGETS.most
+        if volunteer == self.volunteer:
+            return LINK_TARGETS.most_of_siblings
+        return LINK_TARGETS.most_of_volunteer
 
     def choose_dials(self, links: Links, now: float) -> list[Peer]:
         """Choose the peers to dial now and record that they are being dialled.
@@ -375,7 +369,7 @@ class PartialView:
         """
         self._link_count = len(links)
         self._volunteer_count = len({link.meeting.volunteer or key for key, link in links.items()})
-        if self._volunteer_count < MIN_VOLUNTEERS:
+        if self._volunteer_count < LINK_TARGETS.least_volunteers:
             self._hasten_redials(now)
         room = self._count_dials(links, now)
         if room <= 0:
@@ -405,7 +399,7 @@ class PartialView:
             volunteers[known.volunteer] += 1
             chosen.append(Peer(key=key, addresses=[*addresses, *relays]))
         if chosen or now >= self._explore_at:
-            self._explore_at = now + EXPLORE_INTERVAL * (0.5 + self._random.random())
+            self._explore_at = now + LINK_TARGETS.explore_seconds * (0.5 + self._random.random())
         return chosen
 
     def choose_dial_requests(self, links: Links, now: float) -> list[DialRequest]:
@@ -430,7 +424,7 @@ class PartialView:
             None if it is linked, or there is no room for it, or no address may be dialled now.
         """
         staying = [link for link in links.values() if link.leaving_since is None]
-        if key == self.key or key in links or len(staying) >= MAX_LINKS:
+        if key == self.key or key in links or len(staying) >= LINK_TARGETS.most:
             return None
         known = self.passive.get(key)
         if known is not None and known.volunteer:
@@ -509,8 +503,8 @@ class PartialView:
     def choose_goodbyes(self, links: Links, now: float) -> list[str]:
         """Choose the peers to say goodbye to.
 
-        The newest links go where a volunteer has too many. Beyond MAX_LINKS, links go at random,
-        lazy ones first; the oldest links and the oldest dialled ones stay.
+        The newest links go where a volunteer has too many. Beyond the most that a machine
+        has, links go at random, lazy ones first; the oldest links and the oldest dialled ones stay.
         """
         staying = sorted(
             (link for link in links.values() if link.leaving_since is None),
@@ -526,15 +520,15 @@ class PartialView:
                 goodbyes.append(link.key)
             else:
                 allowed.append(link)
-        excess = len(allowed) - MAX_LINKS
+        excess = len(allowed) - LINK_TARGETS.most
         if excess <= 0:
             return goodbyes
         dialled = [link.key for link in allowed if link.meeting.dialled]
-        protected = {link.key for link in allowed[:OLDEST_LINKS]} | set(dialled[:MIN_DIALLED])
+        oldest = {link.key for link in allowed[: LINK_TARGETS.oldest]}
+        protected = oldest | set(dialled[: LINK_TARGETS.least_dialled])
+        newest_at = now - LINK_TARGETS.least_age_seconds
         candidates = [
-            link
-            for link in allowed
-            if link.key not in protected and now >= link.connected_at + MIN_LINK_AGE
+            link for link in allowed if link.key not in protected and link.connected_at <= newest_at
         ]
         self._random.shuffle(candidates)
         candidates.sort(key=lambda link: link.eager)
@@ -633,7 +627,7 @@ class PartialView:
         """Return how many more peers may be dialled now; not positive if none."""
         staying = [link for link in links.values() if link.leaving_since is None]
         dialled = sum(link.meeting.dialled for link in staying)
-        wanted = max(TARGET_LINKS - len(staying), MIN_DIALLED - dialled)
+        wanted = max(LINK_TARGETS.wanted - len(staying), LINK_TARGETS.least_dialled - dialled)
         if wanted <= 0 and now >= self._explore_at:
             wanted = 1
         return wanted - len(self._dialling)

@@ -30,7 +30,7 @@ MAX_PROOF_BYTES = 4096  # of one frame until then
 READ_BYTES = 1 << 18  # read at once; as many may wait to be read, and to be sent
 _HEADER = struct.Struct(">BI")  # kind, length
 
-M = TypeVar("M", bound=Message)
+Body = TypeVar("Body", bound=Message)
 
 
 class _Kind(IntEnum):
@@ -105,7 +105,7 @@ class TlsChannel:
     async def _send_message(self, message: Message) -> None:
         await self.send(message.model_dump_json().encode())
 
-    async def _receive_message(self, shape: type[M]) -> M:
+    async def _receive_message(self, shape: type[Body]) -> Body:
         frame = await self.receive()
         try:
             return shape.model_validate_json(frame)
