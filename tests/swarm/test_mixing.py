@@ -82,7 +82,7 @@ def test_abandoned_step_leaves_the_anchor_without_a_neighbours_change(swarm):
 
 @pytest.mark.slow  # the parts are tested in tests/worker/mixing
 def test_machine_leaves_while_it_waits_for_a_neighbour(swarm, monkeypatch):
-    for name in ("FIRST_PATIENCE", "MIN_PATIENCE", "MAX_PATIENCE"):
+    for name in ("FIRST_PATIENCE_SECONDS", "MIN_PATIENCE_SECONDS", "MAX_PATIENCE_SECONDS"):
         monkeypatch.setattr(neighbour_mixing, name, 600.0)
     run = swarm(strategy="decentralized-adam", token_budget=10_000_000)
     pair = [run.start(name, knows=other_names(name)) for name in PAIR]

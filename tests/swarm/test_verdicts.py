@@ -32,8 +32,8 @@ TIGHT = Limits(memory=6_500_000)
 @pytest.fixture(autouse=True)
 def short_intervals(monkeypatch):
     monkeypatch.setattr(anchor_scrub_module, "FRAGMENT_PACE", ScrubPace(0.02, 0.2))
-    monkeypatch.setattr(verdict_sync_module, "HEADS_INTERVAL", 0.2)
-    monkeypatch.setattr(verdict_sync_module, "RESEND_INTERVAL", 1.0)
+    monkeypatch.setattr(verdict_sync_module, "HEADS_SECONDS", 0.2)
+    monkeypatch.setattr(verdict_sync_module, "VERDICT_RESEND_SECONDS", 1.0)
 
 
 def final_digests(volunteers) -> set[tuple[str, str]]:

@@ -222,7 +222,7 @@ def test_retention_rows_match_files_after_a_kill_at_any_instant(tmp_path):
 
 def test_pruned_updates_are_not_served_and_late_peer_loads_snapshot(world, monkeypatch, caplog):
     monkeypatch.setattr(pruner, "payload_budget", lambda free: 20_000)
-    monkeypatch.setattr(requests, "SNAPSHOT_DELAY", 1.0)
+    monkeypatch.setattr(requests, "SNAPSHOT_DELAY_SECONDS", 1.0)
     a, b, c = (world.machine(n).start() for n in (1, 2, 3))
     c.add_peers(a)
     b.publish_round(50)  # before it connects to any peer

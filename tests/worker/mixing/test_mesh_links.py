@@ -13,7 +13,7 @@ from helpers.wait_for import wait_until
 
 from barnraise.mixing import mesh_links
 from barnraise.mixing.mesh_links import (
-    POLL_SECONDS,
+    MESH_POLL_SECONDS,
     MeshLinks,
 )
 from barnraise.mixing.mesh_members import FixedMembership
@@ -107,7 +107,7 @@ async def test_slow_weights_arrive_after_the_rest_of_an_earlier_answer(pair, mon
     links, channel = pair
     now = [0.0]
     monkeypatch.setattr(mesh_links, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(mesh_links, "SLOWEST_STATE_RATE", 1.0)
+    monkeypatch.setattr(mesh_links, "MIN_STATE_BYTES_PER_SECOND", 1.0)
     fetching = asyncio.create_task(asyncio.to_thread(links.fetch_state, NEIGHBOUR, 60.0))
     await receive_until(channel, FrameKind.STATE_REQUEST)
     await channel.send(pieces(step=2)[-1])  # of an answer on which this machine has given up
@@ -115,7 +115,7 @@ async def test_slow_weights_arrive_after_the_rest_of_an_earlier_answer(pair, mon
     await channel.send(first)
     await wait_for(lambda: links.bytes_received >= 2 * PIECE_BYTES)
     now[0] += 1000.0  # seconds: more than the limit, and less than the first piece may have lasted
-    await asyncio.sleep(3 * POLL_SECONDS)
+    await asyncio.sleep(3 * MESH_POLL_SECONDS)
     for piece in rest:
         await channel.send(piece)
     assert await fetching == (7, STATE)

@@ -20,7 +20,7 @@ DAY = 86_400.0
 
 @pytest.fixture
 def mixing_world(world, monkeypatch):
-    monkeypatch.setattr(mesh_links, "REDIAL", BackOff(0.1, 60.0))
+    monkeypatch.setattr(mesh_links, "MEMBER_REDIAL", BackOff(0.1, 60.0))
     recipe = replace(world.spec.recipe, strategy="decentralized-adam")
     world.spec = replace(world.spec, recipe=recipe)
     return world

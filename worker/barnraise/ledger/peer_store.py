@@ -13,7 +13,7 @@ from barnraise.protocol.table_sizes import FEW
 
 MAX_PEERS = 200  # peers whose addresses are stored
 MAX_PEERS_OF_VOLUNTEER = 4  # of them, machines of one person
-SCHEMA = """
+PEER_SCHEMA = """
 CREATE TABLE IF NOT EXISTS tickets (digest TEXT PRIMARY KEY, signed TEXT);
 CREATE TABLE IF NOT EXISTS peers (id INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT UNIQUE, peer TEXT,
                                   volunteer TEXT);

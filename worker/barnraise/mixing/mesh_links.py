@@ -40,14 +40,14 @@ from barnraise.protocol.messages import Peer
 log = logging.getLogger("barnraise.exchange")
 
 # Between two dials of a member that does not answer; members to dial are chosen as often as first.
-REDIAL = BackOff(2.0, 60.0)
+MEMBER_REDIAL = BackOff(2.0, 60.0)
 # The machine with the greater key dials; the other one does so too once it has waited for so long,
 # because the first may not know it or not reach it.
 LATE_DIAL_SECONDS = 10.0
 CLOSE_SECONDS = 10.0  # for which `stop` waits for the event loop
 MAX_STATE_BYTES = 1 << 34  # of weights in 32 bits that a joining machine fetches
 # A joining machine waits longer for weights that arrive, as long as they do so at least this fast.
-SLOWEST_STATE_RATE = 32_000.0  # bytes per second
+MIN_STATE_BYTES_PER_SECOND = 32_000.0
 # Frames of a kind that wait for one neighbour.
 MAX_QUEUED = {
     FrameKind.BEACON: 1,
@@ -55,7 +55,7 @@ MAX_QUEUED = {
     FrameKind.STATE_REQUEST: 1,
     FrameKind.STATE: 1,
 }
-POLL_SECONDS = 0.2  # between two questions whether to stop waiting
+MESH_POLL_SECONDS = 0.2  # between two questions whether to stop waiting
 STATE_REQUEST = MixingFrame(FrameKind.STATE_REQUEST, 0, bytes(ROSTER_BYTES))
 
 
@@ -265,7 +265,7 @@ class MeshLinks:
         self._schedule(self._queue, key, STATE_REQUEST, b"")
         self._wait(
             lambda: fetch.complete or key not in self._inbox.neighbours,
-            lambda: seconds + len(fetch.data) / SLOWEST_STATE_RATE,
+            lambda: seconds + len(fetch.data) / MIN_STATE_BYTES_PER_SECOND,
             should_stop,
         )
         with self._changed:
@@ -289,7 +289,7 @@ class MeshLinks:
         while True:
             left = started + limit() - time.monotonic()
             with self._changed:
-                if self._changed.wait_for(is_done, max(0.0, min(left, POLL_SECONDS))):
+                if self._changed.wait_for(is_done, max(0.0, min(left, MESH_POLL_SECONDS))):
                     return True
             if left <= 0 or should_stop():
                 return False
@@ -357,7 +357,7 @@ class MeshLinks:
                 is_wanted = peer.key not in self._links and self._has_room_for(peer.key)
                 if is_ours and is_wanted and peer.key not in self._dials:
                     self._dials[peer.key] = self._spawn(self._dial(peer))
-            await asyncio.sleep(REDIAL.first_seconds)
+            await asyncio.sleep(MEMBER_REDIAL.first_seconds)
 
     def _forget_strangers(self, members: Collection[str]) -> None:
         """Forget machines that are known no longer: peers may name any number of keys."""
@@ -370,7 +370,7 @@ class MeshLinks:
             with contextlib.suppress(ChannelClosedError):
                 await self._meet(await self._membership.connect(peer), dialled=True)
             failures = self._failures[peer.key] = self._failures.get(peer.key, -1) + 1
-            await asyncio.sleep(REDIAL.pause_seconds(failures) - REDIAL.first_seconds)
+            await asyncio.sleep(MEMBER_REDIAL.pause_seconds(failures) - MEMBER_REDIAL.first_seconds)
         finally:
             self._dials.pop(peer.key, None)
 

@@ -27,10 +27,10 @@ from barnraise.planning.mixing_topology import EXPONENTIAL, Topology
 
 log = logging.getLogger("barnraise.exchange")
 
-FIRST_PATIENCE = 60.0  # seconds to wait for a neighbour before the usual step is known
+FIRST_PATIENCE_SECONDS = 60.0  # to wait for a neighbour before the usual step is known
 PATIENCE_STEPS = 4.0  # usual steps to wait for a neighbour that is late
-MIN_PATIENCE = 0.5  # seconds
-MAX_PATIENCE = 600.0  # seconds
+MIN_PATIENCE_SECONDS = 0.5
+MAX_PATIENCE_SECONDS = 600.0
 SMOOTHING = 0.2  # of the usual step's length
 LONELY_MIXINGS = 8  # mixings without any neighbour, after which this machine says so
 
@@ -337,6 +337,6 @@ class NeighbourMixing:
     def patience(self) -> float:
         """Return the seconds to wait for a neighbour that is late."""
         if self._usual_seconds is None:
-            return FIRST_PATIENCE
+            return FIRST_PATIENCE_SECONDS
         patience = PATIENCE_STEPS * self._settings.interval * self._usual_seconds
-        return min(MAX_PATIENCE, max(MIN_PATIENCE, patience))
+        return min(MAX_PATIENCE_SECONDS, max(MIN_PATIENCE_SECONDS, patience))

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 log = logging.getLogger("barnraise.exchange")
 
-POLL_SECONDS = 0.1  # between two questions whether to stop waiting
+LOOP_POLL_SECONDS = 0.1  # between two questions whether to stop waiting
 
 Result = TypeVar("Result")
 
@@ -97,7 +97,7 @@ class ServerThread:
             work.close()
             return default
         while not future.done() and not should_stop():
-            wait([future], POLL_SECONDS)
+            wait([future], LOOP_POLL_SECONDS)
         future.cancel()  # without effect on one that is done
         try:
             return future.result()

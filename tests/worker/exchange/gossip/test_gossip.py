@@ -171,7 +171,7 @@ def test_requests_stalled_update_is_requested_from_another_peer():
     assert not update_requests(me.next_actions(4.0 + requests.STALL_SECONDS - 0.1))
     # The grace period starts when the transfer counts as stalled.
     assert update_requests(me.next_actions(4.0 + requests.STALL_SECONDS + 0.1)) == []
-    later = 4.0 + requests.STALL_SECONDS + 0.2 + requests.MIN_GRACE
+    later = 4.0 + requests.STALL_SECONDS + 0.2 + requests.MIN_GRACE_SECONDS
     assert update_requests(me.next_actions(later)) == [g.RequestUpdates(key_of(3), author, 1, 1)]
 
 
@@ -189,7 +189,7 @@ def test_trickle_of_no_new_bytes_holds_no_honest_update_up():
         if requested:
             break
     assert requested == [g.RequestUpdates(honest, author, 1, 1)]
-    assert now < requests.STALL_SECONDS + requests.MAX_GRACE
+    assert now < requests.STALL_SECONDS + requests.MAX_GRACE_SECONDS
     me.on_update(liar, author, 1, now)
     assert me.requests.is_expected(honest, author, 1), "the liar takes it over again"
 
@@ -200,8 +200,8 @@ def test_peer_that_answers_late_because_it_has_much_to_send_is_heard():
     me.on_author(key_of(2), author)
     me.on_state(key_of(2), peer_state({author: 1}), 0.0)
     me.next_actions(0.0)
-    assert update_requests(me.next_actions(requests.MIN_GRACE))
-    later = requests.MIN_GRACE + requests.RESPONSE_SECONDS + 1.0
+    assert update_requests(me.next_actions(requests.MIN_GRACE_SECONDS))
+    later = requests.MIN_GRACE_SECONDS + requests.RESPONSE_SECONDS + 1.0
     me.next_actions(later)
     me.on_update(key_of(2), author, 1, later)
     assert me.requests.is_expected(key_of(2), author, 1)
@@ -250,10 +250,10 @@ def test_requests_are_suspended_while_fetching_a_snapshot():
     assert not update_requests(me.next_actions(0.0)) and not update_requests(me.next_actions(5.0))
     me.start({}, {}, 5.0)
     me.next_actions(5.0)
-    assert update_requests(me.next_actions(5.0 + requests.MIN_GRACE)) == [
+    assert update_requests(me.next_actions(5.0 + requests.MIN_GRACE_SECONDS)) == [
         g.RequestUpdates(key_of(2), author, 1, 5)
     ]
-    assert not update_requests(me.next_actions(5.1 + requests.MIN_GRACE)), (
+    assert not update_requests(me.next_actions(5.1 + requests.MIN_GRACE_SECONDS)), (
         "the request is in flight"
     )
 
@@ -263,8 +263,8 @@ def test_requests_announced_update_waits_for_grace_longer_on_slow_tree():
     me.on_author(key_of(2), author)
     me.on_state(key_of(2), peer_state({author: 1}), 0.0)
     assert not update_requests(me.next_actions(0.0))
-    assert me.next_wakeup(0.1) <= requests.MIN_GRACE
-    assert update_requests(me.next_actions(requests.MIN_GRACE + 0.01))
+    assert me.next_wakeup(0.1) <= requests.MIN_GRACE_SECONDS
+    assert update_requests(me.next_actions(requests.MIN_GRACE_SECONDS + 0.01))
     # Now each update arrives along the tree three seconds after its announcement.
     for seq in range(2, 40):
         now = 10.0 * seq
@@ -276,7 +276,7 @@ def test_requests_announced_update_waits_for_grace_longer_on_slow_tree():
     me.on_state(key_of(2), peer_state({author: seq + 1}), 1000.0)
     assert not update_requests(me.next_actions(1000.0))
     assert not update_requests(me.next_actions(1005.0))
-    assert update_requests(me.next_actions(1000.0 + requests.MAX_GRACE))
+    assert update_requests(me.next_actions(1000.0 + requests.MAX_GRACE_SECONDS))
 
 
 def test_requests_pruned_update_is_not_requested_and_needs_snapshot():
@@ -292,7 +292,7 @@ def test_requests_pruned_update_is_not_requested_and_needs_snapshot():
     assert not me.needs_snapshot(100.0)
     me.on_disconnected(key_of(3), 100.0)
     me.next_actions(100.0)
-    late = 100.0 + requests.SNAPSHOT_DELAY
+    late = 100.0 + requests.SNAPSHOT_DELAY_SECONDS
     assert not me.needs_snapshot(100.0) and me.needs_snapshot(late)
     me.on_connected(key_of(4), 100.0)
     me.on_state(key_of(4), peer_state({author_of(4): 1}), 100.0)
@@ -471,7 +471,7 @@ def test_phantom_authors_are_probed_a_few_at_a_time_and_then_refused():
     assert len(probes(me.next_actions(0.0))) == authors.MAX_PROBES
     assert not probes(me.next_actions(5.0))
     for step in range(1, 30):
-        me.next_actions(step * authors.PROBE_TIMEOUT)
+        me.next_actions(step * authors.PROBE_SECONDS)
     assert me.authors.claims_of(key_of(2)) == {}
     me.on_state(key_of(2), phantoms(100), 290.0)
     assert me.authors.claims_of(key_of(2)) == {}, "its claims are refused for a while"
@@ -484,7 +484,7 @@ def test_honest_new_author_is_probed_and_then_requested():
     assert me.on_author(key_of(2), author), "its header answers the probe"
     assert not me.on_author(key_of(2), author)
     me.next_actions(0.1)
-    requested = update_requests(me.next_actions(0.2 + requests.MIN_GRACE))
+    requested = update_requests(me.next_actions(0.2 + requests.MIN_GRACE_SECONDS))
     assert requested == [g.RequestUpdates(key_of(2), author, 1, 3)]
 
 

@@ -8,7 +8,7 @@ from barnraise.exchange.updates.author_pace import (
     AHEAD_SECONDS,
     BURST_SECONDS,
     INCARNATION_SECONDS,
-    INCARNATIONS_BURST,
+    INCARNATIONS_BURST_SECONDS,
     MAX_UPDATES_PER_SECOND,
     MIN_UPDATES_PER_SECOND,
     SLACK_SECONDS,
@@ -97,7 +97,7 @@ def test_incarnations_of_a_key_are_as_rare_as_lost_state_directories():
         now = max(now, pace.ready_at(update, now))
         pace.on_update(update)
         begun += 1
-    assert begun <= (86400 + INCARNATIONS_BURST) / INCARNATION_SECONDS + 2
+    assert begun <= (86400 + INCARNATIONS_BURST_SECONDS) / INCARNATION_SECONDS + 2
 
 
 @pytest.mark.parametrize("strategy", ["streams", "windows", "async"])

@@ -12,7 +12,7 @@ from barnraise.peering.membership.hole_punching import (
     HELP_REQUESTS,
     HELP_SECONDS,
     MAX_VIA,
-    PATIENCE,
+    PATIENCE_SECONDS,
     DialRequest,
     Rendezvous,
     order_candidates,
@@ -39,10 +39,10 @@ def test_unanswered_dial_asks_the_peer_that_named_the_target() -> None:
     me.membership.add_peers([hidden], 0.0, PeerSource.GOSSIP, "person")
     me.membership.rendezvous.on_peers(key_of(3), [key_of(9)])
     assert any(isinstance(action, g.Dial) for action in me.next_actions(2.0))
-    assert requests(me, 2.0 + PATIENCE / 2) == []
-    assert me.next_wakeup(2.0 + PATIENCE / 2) <= 2.0 + PATIENCE
-    assert requests(me, 2.0 + PATIENCE) == [(key_of(3), key_of(9))]
-    assert requests(me, 2.0 + PATIENCE) == []
+    assert requests(me, 2.0 + PATIENCE_SECONDS / 2) == []
+    assert me.next_wakeup(2.0 + PATIENCE_SECONDS / 2) <= 2.0 + PATIENCE_SECONDS
+    assert requests(me, 2.0 + PATIENCE_SECONDS) == [(key_of(3), key_of(9))]
+    assert requests(me, 2.0 + PATIENCE_SECONDS) == []
 
 
 def test_dial_that_was_answered_asks_nobody() -> None:
@@ -59,8 +59,8 @@ def test_dial_that_failed_at_once_is_helped_for_a_while() -> None:
     rendezvous = Rendezvous(0)
     rendezvous.on_dial("hidden", 0.0)
     rendezvous.on_dial_failed("hidden", 0.1)
-    assert rendezvous.next_wakeup(["link"]) == PATIENCE
-    assert rendezvous.choose_requests(["link"], PATIENCE) == [DialRequest("link", "hidden")]
+    assert rendezvous.next_wakeup(["link"]) == PATIENCE_SECONDS
+    assert rendezvous.choose_requests(["link"], PATIENCE_SECONDS) == [DialRequest("link", "hidden")]
     rendezvous.on_dial("hidden", 100.0)
     rendezvous.on_dial_failed("hidden", 100.0)
     assert rendezvous.choose_requests(["link"], 100.0 + HELP_SECONDS) == []

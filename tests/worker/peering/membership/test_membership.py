@@ -68,8 +68,8 @@ def test_peer_after_goodbye_is_not_redialled_soon():
     me.membership.add_peers([peer(2)], 0.0)
     me.on_goodbye(key_of(2), 1.0)
     me.on_disconnected(key_of(2), 1.0)
-    assert not dials(me, 1.0 + membership.REDIAL_AFTER_GOODBYE)
-    assert dials(me, 1.0 + 2 * membership.REDIAL_AFTER_GOODBYE)
+    assert not dials(me, 1.0 + membership.GOODBYE_REDIAL_SECONDS)
+    assert dials(me, 1.0 + 2 * membership.GOODBYE_REDIAL_SECONDS)
 
 
 def test_dials_alternate_between_the_sources():
@@ -169,7 +169,7 @@ def test_hearsay_overrides_nothing_and_is_bounded_by_reporter_and_in_all():
     for volunteer in range(20):
         reported = [peer(10_000 + 100 * volunteer + n) for n in range(100)]
         view.add_peers(reported, 1.0, PeerSource.GOSSIP, f"volunteer {volunteer}")
-    assert len(view.passive) == 1 + membership.MAX_PEERS[PeerSource.GOSSIP]
+    assert len(view.passive) == 1 + membership.MAX_PASSIVE_PEERS[PeerSource.GOSSIP]
     assert key_of(2) in view.passive
 
 
@@ -179,7 +179,7 @@ def test_sources_do_not_displace_each_others_peers():
     view.add_peers([peer(2)], 0.0, PeerSource.GOSSIP, "someone")
     view.add_peers([peer(n) for n in range(10, 3000)], 0.0, PeerSource.SITE)
     assert {key_of(1), key_of(2)} <= set(view.passive)
-    assert len(view.passive) == 2 + membership.MAX_PEERS[PeerSource.SITE]
+    assert len(view.passive) == 2 + membership.MAX_PASSIVE_PEERS[PeerSource.SITE]
 
 
 def test_keys_of_one_person_do_not_displace_other_friends():

@@ -13,7 +13,7 @@ from barnraise.protocol.table_sizes import FEW, MANY
 
 MAX_CLAIMS_WHILE_JOINING = 5000  # the same, for a machine that knows nobody yet
 MAX_PROBES = 8  # headers requested from one link at once
-PROBE_TIMEOUT = 10.0  # seconds for a link to prove a claim
+PROBE_SECONDS = 10.0  # for a link to prove a claim
 REFUSED_SECONDS = 300.0  # for which an unproved claim of a link is ignored
 MAX_AUTHORS_PER_KEY = 32  # such authors of one key
 
@@ -141,7 +141,7 @@ class AuthorRegister:
                 if len(claims.probes) >= MAX_PROBES:
                     break
                 if author not in claims.probes:
-                    claims.probes[author] = now + PROBE_TIMEOUT
+                    claims.probes[author] = now + PROBE_SECONDS
                     probes.append((key, author, claim.seq))
         return probes
 

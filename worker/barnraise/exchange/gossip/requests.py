@@ -15,16 +15,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-MIN_GRACE = 1.0  # seconds for an announced update to arrive along the tree
-MAX_GRACE = 15.0  # seconds of that where the tree has been slow
+MIN_GRACE_SECONDS = 1.0  # for an announced update to arrive along the tree
+MAX_GRACE_SECONDS = 15.0  # of that where the tree has been slow
 RESPONSE_SECONDS = 5.0  # seconds for the answer to a request to start
 STALL_SECONDS = 10.0  # seconds without a new byte after which a transfer counts as failed
 # Seconds after which a transfer that will take as long again continues from another peer.
-SLOW_AFTER = 60.0
-UPDATE_RETRY_SECONDS = (
-    20.0  # seconds before a peer that failed to deliver an update is asked for it again
-)
-SNAPSHOT_DELAY = 10.0  # seconds without any source of an update before only a snapshot helps
+SLOW_TRANSFER_SECONDS = 60.0
+UPDATE_RETRY_SECONDS = 20.0  # before a peer that did not deliver an update is asked again
+SNAPSHOT_DELAY_SECONDS = 10.0  # without any source of an update before only a snapshot helps
 # Updates of one author, or from one peer, in transfer at once; as many enter the ledger together.
 UPDATE_WINDOW = 64
 MAX_EXAMINED = 4096  # missing updates that one look examines; the next look goes on
@@ -171,9 +169,9 @@ class RequestScheduler:
         incoming.received += arrived.size
         incoming.deadline = now + STALL_SECONDS
         seconds = now - incoming.since
-        incoming.is_slow = (
-            seconds > SLOW_AFTER and incoming.received / seconds * SLOW_AFTER < arrived.remaining
-        )
+        is_old = seconds > SLOW_TRANSFER_SECONDS
+        expected = incoming.received / seconds * SLOW_TRANSFER_SECONDS if is_old else 0.0
+        incoming.is_slow = is_old and expected < arrived.remaining
 
     def on_buffered(self, author: str, seq: int) -> None:
         """Record that this update is complete here and waits for its author's earlier ones."""
@@ -225,7 +223,7 @@ class RequestScheduler:
         return [
             author
             for author, since in list(self._unavailable_since.items())
-            if now >= since + SNAPSHOT_DELAY
+            if now >= since + SNAPSHOT_DELAY_SECONDS
         ]
 
     def expire(
@@ -355,7 +353,7 @@ class RequestScheduler:
         """Return how many seconds an announced update has to arrive before it is requested."""
         if not any(link.eager for link in links.values()):
             return 0.0
-        return min(MAX_GRACE, max(MIN_GRACE, 4 * self._lag))
+        return min(MAX_GRACE_SECONDS, max(MIN_GRACE_SECONDS, 4 * self._lag))
 
     def _ripe_updates(self, author: str, seqs: range, grace: float, now: float) -> list[int]:
         """Return those updates of one author that are not incoming and past their grace period."""

@@ -36,7 +36,7 @@ log = logging.getLogger("barnraise.exchange")
 REQUEST_TIMEOUT = 30.0  # seconds for which a request waits for the training loop
 REUSE_SECONDS = 30.0  # age up to which a snapshot answers requests without a vector
 KEEP_SECONDS = 600.0  # seconds for which a snapshot's bytes stay on disk while no peer uses them
-EXPIRY_INTERVAL = 60.0  # seconds between two looks for such snapshots
+SNAPSHOT_EXPIRY_SECONDS = 60.0  # between two looks for such snapshots
 MAX_SNAPSHOTS = 4  # snapshots whose bytes are on disk at once
 MAX_PENDING_REQUESTS = 64
 
@@ -352,7 +352,7 @@ class SnapshotServer:
     async def delete_expired_often(self) -> None:
         """Delete the bytes of snapshots that no peer uses, now and then, until cancelled."""
         while True:
-            await asyncio.sleep(EXPIRY_INTERVAL)
+            await asyncio.sleep(SNAPSHOT_EXPIRY_SECONDS)
             now = asyncio.get_running_loop().time()
             # In the thread of the builds: none of them may find its bytes deleted.
             await self._run_in_thread(self.delete_expired, now)

@@ -29,7 +29,7 @@ MIN_UPDATES_PER_SECOND = 1 / 30.0
 MAX_UPDATES_PER_SECOND = 10.0
 BURST_SECONDS = 20.0  # by which an author's updates may be ahead of its pace
 INCARNATION_SECONDS = 60.0  # between two incarnations of a key, on average
-INCARNATIONS_BURST = 1200.0  # seconds by which its incarnations may be ahead of that
+INCARNATIONS_BURST_SECONDS = 1200.0  # by which its incarnations may be ahead of that
 AHEAD_SECONDS = 2.0  # by which an author's updates may be ahead before they enter in batches
 BATCH_SECONDS = 1.0  # between two batches
 
@@ -126,7 +126,8 @@ class AuthorPace:
     def _allowed_at(self, update: PacedUpdate) -> float:
         allowed = self._paid_until.get(update.key, 0.0) - BURST_SECONDS
         if update.begins:
-            allowed = max(allowed, self._begun_until.get(update.key, 0.0) - INCARNATIONS_BURST)
+            begun_until = self._begun_until.get(update.key, 0.0)
+            allowed = max(allowed, begun_until - INCARNATIONS_BURST_SECONDS)
         return allowed
 
     def on_batch(self, key: str, now: float) -> None:

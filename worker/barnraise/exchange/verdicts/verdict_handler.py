@@ -44,8 +44,8 @@ from barnraise.protocol.verdicts import SignedVerdict, VerdictNames, VerdictSumm
 
 log = logging.getLogger("barnraise.exchange")
 
-PAYLOAD_TIMEOUT = 30.0  # seconds until the log says that a payload to retract is not available
-FOLDER_INTERVAL = 5.0  # seconds between two reads of the folder of verdicts
+PAYLOAD_SECONDS = 30.0  # until the log says that a payload to retract is not available
+FOLDER_SECONDS = 5.0  # between two reads of the folder of verdicts
 FAREWELL_SECONDS = 0.5  # for an excluded peer to receive the verdict before its connection ends
 VERDICT_FOLDER = "verdicts"  # in the run's folder: where `barnraise verdict` leaves what it signed
 
@@ -272,7 +272,7 @@ class VerdictHandler:
         logged = False
         wanted = [WantedBlob(part.digest, part.size, part.size)]
         try:
-            while not await self._fetcher.fetch(wanted, PAYLOAD_TIMEOUT):
+            while not await self._fetcher.fetch(wanted, PAYLOAD_SECONDS):
                 if not logged:
                     log.error(
                         "update %d of %s must come out, and nobody here has it: this machine's "
@@ -363,7 +363,7 @@ class VerdictHandler:
                     await self._apply_file(path)
             except OSError as error:
                 log.warning("%s cannot be read: %s", folder, error)
-            await asyncio.sleep(FOLDER_INTERVAL)
+            await asyncio.sleep(FOLDER_SECONDS)
 
     async def _apply_file(self, path: Path) -> None:
         try:

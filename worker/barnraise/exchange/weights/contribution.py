@@ -22,7 +22,7 @@ from barnraise.protocol.table_sizes import FEW
 SAMPLES = 8192  # elements of the model that are compared
 ROUND_DECAY = 0.8  # what is remembered of the rounds before, at each of this machine's rounds
 MIN_ROUNDS = 2.0  # of this machine that are compared, at least
-MIN_AGE = 1.0  # rounds of this machine after which a volunteer that it first heard of is judged
+MIN_AGE_ROUNDS = 1.0  # of this machine after which a volunteer that it first heard of is judged
 
 
 @dataclass
@@ -136,7 +136,7 @@ class ContributionMeter:
         return {
             volunteer: self._agreement(change)
             for volunteer, change in self._others.items()
-            if change.tokens and change.age >= MIN_AGE
+            if change.tokens and change.age >= MIN_AGE_ROUNDS
         }
 
     def _agreement(self, change: _RecentChange) -> float:

@@ -27,7 +27,7 @@ from barnraise.planning.round_limits import (
 MAX_EXCESS = 1.5  # times the measured rate that an announced rate counts at most
 GRACE_SECONDS = 90.0  # for which a peer counts before its second round, at least
 MIN_ROUND_FRACTION = 0.25  # of the recipe's steps that peers can shorten this machine's rounds to
-LOW_SHARE = 0.1  # of an equal share, below which a machine's share is worth a line in the log
+NOTABLE_SHARE = 0.1  # of an equal share, below which a machine's share is worth a line in the log
 # A volunteer with the lower agreement counts for nothing, one with the higher agreement in full.
 # Honest machines have agreements of 0.2 to 0.8. Noise has an agreement of 0 ± 0.02.
 NO_AGREEMENT = 0.05
@@ -273,7 +273,7 @@ class LostPeers:
 
 def is_low_share(share: float, rates: Sequence[float]) -> bool:
     """Return whether a share is so small that the machine hardly counts."""
-    return share < LOW_SHARE / (1 + sum(rate > 0 for rate in rates))
+    return share < NOTABLE_SHARE / (1 + sum(rate > 0 for rate in rates))
 
 
 def typical_step_seconds(own_seconds: float, step_tokens: int, measured: Iterable[float]) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from barnraise.protocol.table_sizes import SOME
 
-INTERVAL = 60.0  # seconds in which warnings of one kind are logged once
+QUIET_SECONDS = 60.0  # in which warnings of one kind are logged once
 
 
 class RepeatedWarnings:
@@ -27,8 +27,8 @@ class RepeatedWarnings:
             values: The placeholders' values.
         """
         now = self._clock()
-        logged_at, repetitions = self._logged.pop(kind, (now - INTERVAL, 0))
-        if now < logged_at + INTERVAL:
+        logged_at, repetitions = self._logged.pop(kind, (now - QUIET_SECONDS, 0))
+        if now < logged_at + QUIET_SECONDS:
             self._logged[kind] = (logged_at, repetitions + 1)
             return
         self._logged[kind] = (now, 0)

@@ -27,7 +27,7 @@ from barnraise.protocol.messages import (
 
 # Tests that are served, per second and in a burst.
 SERVED_SECONDS = 12.0  # that one test may last
-STEP_SECONDS = 5.0  # in which a step's bytes, or their receipt, must have arrived
+STEP_LIMIT_SECONDS = 5.0  # in which a step's bytes, or their receipt, must have arrived
 
 
 @dataclass
@@ -126,11 +126,11 @@ class LineTest:
             else:
                 connection.send_line_test(size)
             try:
-                async with asyncio.timeout(STEP_SECONDS):
+                async with asyncio.timeout(STEP_LIMIT_SECONDS):
                     measured = await step.ended
             except TimeoutError:  # the line is so slow that what has arrived is a measurement
                 measured = step.meter if is_down and step.meter.size else None
-                line.elapsed = STEP_SECONDS
+                line.elapsed = STEP_LIMIT_SECONDS
             finally:
                 self._step = None
                 if is_down and ended.cancelled() and step.missing < size:

@@ -13,7 +13,7 @@ from barnraise.peering.links.connection import Connection
 from barnraise.peering.links.hole_punch_handler import StatementSigner
 from barnraise.peering.links.received import MessageHandlers, Received
 from barnraise.peering.membership.worker_sessions import (
-    FRESH_SECONDS,
+    SESSION_FRESH_SECONDS,
     OwnSession,
     SeenSessions,
     is_newer,
@@ -83,7 +83,7 @@ class CopiedKeys:
             return
         statement = self._open(signed, connection.key)
         now = self._signer.clock()
-        if abs(now - statement.issued) <= FRESH_SECONDS:
+        if abs(now - statement.issued) <= SESSION_FRESH_SECONDS:
             self._seen.record(statement, signed)
         for other in self._seen.others(connection.key, statement.session, now):
             connection.send_message(CopiedKeyNotice(statement=other))

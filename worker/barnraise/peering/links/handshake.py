@@ -23,7 +23,7 @@ from barnraise.protocol.signing import (
 
 # Seconds for which a revocation holds: the longest that peers accept a ticket after its issue.
 REVOCATION_SECONDS = 86_400 + ORPHANED_TICKET_GRACE_SECONDS
-RECHECK_INTERVAL = 60.0  # seconds between two checks of the connected peers' tickets
+RECHECK_SECONDS = 60.0  # between two checks of the connected peers' tickets
 SIMULTANEOUS_SECONDS = 5.0  # two connections of one pair this close were dialled by both sides
 
 
@@ -219,7 +219,7 @@ class Handshake:
     ) -> None:
         """Disconnect peers whose tickets have expired, until cancelled."""
         while True:
-            await asyncio.sleep(RECHECK_INTERVAL)
+            await asyncio.sleep(RECHECK_SECONDS)
             for connection in list(connections.values()):
                 try:
                     self.check_ticket(connection.key, connection.hello.ticket)

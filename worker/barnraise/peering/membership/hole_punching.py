@@ -25,7 +25,7 @@ from barnraise.protocol.ip_addresses import is_public_ip, parse_ip
 from barnraise.protocol.mirror_list import is_relay_url
 from barnraise.protocol.table_sizes import SOME
 
-PATIENCE = 2.0  # seconds that a dial is alone, before a common peer is asked
+PATIENCE_SECONDS = 2.0  # that a dial is alone, before a common peer is asked
 HELP_SECONDS = 5.0  # after a dial that was not answered, in which a common peer is still asked
 HELP_REQUESTS = BackOff(15.0, 600.0)  # between two requests for one peer
 MAX_VIA = 8  # linked peers that are remembered for each of them
@@ -90,7 +90,7 @@ class Rendezvous:
     def on_dial(self, key: str, now: float) -> None:
         """Record that a peer is being dialled."""
         requests, next_request = self._requested.get(key, (0, -math.inf))
-        self._attempts[key] = _Attempt(max(now + PATIENCE, next_request), requests)
+        self._attempts[key] = _Attempt(max(now + PATIENCE_SECONDS, next_request), requests)
 
     def on_dial_failed(self, key: str, now: float) -> None:
         """Record that a dial was not answered: help is useful for a while longer.

@@ -31,11 +31,11 @@ from barnraise.protocol.messages import Peer
 from barnraise.protocol.mirror_list import is_relay_url
 from barnraise.protocol.types import MAX_ADDRESSES
 
-REDIAL_AFTER_GOODBYE = 120.0  # seconds before redialling a peer after a goodbye, up to twice that
+GOODBYE_REDIAL_SECONDS = 120.0  # before redialling a peer after a goodbye, up to twice that
 # Before redialling a peer, up to twice that: the first pause after a lost link; the longest one if
 # it refuses links again and again, or said goodbye to a machine that needs links.
 REDIAL = BackOff(0.5, 30.0)
-TIE_BREAK_DELAY = 0.7  # seconds that the larger key waits, so that two peers do not dial each other
+TIE_BREAK_SECONDS = 0.7  # that the larger key waits, so that two peers do not dial each other
 MAX_SHARED = 32  # peers in one message about others
 MAX_REPORTED = 64  # peers of the passive view that one volunteer's machines reported
 MAX_FRIENDS_OF_VOLUNTEER = 4  # machines of one other person that are remembered as friends
@@ -53,7 +53,7 @@ class PeerSource(Enum):
 
 
 # How many peers of each source the passive view holds.
-MAX_PEERS = {PeerSource.SITE: 500, PeerSource.FRIEND: 200, PeerSource.GOSSIP: 300}
+MAX_PASSIVE_PEERS = {PeerSource.SITE: 500, PeerSource.FRIEND: 200, PeerSource.GOSSIP: 300}
 
 
 @dataclass
@@ -177,7 +177,7 @@ class PartialView:
                     known.relay = relay or known.relay
             elif self._make_room(source, reporter):
                 delay = (
-                    TIE_BREAK_DELAY * (1 + self._random.random()) if self.key > peer.key else 0.0
+                    TIE_BREAK_SECONDS * (1 + self._random.random()) if self.key > peer.key else 0.0
                 )
                 self.passive[peer.key] = KnownPeer(
                     addresses, source, now + delay, reporter=reporter, relay=relay
@@ -208,7 +208,7 @@ class PartialView:
             if len(reported) >= MAX_REPORTED:
                 del self.passive[reported[0]]
         of_source = self._of_source(source)
-        if len(of_source) < MAX_PEERS[source]:
+        if len(of_source) < MAX_PASSIVE_PEERS[source]:
             return True
         if source is PeerSource.GOSSIP:
             counts = Counter(known.reporter for _, known in of_source)
@@ -288,7 +288,7 @@ class PartialView:
             delay = REDIAL.first_seconds
             if said_goodbye:
                 needs_links = self._volunteer_count < LINK_TARGETS.wanted
-                delay = REDIAL.most_seconds if needs_links else REDIAL_AFTER_GOODBYE
+                delay = REDIAL.most_seconds if needs_links else GOODBYE_REDIAL_SECONDS
             known.next_dial = now + delay * (1 + self._random.random())
 
     def on_dial_failed(self, key: str, now: float) -> None:

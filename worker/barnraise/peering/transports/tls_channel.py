@@ -26,7 +26,7 @@ from barnraise.protocol.messages import MAX_FRAME_BYTES, ChannelGreeting, Channe
 from barnraise.protocol.signing import Identity, open_signed
 from barnraise.protocol.types import Message
 
-MAX_PROOF_BYTES = 4096  # of one frame until then
+MAX_GREETING_BYTES = 4096  # of one frame until then
 READ_BYTES = 1 << 18  # read at once; as many may wait to be read, and to be sent
 _HEADER = struct.Struct(">BI")  # kind, length
 
@@ -135,7 +135,7 @@ class TlsChannel:
             self.bytes_received += _HEADER.size + length
             match kind:
                 case _Kind.FRAME:
-                    limit = MAX_FRAME_BYTES if self.peer else MAX_PROOF_BYTES
+                    limit = MAX_FRAME_BYTES if self.peer else MAX_GREETING_BYTES
                     if length > limit:
                         self.close(f"a frame of {length} bytes; at most {limit} are allowed")
                         raise ChannelClosedError(f"it announced a frame of {length} bytes")

@@ -34,7 +34,7 @@ from barnraise.protocol.signing import Identity, digest
 log = logging.getLogger("barnraise.exchange")
 
 BACKLOG = 64  # connections that the kernel holds until they are accepted
-RETRY_SECONDS = 1.0  # after a connection could not be accepted, for instance for want of files
+ACCEPT_RETRY_SECONDS = 1.0  # after a connection could not be accepted, as for want of files
 # Of a certificate, which lasts for one start; nobody checks the times.
 VALID = datetime(2020, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, tzinfo=UTC)
 
@@ -158,7 +158,7 @@ class TlsEndpoint:
                 connection, (host, *_) = await loop.sock_accept(listener)
             except OSError as error:
                 self._repeats.warn("accept", "cannot accept a TCP connection: %s", error)
-                await asyncio.sleep(RETRY_SECONDS)
+                await asyncio.sleep(ACCEPT_RETRY_SECONDS)
                 continue
             address = join_address(host_of(join_address(host, 0)), 0)  # ports differ each time
             if not self._limits.try_connect(address, loop.time()):
