@@ -17,8 +17,8 @@ from typing import Protocol
 
 MIN_GRACE_SECONDS = 1.0  # for an announced update to arrive along the tree
 MAX_GRACE_SECONDS = 15.0  # of that where the tree has been slow
-RESPONSE_SECONDS = 5.0  # seconds for the answer to a request to start
-STALL_SECONDS = 10.0  # seconds without a new byte after which a transfer counts as failed
+RESPONSE_SECONDS = 5.0  # for the answer to a request to start
+STALL_SECONDS = 10.0  # without a new byte after which a transfer counts as failed
 # Seconds after which a transfer that will take as long again continues from another peer.
 SLOW_TRANSFER_SECONDS = 60.0
 UPDATE_RETRY_SECONDS = 20.0  # before a peer that did not deliver an update is asked again

@@ -35,7 +35,7 @@ log = logging.getLogger("barnraise.exchange")
 
 REQUEST_TIMEOUT = 30.0  # seconds for which a request waits for the training loop
 REUSE_SECONDS = 30.0  # age up to which a snapshot answers requests without a vector
-KEEP_SECONDS = 600.0  # seconds for which a snapshot's bytes stay on disk while no peer uses them
+KEEP_SECONDS = 600.0  # for which a snapshot's bytes stay on disk while no peer uses them
 SNAPSHOT_EXPIRY_SECONDS = 60.0  # between two looks for such snapshots
 MAX_SNAPSHOTS = 4  # snapshots whose bytes are on disk at once
 MAX_PENDING_REQUESTS = 64

@@ -12,9 +12,9 @@ from barnraise.protocol.types import MAX_ADDRESSES
 
 # Seconds after a dial in which a router lets the dialled host answer. Most forget in two minutes.
 OPENED_SECONDS = 300.0
-DIAL_BACK_SECONDS = 3600.0  # for which the outcome of a dial-back counts
 MAX_DIAL_BACKS = 8  # the newest
-REACHED_SECONDS = 3600.0  # for which an unexpected connection proves that this machine is reachable
+# For which a dial-back or an unexpected connection shows whether this machine is reachable.
+EVIDENCE_SECONDS = 3600.0
 
 
 class Reachability:
@@ -122,7 +122,7 @@ class Reachability:
 
     def facts(self, now: float) -> ReachFacts:
         """Return what is known, for `classify_nat`."""
-        is_reached = self._reached_at is not None and now < self._reached_at + REACHED_SECONDS
+        is_reached = self._reached_at is not None and now < self._reached_at + EVIDENCE_SECONDS
         return ReachFacts(
             local_addresses=tuple(self._list_local()),
             observations=self.observed.observations(now),
@@ -132,7 +132,7 @@ class Reachability:
             dial_backs=tuple(
                 outcome
                 for at, outcome in list(self._dial_backs.values())
-                if now < at + DIAL_BACK_SECONDS
+                if now < at + EVIDENCE_SECONDS
             ),
         )
 
