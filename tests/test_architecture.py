@@ -44,6 +44,9 @@ BANNED_VERBS = {
     "named",
     "begin",
 }
+# The packages whose constants are counted: they were one package with 433 of them.
+EXCHANGING = ("exchange", "ledger", "peering", "mixing")
+MAX_CONSTANTS = 300
 DIALECT = re.compile(
     r"\b(beside|anew|whoever|any more|let go|of which|what is no news|amid|lest|whence)\b", re.I
 )
@@ -60,6 +63,7 @@ class Outline:
         classes: Line and name of each class.
         docstrings: Line and text of each docstring.
         strings: Line and text of each string, docstrings too.
+        constants: Upper-case name → value, as code, of each constant of the module.
     """
 
     imports: set[str] = field(default_factory=set)
@@ -68,13 +72,20 @@ class Outline:
     classes: list[tuple[int, str]] = field(default_factory=list)
     docstrings: list[tuple[int, str]] = field(default_factory=list)
     strings: list[tuple[int, str]] = field(default_factory=list)
+    constants: dict[str, str] = field(default_factory=dict)
 
 
 @cache
 def outline(path: Path) -> Outline:
     """Return the outline of a Python file."""
     found = Outline()
-    for node in ast.walk(ast.parse(path.read_text())):
+    module = ast.parse(path.read_text())
+    for node in module.body:
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names = [target.id for target in targets if isinstance(target, ast.Name)]
+            found.constants |= {name: ast.unparse(node.value) for name in names if name.isupper()}
+    for node in ast.walk(module):
         if isinstance(node, ast.Import):
             found.imports |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -186,6 +197,30 @@ def test_no_class_name_is_defined_twice():
             if name not in ("Meta", "Config", "Command", "Migration"):
                 places[name].append(place(path, line))
     twice = {name: lines for name, lines in places.items() if len(lines) > 1}
+    assert not twice, twice
+
+
+def constants_of(*packages: str) -> list[tuple[str, str, str]]:
+    """List (file, name, value) of the constants of some of the worker's packages."""
+    return [
+        (str(path.relative_to(WORKER)), name, value)
+        for path in python_files("worker")
+        if part_of(path, WORKER) in packages
+        for name, value in outline(path).constants.items()
+    ]
+
+
+def test_exchanging_packages_have_few_constants():
+    """A constant that follows from another is derived, and those of one subject are one class."""
+    constants = constants_of(*EXCHANGING)
+    assert len(constants) <= MAX_CONSTANTS, len(constants)
+
+
+def test_no_constant_of_the_exchange_has_two_values():
+    values = defaultdict(dict)
+    for path, name, value in constants_of(*EXCHANGING, "planning"):
+        values[name][path] = value
+    twice = {name: of for name, of in values.items() if len(set(of.values())) > 1}
     assert not twice, twice
 
 

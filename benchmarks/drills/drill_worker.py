@@ -28,6 +28,7 @@ from barnraise.exchange import exchange
 from barnraise.exchange.blobs import blob_scrub
 from barnraise.exchange.updates import update_writer
 from barnraise.ledger import anchor_scrub, blob_store, ledger, update_queue
+from barnraise.ledger.scrub_pace import ScrubPace
 from barnraise.peering.transports.iroh_transport import IrohTransport
 from barnraise.peering.transports.transport import Channel, ChannelClosedError
 from barnraise.planning.limits import Limits
@@ -120,9 +121,9 @@ class DrillWorker(Worker):
 # ---- faults -----------------------------------------------------------------------------------
 
 
-# Seconds between two scrubs of the anchor and of files, and the share of the time for the latter.
-NORMAL_SCRUB = (anchor_scrub.MIN_INTERVAL, blob_scrub.MIN_INTERVAL, blob_scrub.TIME_SHARE)
-FAST_SCRUB = (0.1, 0.01, 0.5)
+# The paces of checking the anchor and the files.
+NORMAL_SCRUB = (anchor_scrub.FRAGMENT_PACE, blob_scrub.FILE_PACE)
+FAST_SCRUB = (ScrubPace(0.1), ScrubPace(0.01, 0.5))
 
 
 class Orders:
@@ -147,8 +148,8 @@ class Orders:
     def obey(self, worker: Worker) -> None:
         """Inject the faults that are ordered. Call it between two steps."""
         is_fast = (self._folder / "hurry").exists()
-        intervals = FAST_SCRUB if is_fast else NORMAL_SCRUB
-        anchor_scrub.MIN_INTERVAL, blob_scrub.MIN_INTERVAL, blob_scrub.TIME_SHARE = intervals
+        paces = FAST_SCRUB if is_fast else NORMAL_SCRUB
+        anchor_scrub.FRAGMENT_PACE, blob_scrub.FILE_PACE = paces
         flip_order = self._folder / "flip"
         if flip_order.exists() and len(worker.anchor.fragments):
             units = worker.anchor.fragments[0]

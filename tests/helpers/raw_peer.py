@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import pytest
 from helpers.wait_for import wait_until
 
+from barnraise.peering.limits.service_limits import SERVICE_LIMITS, Rate, Service
 from barnraise.peering.transports.framing import pack
 from barnraise.peering.transports.transport import ChannelClosedError
 from barnraise.protocol import messages
@@ -102,3 +103,8 @@ def assert_refused(machine, caplog, messages, reason, hello=None):
     assert (machine.ledger.vector(), machine.anchor.digest()) == before
     wait_until(lambda: any(reason in record.getMessage() for record in caplog.records))
     wait_until(lambda: machine.exchange.stats.peers == 0)
+
+
+def limit_peers(monkeypatch: pytest.MonkeyPatch, service: Service, rate: Rate) -> None:
+    """Let each peer use less of a service than usual, until the test ends."""
+    monkeypatch.setitem(SERVICE_LIMITS, service, {"peer": rate})

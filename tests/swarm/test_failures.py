@@ -189,7 +189,7 @@ def test_revocation_is_stored_for_times_without_a_coordinator(swarm):
 
 def test_payload_damaged_on_disk_never_reaches_the_anchor(swarm, monkeypatch):
     """The checkpoint is lost as well, so the whole ledger is replayed; no peer has it."""
-    monkeypatch.setattr(exchange_module, "REPAIR_TIMEOUT", 0.5)
+    monkeypatch.setattr(exchange_module, "REPAIR_SECONDS", 0.5)
     run = swarm(token_budget=10_000_000)
     ada = run.start("ada")
     run.until(lambda: ada.status.get("updates_sent", 0) >= 1)

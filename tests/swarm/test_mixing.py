@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from barnraise.mixing import neighbour_mixing
+from barnraise.mixing.neighbour_mixing import Patience
 from barnraise.training.local_control import LocalControl
 
 PAIR = ["ada", "ben"]
@@ -82,8 +83,8 @@ def test_abandoned_step_leaves_the_anchor_without_a_neighbours_change(swarm):
 
 @pytest.mark.slow  # the parts are tested in tests/worker/mixing
 def test_machine_leaves_while_it_waits_for_a_neighbour(swarm, monkeypatch):
-    for name in ("FIRST_PATIENCE", "MIN_PATIENCE", "MAX_PATIENCE"):
-        monkeypatch.setattr(neighbour_mixing, name, 600.0)
+    patient = Patience(first_seconds=600.0, least_seconds=600.0)
+    monkeypatch.setattr(neighbour_mixing, "PATIENCE", patient)
     run = swarm(strategy="decentralized-adam", token_budget=10_000_000)
     pair = [run.start(name, knows=other_names(name)) for name in PAIR]
     run.until(lambda: all(v.status.get("step", 0) > 5 for v in pair))

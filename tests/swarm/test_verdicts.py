@@ -17,6 +17,7 @@ from barnraise.ledger import anchor_scrub as anchor_scrub_module
 from barnraise.ledger.anchor import Anchor
 from barnraise.ledger.codec import decode
 from barnraise.ledger.ledger import Ledger
+from barnraise.ledger.scrub_pace import ScrubPace
 from barnraise.planning.limits import Limits
 from barnraise.protocol.coordinator_messages import ReportReply
 from barnraise.protocol.signing import Identity, digest
@@ -30,10 +31,9 @@ TIGHT = Limits(memory=6_500_000)
 
 @pytest.fixture(autouse=True)
 def short_intervals(monkeypatch):
-    monkeypatch.setattr(anchor_scrub_module, "MIN_INTERVAL", 0.02)
-    monkeypatch.setattr(anchor_scrub_module, "TIME_SHARE", 0.2)
-    monkeypatch.setattr(verdict_sync_module, "HEADS_INTERVAL", 0.2)
-    monkeypatch.setattr(verdict_sync_module, "RESEND_INTERVAL", 1.0)
+    monkeypatch.setattr(anchor_scrub_module, "FRAGMENT_PACE", ScrubPace(0.02, 0.2))
+    monkeypatch.setattr(verdict_sync_module, "HEADS_SECONDS", 0.2)
+    monkeypatch.setattr(verdict_sync_module, "VERDICT_RESEND_SECONDS", 1.0)
 
 
 def final_digests(volunteers) -> set[tuple[str, str]]:

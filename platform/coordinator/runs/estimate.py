@@ -13,9 +13,10 @@ from barnraise.errors import PlanError
 from barnraise.planning.hardware import Hardware
 from barnraise.planning.lines import LINES, Line
 from barnraise.planning.plan import Plan
-from barnraise.planning.round_schedule import UPLINK_SHARE, RoundSchedule, choose_schedule
+from barnraise.planning.round_schedule import RoundSchedule, choose_schedule
 from barnraise.planning.runtime_model import Choice, StepTime, Swarm, choose_strategy
 from barnraise.planning.search import make_plan
+from barnraise.planning.uplink_budget import UPDATE_SHARE
 from barnraise.spec import ModelSpec, RunSpec
 
 MAX_VOLUNTEERS = 10_000
@@ -123,7 +124,7 @@ def estimate_run_time(
     schedule = _round_schedule(spec, line_bytes, step_seconds, max(1, others))
     round_seconds = schedule.steps * step_seconds
     round_bytes = others * schedule.scheme.payload_size(spec.model.parameters)
-    slowdown = max(1.0, round_bytes / (UPLINK_SHARE * line_bytes) / round_seconds)
+    slowdown = max(1.0, round_bytes / (UPDATE_SHARE * line_bytes) / round_seconds)
     round_tokens = schedule.steps * spec.recipe.step_sequences * spec.model.context
     seconds = spec.recipe.token_budget / (volunteers * round_tokens / (slowdown * round_seconds))
     step_tokens = spec.recipe.step_sequences * spec.model.context

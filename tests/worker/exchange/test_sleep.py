@@ -10,7 +10,7 @@ HOUR = 3600.0
 
 
 def test_machines_link_again_after_three_hours_of_sleep(world, monkeypatch):
-    monkeypatch.setattr(handshake, "RECHECK_INTERVAL", 0.1)
+    monkeypatch.setattr(handshake, "RECHECK_SECONDS", 0.1)
     now = [time.time()]
     machines = [world.machine(number) for number in (1, 2)]
     for machine in machines:

@@ -15,12 +15,12 @@ from barnraise.ledger import anchor_scrub as anchor_scrub_module
 from barnraise.ledger.anchor import Anchor, digest_fragments, initial_weights
 from barnraise.ledger.anchor_scrub import AnchorScrub
 from barnraise.ledger.codec import encode
+from barnraise.ledger.scrub_pace import ScrubPace
 
 
 @pytest.fixture(autouse=True)
 def no_intervals(monkeypatch):
-    monkeypatch.setattr(anchor_scrub_module, "MIN_INTERVAL", 0.0)
-    monkeypatch.setattr(anchor_scrub_module, "TIME_SHARE", 1e9)
+    monkeypatch.setattr(anchor_scrub_module, "FRAGMENT_PACE", ScrubPace(0.0, 1e9))
 
 
 def check_fragments(machine, times: int = 6) -> list:
@@ -60,7 +60,7 @@ def test_anchor_scrub_intact_anchor_is_checked_fragment_by_fragment(world):
 
 def test_anchor_scrub_takes_at_most_its_share_of_time(world, monkeypatch):
     a, _ = start_pair(world)
-    monkeypatch.setattr(anchor_scrub_module, "MIN_INTERVAL", 30.0)
+    monkeypatch.setattr(anchor_scrub_module, "FRAGMENT_PACE", ScrubPace(30.0))
     assert check_fragments(a, 5) == [None] * 5
     assert a.exchange.stats.fragments_checked == 1, "the next check is due in half a minute"
 
@@ -175,8 +175,7 @@ def damage_file(machine, part) -> None:
 
 def test_blob_scrub_damaged_payload_is_refetched_from_peer(world, monkeypatch, caplog):
     caplog.set_level(logging.INFO, "barnraise.exchange")
-    monkeypatch.setattr(blob_scrub_module, "MIN_INTERVAL", 0.01)
-    monkeypatch.setattr(blob_scrub_module, "TIME_SHARE", 1e9)
+    monkeypatch.setattr(blob_scrub_module, "FILE_PACE", ScrubPace(0.01, 1e9))
     a, b = start_pair(world)
     part = b.ledger.update(a.exchange.author, 2).fragments[1]
     damage_file(b, part)
@@ -187,8 +186,7 @@ def test_blob_scrub_damaged_payload_is_refetched_from_peer(world, monkeypatch, c
 
 
 def test_blob_scrub_rereads_files_and_skips_empty_parts(world, monkeypatch):
-    monkeypatch.setattr(blob_scrub_module, "MIN_INTERVAL", 0.01)
-    monkeypatch.setattr(blob_scrub_module, "TIME_SHARE", 1e9)
+    monkeypatch.setattr(blob_scrub_module, "FILE_PACE", ScrubPace(0.01, 1e9))
     a = world.machine(1).start()
     read_names: list[str] = []
     read_verified = a.ledger.blobs.read_verified
@@ -205,8 +203,7 @@ def test_blob_scrub_rereads_files_and_skips_empty_parts(world, monkeypatch):
 
 
 def test_blob_scrub_unreadable_payload_is_refetched_from_peer(world, monkeypatch, caplog):
-    monkeypatch.setattr(blob_scrub_module, "MIN_INTERVAL", 0.01)
-    monkeypatch.setattr(blob_scrub_module, "TIME_SHARE", 1e9)
+    monkeypatch.setattr(blob_scrub_module, "FILE_PACE", ScrubPace(0.01, 1e9))
     a, b = start_pair(world)
     part = b.ledger.update(a.exchange.author, 2).fragments[1]
     read_verified = b.ledger.blobs.read_verified
@@ -225,16 +222,15 @@ def test_blob_scrub_unreadable_payload_is_refetched_from_peer(world, monkeypatch
 
 
 def test_blob_scrub_missing_files_cost_no_time(world, monkeypatch):
-    monkeypatch.setattr(blob_scrub_module, "MIN_INTERVAL", 0.01)
+    monkeypatch.setattr(blob_scrub_module, "FILE_PACE", ScrubPace(0.01))
     _, b = start_pair(world)
     parts = [part for _, update in b.ledger.updates_since({}) for part in update.payload_parts]
     for part in parts[:-1]:
         b.ledger.blobs.delete(part.digest)
     damage_file(b, parts[-1])
     monkeypatch.setattr(blob_scrub_module, "BATCH_FILES", 1)
-    monkeypatch.setattr(
-        blob_scrub_module, "TIME_SHARE", 1e-9
-    )  # after the first file, the next one is due in years
+    # After the first file, the next one is due in years.
+    monkeypatch.setattr(blob_scrub_module, "FILE_PACE", ScrubPace(0.01, 1e-9))
     wait_until(lambda: b.exchange.stats.corruptions == 1)
 
 
@@ -252,7 +248,7 @@ def test_damaged_payload_that_is_needed_is_refetched_at_once(world):
 
 
 def test_damaged_payload_without_source_raises_one_sentence(world, monkeypatch):
-    monkeypatch.setattr(exchange_module, "REPAIR_TIMEOUT", 0.5)
+    monkeypatch.setattr(exchange_module, "REPAIR_SECONDS", 0.5)
     a = world.machine(1).start()
     update = a.publish_round(1)
     a.stop()

@@ -17,9 +17,9 @@ from barnraise.errors import MessageError, StateError, UnprovenVerdictError
 from barnraise.exchange.verdicts.verdict_sync import (
     MAX_ANSWERS,
     MAX_PROOF_BYTES,
-    RESEND_INTERVAL,
-    SAMPLE_INTERVAL,
+    SAMPLE_SECONDS,
     SAMPLED_HEADS,
+    VERDICT_RESEND_SECONDS,
     CompareVerdicts,
     ProofIndex,
     SendHeads,
@@ -563,10 +563,10 @@ def test_verdict_sync_sends_verdicts_at_once_then_at_intervals():
     names = VerdictNames(prefix="", names=[])
     assert sync.next_actions(0.0) == [CompareVerdicts("x", names)]
     assert sync.next_actions(1.0) == []
-    assert sync.next_actions(RESEND_INTERVAL) == [CompareVerdicts("x", names)]
+    assert sync.next_actions(VERDICT_RESEND_SECONDS) == [CompareVerdicts("x", names)]
     assert sync.has_same_verdicts("y") and not sync.has_same_verdicts("x")
     sync.on_verdicts("b" * 64)
-    assert {action.to for action in sync.next_actions(RESEND_INTERVAL + 1)} == {"x", "y"}
+    assert {action.to for action in sync.next_actions(VERDICT_RESEND_SECONDS + 1)} == {"x", "y"}
     sync.on_state("x", state("b" * 64), False, "f" * 64)
     sync.on_disconnected("y")
     assert sync.next_actions(50.0) == [] and sync.has_same_verdicts("x")
@@ -587,7 +587,7 @@ def test_verdict_sync_sends_only_what_the_other_lacks(shared, first_extra, secon
         if owned[0] == owned[1]:
             break
         syncs = [VerdictSync(digest(str(sorted(mine))), dict.fromkeys(mine, 400)) for mine in owned]
-        now = attempt * RESEND_INTERVAL
+        now = attempt * VERDICT_RESEND_SECONDS
         for sync in syncs:
             sync.on_state("other", state("0" * 64), False, "f" * 64)
         queue = [(n, action) for n in (0, 1) for action in syncs[n].next_actions(now)]
@@ -633,8 +633,8 @@ def test_verdict_sync_two_mismatches_in_a_row_send_heads():
     sync.on_state("x", other, True, "f" * 64)
     assert sync.next_actions(0.0) == [SendHeads("x")] and sync.next_actions(0.1) == []
     sync.on_state("x", same, False, "f" * 64)
-    assert sync.next_actions(SAMPLE_INTERVAL - 0.1) == []
-    assert sync.next_actions(SAMPLE_INTERVAL) == [SendHeads("x", SAMPLED_HEADS)], (
+    assert sync.next_actions(SAMPLE_SECONDS - 0.1) == []
+    assert sync.next_actions(SAMPLE_SECONDS) == [SendHeads("x", SAMPLED_HEADS)], (
         "a fork of an author that is silent would stay unknown while vectors differ"
     )
     sync.on_state("x", state(), True, "f" * 64)

@@ -13,11 +13,8 @@ from helpers.wait_for import wait_until
 
 from barnraise.mixing import mesh_links
 from barnraise.mixing.mesh_links import (
-    MAX_REDIAL_SECONDS,
-    POLL_SECONDS,
-    REDIAL_SECONDS,
+    MESH_POLL_SECONDS,
     MeshLinks,
-    compute_redial_pause,
 )
 from barnraise.mixing.mesh_members import FixedMembership
 from barnraise.mixing.step_inbox import (
@@ -27,6 +24,7 @@ from barnraise.mixing.step_inbox import (
     roster_digest,
 )
 from barnraise.peering.limits.rate_limit import FairShare
+from barnraise.peering.limits.service_limits import SERVICE_LIMITS, Rate, Service
 from barnraise.protocol.messages import Peer
 from barnraise.protocol.signing import Identity
 
@@ -109,7 +107,7 @@ async def test_slow_weights_arrive_after_the_rest_of_an_earlier_answer(pair, mon
     links, channel = pair
     now = [0.0]
     monkeypatch.setattr(mesh_links, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(mesh_links, "SLOWEST_STATE_RATE", 1.0)
+    monkeypatch.setattr(mesh_links, "MIN_STATE_BYTES_PER_SECOND", 1.0)
     fetching = asyncio.create_task(asyncio.to_thread(links.fetch_state, NEIGHBOUR, 60.0))
     await receive_until(channel, FrameKind.STATE_REQUEST)
     await channel.send(pieces(step=2)[-1])  # of an answer on which this machine has given up
@@ -117,7 +115,7 @@ async def test_slow_weights_arrive_after_the_rest_of_an_earlier_answer(pair, mon
     await channel.send(first)
     await wait_for(lambda: links.bytes_received >= 2 * PIECE_BYTES)
     now[0] += 1000.0  # seconds: more than the limit, and less than the first piece may have lasted
-    await asyncio.sleep(3 * POLL_SECONDS)
+    await asyncio.sleep(3 * MESH_POLL_SECONDS)
     for piece in rest:
         await channel.send(piece)
     assert await fetching == (7, STATE)
@@ -151,13 +149,6 @@ async def test_request_for_weights_is_repeated_over_a_newer_channel(pair):
 async def test_leaving_ends_the_wait_for_weights(pair):
     links, _ = pair
     assert await asyncio.to_thread(links.fetch_state, NEIGHBOUR, 1e9, lambda: True) is None
-
-
-def test_redials_of_a_member_back_off_up_to_a_limit() -> None:
-    pauses = [compute_redial_pause(failures) for failures in range(4)]
-    assert pauses == [factor * REDIAL_SECONDS for factor in (1, 2, 4, 8)]
-    assert compute_redial_pause(20) == MAX_REDIAL_SECONDS
-    assert compute_redial_pause(100_000) == MAX_REDIAL_SECONDS, "2¹⁰²⁴ is no float"
 
 
 async def test_neighbour_that_reads_nothing_costs_a_few_frames(pair):
@@ -222,7 +213,8 @@ async def test_neighbour_beyond_the_step_gets_no_weights_of_it(pair):
 @pytest.fixture
 def few_frames(monkeypatch):
     """Let a neighbour send ten small frames, and then hardly any."""
-    monkeypatch.setattr(mesh_links, "SMALL_FRAME_LIMIT", (0.001, 10.0))
+    few = {"peer": Rate(0.001, 10.0)}
+    monkeypatch.setitem(SERVICE_LIMITS, Service.SMALL_MIXING_FRAMES, few)
 
 
 async def test_flood_of_beacons_is_read_at_a_bounded_rate(few_frames, pair):

@@ -8,7 +8,8 @@ from helpers.wait_for import wait_until
 
 from barnraise.mixing import mesh_links
 from barnraise.mixing.mesh_members import TicketedMembership
-from barnraise.peering.limits.dial_limits import HOST_DIALS
+from barnraise.peering.limits.back_off import BackOff
+from barnraise.peering.limits.service_limits import SERVICE_LIMITS, Service
 from barnraise.peering.membership.membership import PartialView
 from barnraise.peering.transports.transport import Channel, ChannelClosedError
 from barnraise.protocol.messages import Peer
@@ -19,7 +20,7 @@ DAY = 86_400.0
 
 @pytest.fixture
 def mixing_world(world, monkeypatch):
-    monkeypatch.setattr(mesh_links, "REDIAL_SECONDS", 0.1)
+    monkeypatch.setattr(mesh_links, "MEMBER_REDIAL", BackOff(0.1, 60.0))
     recipe = replace(world.spec.recipe, strategy="decentralized-adam")
     world.spec = replace(world.spec, recipe=recipe)
     return world
@@ -66,7 +67,7 @@ async def test_mesh_is_no_udp_cannon_at_an_address_that_peers_name():
         peer = Peer(key=Identity(number.to_bytes(32, "big")).key, addresses=[victim])
         with pytest.raises(ChannelClosedError):
             await membership.connect(peer)
-    assert 1 <= len(dials) <= HOST_DIALS
+    assert 1 <= len(dials) <= SERVICE_LIMITS[Service.UNANSWERED_DIALS]["host"].burst
 
 
 async def test_mesh_dials_a_proven_address_as_often_as_it_likes():

@@ -13,13 +13,14 @@ from barnraise.mixing import mesh_links, neighbour_mixing
 from barnraise.mixing.mesh_links import MeshLinks
 from barnraise.mixing.mesh_members import FixedMembership
 from barnraise.mixing.neighbour_mixing import (
-    FIRST_PATIENCE,
     LONELY_MIXINGS,
-    PATIENCE_STEPS,
+    PATIENCE,
     MixingSettings,
     NeighbourMixing,
+    Patience,
 )
 from barnraise.mixing.payloads import check_weights, payload_size
+from barnraise.peering.limits.back_off import BackOff
 from barnraise.peering.transports.iroh_transport import IrohTransport
 from barnraise.planning.mixing_topology import ALTERNATING, COMPLETE, EXPONENTIAL, RING
 from barnraise.protocol.messages import Peer
@@ -293,17 +294,18 @@ def test_cancelled_mixing_adds_nothing_until_weights_are_sent_again(swarm, inter
 def test_patience_follows_arithmetic_and_not_pauses(swarm, monkeypatch):
     (links,) = swarm(1).links.values()
     mixing = NeighbourMixing(links, MixingSettings())
-    assert mixing.patience == FIRST_PATIENCE
+    assert mixing.patience == PATIENCE.first_seconds
     mix(mixing, initial_weights(0), 1)
     time.sleep(1.0)  # a pause, or an evaluation
     mixing.start_step(initial_weights(0))
-    assert mixing.patience < PATIENCE_STEPS * 1.0
-    monkeypatch.setattr(neighbour_mixing, "MAX_PATIENCE", 0.1)
+    assert mixing.patience < PATIENCE.usual_steps * 1.0
+    monkeypatch.setattr(neighbour_mixing, "PATIENCE", Patience(most_seconds=0.1))
     assert mixing.patience == 0.1
 
 
 def test_patience_counts_the_wait_for_a_slower_machine_that_came(swarm, monkeypatch):
-    monkeypatch.setattr(neighbour_mixing, "MIN_PATIENCE", FIRST_PATIENCE)
+    patient = Patience(least_seconds=PATIENCE.first_seconds)
+    monkeypatch.setattr(neighbour_mixing, "PATIENCE", patient)
     one = swarm(2)
 
     def run_one(machine: int, mixing: NeighbourMixing) -> None:
@@ -313,8 +315,8 @@ def test_patience_counts_the_wait_for_a_slower_machine_that_came(swarm, monkeypa
             mixing.compute_change()
 
     one.run(run_one)
-    monkeypatch.setattr(neighbour_mixing, "MIN_PATIENCE", 0.0)
-    assert one.mixings[0].patience > PATIENCE_STEPS * 0.05
+    monkeypatch.setattr(neighbour_mixing, "PATIENCE", Patience(least_seconds=0.0))
+    assert one.mixings[0].patience > PATIENCE.usual_steps * 0.05
     assert all(mixing.counts.missed == 0 for mixing in one.mixings.values())
 
 
@@ -331,7 +333,7 @@ def test_leaving_ends_the_wait_for_a_neighbour(swarm):
     )  # the other machine never begins its step
     mixing.start_step(initial_weights(0))
     assert mixing.compute_change() is None and mixing.step == 1
-    assert 3 <= len(asked) <= 4 and mixing.counts.waited_seconds < FIRST_PATIENCE
+    assert 3 <= len(asked) <= 4 and mixing.counts.waited_seconds < PATIENCE.first_seconds
     assert mixing.counts.missed == 0, "nobody was late"
 
 
@@ -366,7 +368,9 @@ def test_machine_without_finite_weights_holds_nobody_up(swarm, caplog):
     one.run(lambda machine, mixing: mix(mixing, replicas[machine], 2))
     assert torch.equal(replicas[0], torch.ones(COUNT))
     assert "weights are not sent in this step: they hold values that are not finite" in caplog.text
-    assert one.mixings[0].counts.waited_seconds < FIRST_PATIENCE, "it learnt that nothing comes"
+    assert one.mixings[0].counts.waited_seconds < PATIENCE.first_seconds, (
+        "it learnt that nothing comes"
+    )
 
 
 def test_machine_for_which_a_mesh_has_no_place_disturbs_nobody(swarm, monkeypatch, caplog):
@@ -375,7 +379,7 @@ def test_machine_for_which_a_mesh_has_no_place_disturbs_nobody(swarm, monkeypatc
     one.links.pop(late).stop()
     one.wait_until_connected(one.keys[:3])
     monkeypatch.setattr(mesh_links, "MAX_MACHINES", 3)
-    monkeypatch.setattr(mesh_links, "REDIAL_SECONDS", 0.05)
+    monkeypatch.setattr(mesh_links, "MEMBER_REDIAL", BackOff(0.05, 60.0))
     one.links[late] = one.connect(late)
     refusals = f"refused to mix with {late[:8]}: at most 3 machines"
     wait_until(lambda: caplog.text.count(refusals) == 3)
@@ -387,7 +391,7 @@ def test_machine_for_which_a_mesh_has_no_place_disturbs_nobody(swarm, monkeypatc
 
 
 def test_missing_link_is_a_warning_until_it_is_there(swarm, monkeypatch, caplog):
-    monkeypatch.setattr(mesh_links, "REDIAL_SECONDS", 0.05)
+    monkeypatch.setattr(mesh_links, "MEMBER_REDIAL", BackOff(0.05, 60.0))
     one = swarm(3, topology=COMPLETE)
     one.network.partition({one.keys[0]}, {one.keys[1]})
     for key, count in zip(one.keys, (1, 1, 2), strict=True):

@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from barnraise.mixing.payloads import (
-    BITS,
     are_finite,
     decode_weights,
     encode_weights,
     payload_size,
 )
+from barnraise.planning.runtime_model import PAYLOAD_BITS
 
 
-@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("bits", PAYLOAD_BITS)
 @pytest.mark.parametrize("count", [1, 4095, 4096, 4097, 10_000])
 def test_weights_survive_within_the_precision_of_their_bits(bits, count):
     weights = torch.randn(count, generator=torch.Generator().manual_seed(count))

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from barnraise.errors import MessageError
 from barnraise.mixing.step_inbox import (
-    MAX_LEAD,
+    MAX_LEAD_STEPS,
     MAX_SPARE,
     PIECE_BYTES,
     Arrival,
@@ -87,7 +87,7 @@ def test_suspected_neighbour_is_awaited_again_once_it_caught_up(inbox):
 
 def test_weights_far_ahead_or_behind_are_not_stored(inbox):
     inbox.start_step(10)
-    for step in (9, 11 + MAX_LEAD, 1 << 40):
+    for step in (9, 11 + MAX_LEAD_STEPS, 1 << 40):
         for piece in pieces(step):
             inbox.accept("b", piece)
         assert inbox.look_up("b", step, ROSTER) is not Arrival.ARRIVED

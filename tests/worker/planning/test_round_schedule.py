@@ -7,21 +7,22 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from barnraise.planning.quantization_scheme import QuantizationScheme
-from barnraise.planning.round_schedule import (
+from barnraise.planning.compression_ladder import (
     COMPRESSION_LADDER,
     DEFAULT_SCHEME,
-    FIRST_UPDATE_SECONDS,
-    HEADER_BYTES,
-    HEADER_SHARE,
     LONG_ROUNDS,
     SCHEMES,
-    UPLINK_SHARE,
+)
+from barnraise.planning.quantization_scheme import QuantizationScheme
+from barnraise.planning.round_schedule import (
+    FIRST_UPDATE_SECONDS,
     RoundSchedule,
     align_with_peers,
     choose_schedule,
     fit_to_uplink,
 )
+from barnraise.planning.update_header import TYPICAL_HEADER_BYTES
+from barnraise.planning.uplink_budget import HEADER_SHARE, UPDATE_SHARE
 from barnraise.spec import Recipe
 
 LINKS = st.floats(1e3, 1e10)  # bytes per second
@@ -35,7 +36,7 @@ SPARSEST_SCHEME = SCHEMES[-1]
 
 
 def budget(link: float) -> float:
-    return UPLINK_SHARE * link
+    return UPDATE_SHARE * link
 
 
 def required_rate(
@@ -46,7 +47,8 @@ def required_rate(
     pushes: int,
 ) -> float:
     """Return the bytes per second that send each update within its round."""
-    return pushes * (scheme.payload_size(parameters) + HEADER_BYTES) / (steps * step_seconds)
+    update_bytes = scheme.payload_size(parameters) + TYPICAL_HEADER_BYTES
+    return pushes * update_bytes / (steps * step_seconds)
 
 
 def level_of(schedule: RoundSchedule) -> int:
@@ -93,10 +95,10 @@ def test_fit_to_uplink_never_longer_or_smaller_than_the_link_demands(
     bytes_per_step = budget(link) * seconds * (1 - 1e-9)
     index = level_of(schedule)
     for denser in COMPRESSION_LADDER[:index]:
-        size = pushes * (denser.scheme.payload_size(parameters) + HEADER_BYTES)
+        size = pushes * (denser.scheme.payload_size(parameters) + TYPICAL_HEADER_BYTES)
         assert size > bytes_per_step * denser.max_steps
     if COMPRESSION_LADDER[index].min_steps < schedule.steps < MAX_STEPS:
-        size = pushes * (schedule.scheme.payload_size(parameters) + HEADER_BYTES)
+        size = pushes * (schedule.scheme.payload_size(parameters) + TYPICAL_HEADER_BYTES)
         assert size > bytes_per_step * (schedule.steps - 1)
 
 
@@ -211,7 +213,7 @@ def test_headers_of_a_rounds_parts_use_a_tenth_of_a_slow_uplink(link, seconds, p
         min_part_seconds=alone.min_part_seconds,
     )
     streamed = whole.with_streaming((50_000,) * 4, 0.0, 0.0)
-    headers = pushes * HEADER_BYTES * streamed.updates_per_round
+    headers = pushes * TYPICAL_HEADER_BYTES * streamed.updates_per_round
     assert streamed.updates_per_round == 1 or headers <= (
         HEADER_SHARE * budget(link) * round_seconds * (1 + 1e-9)
     )

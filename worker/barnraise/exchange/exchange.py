@@ -24,6 +24,7 @@ import torch
 
 from barnraise.errors import StateError
 from barnraise.exchange.blobs.blob_fetcher import WantedBlob
+from barnraise.exchange.blobs.blob_scrub import REPAIR_SECONDS
 from barnraise.exchange.snapshots.snapshot_client import (
     MIN_FETCH_RATE,
     Snapshot,
@@ -52,6 +53,7 @@ from barnraise.peering.peer_server import PeeringConfig
 from barnraise.peering.server_thread import ServerThread
 from barnraise.peering.transports.transport import Transport
 from barnraise.planning.round_schedule import RoundSchedule
+from barnraise.planning.uplink_budget import MIN_UPDATE_SHARE
 from barnraise.protocol.enums import Role
 from barnraise.protocol.messages import Peer, Signed, Ticket, Update
 from barnraise.protocol.mirror_list import SignedMirrorList, parse_list
@@ -62,8 +64,6 @@ from barnraise.spec import RunSpec
 log = logging.getLogger("barnraise.exchange")
 
 MAX_BLOB_BYTES = 1 << 26  # of a blob that is fetched by digest alone
-MIN_UPDATE_SHARE = 0.1  # of the uplink that updates have at least, however many messages there are
-REPAIR_TIMEOUT = 20.0  # seconds for the peers to replace what is damaged here
 
 ShouldStop = Callable[[], bool]  # asked now and then by calls that block
 
@@ -392,7 +392,7 @@ class Exchange:
         def fetch() -> torch.Tensor | None:
             if anchor.retracted != self._ledger.verdicts.retracted_within(anchor.vector):
                 return None  # a retraction is pending: no peer has an anchor like this one
-            work = self.server.snapshot_client.fetch_fragment(index, anchor.vector, REPAIR_TIMEOUT)
+            work = self.server.snapshot_client.fetch_fragment(index, anchor.vector, REPAIR_SECONDS)
             return self.thread.run(work, None, should_stop)
 
         return self._anchor_scrub.rebuild_fragment(anchor, index, fetch)
@@ -604,7 +604,7 @@ class Exchange:
         return self.thread.run(work, False, should_stop)
 
     def _refetch_payload(self, digest: str, size: int) -> bool:
-        return self.fetch_blobs({digest: size}, REPAIR_TIMEOUT)
+        return self.fetch_blobs({digest: size}, REPAIR_SECONDS)
 
     def fetch_snapshot(
         self,

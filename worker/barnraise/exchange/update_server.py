@@ -55,8 +55,8 @@ from barnraise.protocol.signing import open_signed
 
 log = logging.getLogger("barnraise.exchange")
 
-MIN_PUMP_INTERVAL = 0.02  # seconds between two timed rounds of gossip actions
-MIN_WAKE_INTERVAL = 0.005  # seconds between two rounds, however many events a peer causes
+MIN_PUMP_SECONDS = 0.02  # between two timed rounds of gossip actions
+MIN_WAKE_SECONDS = 0.005  # between two rounds, however many events a peer causes
 
 
 @dataclass(frozen=True)
@@ -413,11 +413,11 @@ class UpdateServer:
             if self.resync_handler.is_due(self._loop.time()):
                 self.peers.spawn(self.resync_handler.fetch())
             now = self._loop.time()
-            delay = max(MIN_PUMP_INTERVAL, self.gossip.next_wakeup(now) - self._loop.time())
+            delay = max(MIN_PUMP_SECONDS, self.gossip.next_wakeup(now) - self._loop.time())
             alarm = self._loop.call_later(delay, self.wake)
             await self._wake_up.wait()
             alarm.cancel()
-            await asyncio.sleep(max(0.0, now + MIN_WAKE_INTERVAL - self._loop.time()))
+            await asyncio.sleep(max(0.0, now + MIN_WAKE_SECONDS - self._loop.time()))
 
     def _perform(self, action: Action) -> None:
         if not isinstance(action, SendState | PushUpdate | ProbeAuthor | RequestUpdates):

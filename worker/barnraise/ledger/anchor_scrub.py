@@ -21,12 +21,12 @@ from barnraise.ledger.anchor import Anchor, fragment_from_bytes, load_initial_fr
 from barnraise.ledger.anchor_diff import updates_between
 from barnraise.ledger.codec import decode
 from barnraise.ledger.ledger import Ledger
+from barnraise.ledger.scrub_pace import ScrubPace
 from barnraise.spec import RunSpec
 
 log = logging.getLogger("barnraise.exchange")
 
-MIN_INTERVAL = 2.0  # seconds between two fragments at least
-TIME_SHARE = 0.005  # of the time, which verifying takes at most
+FRAGMENT_PACE = ScrubPace(2.0)
 MAX_LOCAL_UPDATES = 1000  # up to which a fragment is recomputed here before peers are asked
 
 
@@ -92,7 +92,7 @@ class AnchorScrub:
         findings.checked += 1
         self._next_index = index + 1
         now = time.monotonic()
-        self._next_at = now + max(MIN_INTERVAL, (now - started_at) / TIME_SHARE)
+        self._next_at = now + FRAGMENT_PACE.pause_seconds(now - started_at)
         return None
 
     def rebuild_fragment(

@@ -22,7 +22,7 @@ from blake3 import blake3
 from barnraise.durable_io import move_into_place, sync_folder, write_into_place
 
 EMPTY_DIGEST = blake3(b"").hexdigest()  # of the blob without bytes, which always exists, as no file
-MAX_PARTIAL_AGE = 86400.0  # seconds without a new byte after which a partial blob is removed
+MAX_PARTIAL_SECONDS = 86400.0  # without a new byte after which a partial blob is removed
 _READ_BYTES = 1 << 20  # read at a time to compute a digest
 _PART_LOCKS = 64  # of incomplete blobs, by digest
 
@@ -65,7 +65,7 @@ class BlobStore:
         for unfinished in self.folder.glob("*/*.new"):
             unfinished.unlink(missing_ok=True)
         for part in self.folder.glob("*/*.part"):
-            if part.stat().st_mtime < time.time() - MAX_PARTIAL_AGE:
+            if part.stat().st_mtime < time.time() - MAX_PARTIAL_SECONDS:
                 part.unlink(missing_ok=True)
 
     # ---- reading

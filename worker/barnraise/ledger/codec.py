@@ -44,19 +44,18 @@ So for a few values of each chunk, two bits are enough.
 
 import struct
 from collections.abc import Iterator
+from enum import IntEnum
 
 import numpy as np
 import torch
 
 from barnraise.errors import MessageError
-from barnraise.planning.quantization_scheme import CHUNK, HEADER_BYTES, QuantizationScheme
+from barnraise.planning.quantization_scheme import CHUNK, PAYLOAD_HEADER_BYTES, QuantizationScheme
 from barnraise.spec import MAX_UPDATE_UNITS
 
 # magic, mode, bits of a value, values sent of each chunk (0: dense), elements
 HEADER = struct.Struct("<4sBBHI")
 MAGIC = b"BRU1"
-DENSE = 1  # mode
-SPARSE = 2  # mode
 # The largest code, per bit width. The code below its negative is never written and never accepted.
 MAX_CODES = {2: 1, 4: 7, 8: 127}
 MAX_CODE = MAX_CODES[8]
@@ -66,7 +65,14 @@ SAMPLE_STRIDE = 3  # the refinement uses every third value
 MIN_SAMPLED_VALUES = 1000  # in a chunk; with fewer the refinement uses all values
 BLOCK = 32 * CHUNK  # elements processed at a time, so that intermediates stay small
 
-assert HEADER.size == HEADER_BYTES
+assert HEADER.size == PAYLOAD_HEADER_BYTES
+
+
+class PayloadMode(IntEnum):
+    """Which values of a chunk are in a payload."""
+
+    DENSE = 1  # all of them
+    SPARSE = 2  # the largest, with their positions
 
 
 def encode(
@@ -111,7 +117,7 @@ def encode(
             positions[block] = largest.flatten()
         levels[first : first + chunks] = level
         codes[block] = code.flatten()
-    mode = DENSE if scheme.dense else SPARSE
+    mode = PayloadMode.DENSE if scheme.dense else PayloadMode.SPARSE
     header_kept = 0 if scheme.dense else scheme.kept
     sections = (
         HEADER.pack(MAGIC, mode, scheme.bits, header_kept, n),
@@ -181,8 +187,8 @@ def _read_header(payload: bytes, n: int) -> QuantizationScheme:
     if len(payload) < HEADER.size:
         raise MessageError(f"an update's payload of {len(payload)} bytes has no header")
     magic, mode, bits, sent_values, count = HEADER.unpack_from(payload)
-    is_known_mode = (mode == DENSE and sent_values == 0) or (
-        mode == SPARSE and 0 < sent_values < CHUNK
+    is_known_mode = (mode == PayloadMode.DENSE and sent_values == 0) or (
+        mode == PayloadMode.SPARSE and 0 < sent_values < CHUNK
     )
     if magic != MAGIC or not is_known_mode or bits not in MAX_CODES:
         raise MessageError("an update's payload is of a format this version does not read")

@@ -27,8 +27,7 @@ from barnraise.durable_io import transaction
 from barnraise.errors import StateError
 from barnraise.ledger.anchor import Retracted, TokenClaim, count_tokens
 from barnraise.ledger.blob_store import BlobStore
-from barnraise.ledger.ledger_base import SCHEMA as BASE_SCHEMA
-from barnraise.ledger.ledger_base import LedgerBase
+from barnraise.ledger.ledger_base import BASE_SCHEMA, LedgerBase
 from barnraise.ledger.ledger_rows import (
     TicketRows,
     decompress,
@@ -37,10 +36,8 @@ from barnraise.ledger.ledger_rows import (
     verify_rows,
     with_checksum,
 )
-from barnraise.ledger.peer_store import SCHEMA as PEER_SCHEMA
-from barnraise.ledger.peer_store import PeerStore
-from barnraise.ledger.retention import SCHEMA as RETENTION_SCHEMA
-from barnraise.ledger.retention import Retention
+from barnraise.ledger.peer_store import PEER_SCHEMA, PeerStore
+from barnraise.ledger.retention import RETENTION_SCHEMA, Retention
 from barnraise.ledger.validation import UpdateRules
 from barnraise.ledger.verdict_set import VerdictSet
 from barnraise.protocol.fork_proof import Fork

@@ -8,7 +8,7 @@ from barnraise.ledger.anchor import Retracted
 from barnraise.ledger.ledger_rows import decompress, header_row
 from barnraise.protocol.messages import Signed, Update
 
-SCHEMA = """
+BASE_SCHEMA = """
 CREATE TABLE IF NOT EXISTS base (author TEXT PRIMARY KEY, seq INTEGER, digest TEXT, total INTEGER,
                                  started_ms INTEGER, time_ms INTEGER, signed TEXT, checksum TEXT);
 CREATE TABLE IF NOT EXISTS base_fragments (position INTEGER PRIMARY KEY, digest TEXT);

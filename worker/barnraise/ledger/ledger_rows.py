@@ -12,10 +12,10 @@ from pathlib import Path
 from barnraise.errors import StateError
 from barnraise.protocol.messages import Signed, Update
 from barnraise.protocol.signing import digest
+from barnraise.protocol.table_sizes import FEW
 
 FORMAT = 6  # of the database, in its user_version
 READABLE_FORMATS = (5, FORMAT)  # 5 stores headers as text, and gets compressed ones from now on
-MAX_RECENT_TICKETS = 256  # in memory, because each update of an author names the same one
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS headers (author TEXT, seq INTEGER, digest TEXT, total INTEGER,
                                     started_ms INTEGER, time_ms INTEGER,
@@ -152,5 +152,5 @@ class TicketRows:
         with self._recent_lock:
             self._recent.pop(name, None)
             self._recent[name] = ticket
-            if len(self._recent) > MAX_RECENT_TICKETS:
+            if len(self._recent) > FEW:
                 del self._recent[next(iter(self._recent))]

@@ -11,7 +11,7 @@ from barnraise.protocol.messages import Peer
 
 MAX_PEERS = 200  # peers whose addresses are stored
 MAX_PEERS_OF_VOLUNTEER = 4  # of them, machines of one person
-SCHEMA = """
+PEER_SCHEMA = """
 CREATE TABLE IF NOT EXISTS peers (id INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT UNIQUE, peer TEXT,
                                   volunteer TEXT);
 """

@@ -20,7 +20,7 @@ from barnraise.protocol.messages import Update
 DISK_SHARE = 0.1  # of the disk's free bytes that payloads may take
 MIN_BUDGET_BYTES = 256 << 20
 MAX_BUDGET_BYTES = 20 << 30
-SCHEMA = """
+RETENTION_SCHEMA = """
 CREATE TABLE IF NOT EXISTS payloads (id INTEGER PRIMARY KEY AUTOINCREMENT, author TEXT, seq INTEGER,
                                      bytes INTEGER);
 CREATE UNIQUE INDEX IF NOT EXISTS payloads_of ON payloads (author, seq);

@@ -17,18 +17,15 @@ from barnraise.errors import MessageError
 from barnraise.ledger.anchor import compute_sketch
 from barnraise.ledger.blob_store import EMPTY_DIGEST
 from barnraise.ledger.codec import decode, payload_size
+from barnraise.planning.update_header import max_header_bytes
 from barnraise.protocol.messages import FragmentUpdate, Signed, Ticket, Update
 from barnraise.protocol.run_mirrors import RunMirrors
 from barnraise.protocol.signing import ORPHANED_TICKET_GRACE_SECONDS, digest, open_signed
+from barnraise.protocol.table_sizes import SOME
 from barnraise.spec import RunSpec
 
 # The part of an update for a fragment that it does not contain.
 EMPTY_PART = FragmentUpdate(digest=EMPTY_DIGEST, size=0, sketch="0" * 16)
-# A header's longest encoding in bytes is BASE_HEADER_BYTES + BYTES_PER_FRAGMENT for each fragment.
-# Two headers must fit into one proof of a fork.
-BASE_HEADER_BYTES = 900
-BYTES_PER_FRAGMENT = 200
-MAX_VERIFIED_TICKETS = 1024  # that are remembered, of about a kilobyte each
 
 
 @dataclass(frozen=True)
@@ -117,7 +114,7 @@ def open_header(signed: Signed, rules: UpdateRules) -> Update:
         raise MessageError(
             f"{name} claims {update.tokens} tokens; the run allows {rules.max_tokens}"
         )
-    if len(signed.body.encode()) > BASE_HEADER_BYTES + BYTES_PER_FRAGMENT * len(rules.sizes):
+    if len(signed.body.encode()) > max_header_bytes(len(rules.sizes)):
         raise MessageError(
             f"{name} has a header of {len(signed.body)} characters, more than one can need"
         )
@@ -152,7 +149,7 @@ def open_ticket(signed: Signed, peer: str, rules: UpdateRules) -> Ticket:
     return ticket
 
 
-@lru_cache(maxsize=MAX_VERIFIED_TICKETS)
+@lru_cache(maxsize=SOME)
 def _open_mirror_ticket(key: str, body: str, signature: str) -> Ticket:
     """Return the ticket of a signed document; the result depends on nothing but the document.
 

@@ -29,26 +29,25 @@ from barnraise.mixing.step_inbox import (
     MixingFrame,
     StepInbox,
 )
+from barnraise.peering.limits.back_off import BackOff
 from barnraise.peering.limits.rate_limit import FairShare, Meter, TokenBucket, UplinkSender
 from barnraise.peering.limits.repeated_warnings import RepeatedWarnings
+from barnraise.peering.limits.service_limits import SERVICE_LIMITS, Service
 from barnraise.peering.transports.transport import Channel, ChannelClosedError
 from barnraise.planning.mixing_topology import MAX_MACHINES
 from barnraise.protocol.messages import Peer
 
 log = logging.getLogger("barnraise.exchange")
 
-REDIAL_SECONDS = 2.0  # between two choices of members to dial
+# Between two dials of a member that does not answer; members to dial are chosen as often as first.
+MEMBER_REDIAL = BackOff(2.0, 60.0)
 # The machine with the greater key dials; the other one does so too once it has waited for so long,
 # because the first may not know it or not reach it.
 LATE_DIAL_SECONDS = 10.0
-MAX_REDIAL_SECONDS = 60.0  # between two dials of a member that does not answer
 CLOSE_SECONDS = 10.0  # for which `stop` waits for the event loop
 MAX_STATE_BYTES = 1 << 34  # of weights in 32 bits that a joining machine fetches
 # A joining machine waits longer for weights that arrive, as long as they do so at least this fast.
-SLOWEST_STATE_RATE = 32_000.0  # bytes per second
-# Frames without a whole piece of weights that a neighbour may send: per second, and in one burst. A
-# step has a few of them, and each takes the event loop's time.
-SMALL_FRAME_LIMIT = (1000.0, 5000.0)
+MIN_STATE_BYTES_PER_SECOND = 32_000.0
 # Frames of a kind that wait for one neighbour.
 MAX_QUEUED = {
     FrameKind.BEACON: 1,
@@ -56,20 +55,12 @@ MAX_QUEUED = {
     FrameKind.STATE_REQUEST: 1,
     FrameKind.STATE: 1,
 }
-POLL_SECONDS = 0.2  # between two questions whether to stop waiting
+MESH_POLL_SECONDS = 0.2  # between two questions whether to stop waiting
 STATE_REQUEST = MixingFrame(FrameKind.STATE_REQUEST, 0, bytes(ROSTER_BYTES))
 
 
 def _never_stop() -> bool:
     return False
-
-
-def compute_redial_pause(failures: int) -> float:
-    """Return the seconds between two dials of a member, after failures in a row beyond the first.
-
-    The exponent is bounded: a member may be gone for weeks, and no float is as large as 2¹⁰²⁴.
-    """
-    return min(MAX_REDIAL_SECONDS, REDIAL_SECONDS * 2 ** min(failures, 10))
 
 
 @dataclass
@@ -82,7 +73,9 @@ class _Link:
     is_sending_state: bool = False  # weights in 32 bits are in the queue or on their way
     # This machine's weights for a neighbour that has not reached their step; see `send_step`.
     early_weights: tuple[MixingFrame, Payload] | None = None
-    small_frames: TokenBucket = field(default_factory=lambda: TokenBucket(*SMALL_FRAME_LIMIT))
+    small_frames: TokenBucket = field(
+        default_factory=lambda: TokenBucket(SERVICE_LIMITS[Service.SMALL_MIXING_FRAMES]["peer"])
+    )
 
 
 @dataclass
@@ -272,7 +265,7 @@ class MeshLinks:
         self._schedule(self._queue, key, STATE_REQUEST, b"")
         self._wait(
             lambda: fetch.complete or key not in self._inbox.neighbours,
-            lambda: seconds + len(fetch.data) / SLOWEST_STATE_RATE,
+            lambda: seconds + len(fetch.data) / MIN_STATE_BYTES_PER_SECOND,
             should_stop,
         )
         with self._changed:
@@ -296,7 +289,7 @@ class MeshLinks:
         while True:
             left = started + limit() - time.monotonic()
             with self._changed:
-                if self._changed.wait_for(is_done, max(0.0, min(left, POLL_SECONDS))):
+                if self._changed.wait_for(is_done, max(0.0, min(left, MESH_POLL_SECONDS))):
                     return True
             if left <= 0 or should_stop():
                 return False
@@ -364,7 +357,7 @@ class MeshLinks:
                 is_wanted = peer.key not in self._links and self._has_room_for(peer.key)
                 if is_ours and is_wanted and peer.key not in self._dials:
                     self._dials[peer.key] = self._spawn(self._dial(peer))
-            await asyncio.sleep(REDIAL_SECONDS)
+            await asyncio.sleep(MEMBER_REDIAL.first_seconds)
 
     def _forget_strangers(self, members: Collection[str]) -> None:
         """Forget machines that are known no longer: peers may name any number of keys."""
@@ -377,7 +370,7 @@ class MeshLinks:
             with contextlib.suppress(ChannelClosedError):
                 await self._meet(await self._membership.connect(peer), dialled=True)
             failures = self._failures[peer.key] = self._failures.get(peer.key, -1) + 1
-            await asyncio.sleep(compute_redial_pause(failures) - REDIAL_SECONDS)
+            await asyncio.sleep(MEMBER_REDIAL.pause_seconds(failures) - MEMBER_REDIAL.first_seconds)
         finally:
             self._dials.pop(peer.key, None)
 

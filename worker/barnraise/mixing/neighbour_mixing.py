@@ -27,12 +27,28 @@ from barnraise.planning.mixing_topology import EXPONENTIAL, Topology
 
 log = logging.getLogger("barnraise.exchange")
 
-FIRST_PATIENCE = 60.0  # seconds to wait for a neighbour before the usual step is known
-PATIENCE_STEPS = 4.0  # usual steps to wait for a neighbour that is late
-MIN_PATIENCE = 0.5  # seconds
-MAX_PATIENCE = 600.0  # seconds
 SMOOTHING = 0.2  # of the usual step's length
 LONELY_MIXINGS = 8  # mixings without any neighbour, after which this machine says so
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a machine waits for a neighbour that is late.
+
+    Attributes:
+        first_seconds: Before the usual step is known.
+        usual_steps: From then on.
+        least_seconds: The shortest wait.
+        most_seconds: The longest wait.
+    """
+
+    first_seconds: float = 60.0
+    usual_steps: float = 4.0
+    least_seconds: float = 0.5
+    most_seconds: float = 600.0
+
+
+PATIENCE = Patience()
 
 
 @dataclass(frozen=True)
@@ -326,6 +342,6 @@ class NeighbourMixing:
     def patience(self) -> float:
         """Return the seconds to wait for a neighbour that is late."""
         if self._usual_seconds is None:
-            return FIRST_PATIENCE
-        patience = PATIENCE_STEPS * self._settings.interval * self._usual_seconds
-        return min(MAX_PATIENCE, max(MIN_PATIENCE, patience))
+            return PATIENCE.first_seconds
+        patience = PATIENCE.usual_steps * self._settings.interval * self._usual_seconds
+        return min(PATIENCE.most_seconds, max(PATIENCE.least_seconds, patience))

@@ -8,15 +8,15 @@ import math
 import torch
 from torch import Tensor
 
+from barnraise.planning.quantization_scheme import CHUNK
+from barnraise.planning.runtime_model import PAYLOAD_BITS
 from barnraise.spec import DIVERGENCE_LIMIT, UNIT_BITS
 
-CHUNK = 4096
 SCALE_BYTES = 4
 # A published model with a larger weight counts as diverged, so no replica may have one either.
 MAX_WEIGHT = DIVERGENCE_LIMIT / (1 << UNIT_BITS)
 MAX_GROWTH = 8.0  # of a neighbour's weights, in the root of their mean square, over one's own
 STEPS = 127  # from zero to a chunk's largest magnitude, in 8 bits
-BITS = (32, 16, 8)
 
 
 def payload_size(count: int, bits: int) -> int:
@@ -25,7 +25,7 @@ def payload_size(count: int, bits: int) -> int:
     Raises:
         ValueError: There is no such encoding.
     """
-    if bits not in BITS:
+    if bits not in PAYLOAD_BITS:
         raise ValueError(f"weights are sent in 32, 16 or 8 bits, not in {bits}")
     scales = SCALE_BYTES * -(-count // CHUNK) if bits == 8 else 0
     return scales + count * bits // 8

@@ -14,16 +14,16 @@ from enum import Enum
 from hashlib import blake2b
 
 from barnraise.errors import MessageError
+from barnraise.peering.limits.rate_limit import PIECE_BYTES
 
-PIECE_BYTES = 1 << 17  # of weights in one frame
-MAX_LEAD = 512  # steps by which a neighbour's weights may be ahead; more are not stored
+MAX_LEAD_STEPS = 512  # by which a neighbour's weights may be ahead; more are not stored
 MAX_STORED = 2  # weights of one neighbour: it waits for ours before it sends the third
 # Weights beyond those for this step and the next that are stored or on their way, of all neighbours
 # together: any number of machines may send theirs, and each is as large as the model.
 MAX_SPARE = 4
 MAX_STEP = 1 << 48
 ROSTER_BYTES = 16
-_HEADER = struct.Struct(f">BQ{ROSTER_BYTES}sQQ")  # kind, step, roster, bytes in all, offset
+_FRAME_HEADER = struct.Struct(f">BQ{ROSTER_BYTES}sQQ")  # kind, step, roster, bytes in all, offset
 
 
 class FrameKind(Enum):
@@ -58,7 +58,8 @@ class MixingFrame:
 
     def pack(self) -> bytes:
         """Return the frame's bytes."""
-        header = _HEADER.pack(self.kind.value, self.step, self.roster, self.total, self.offset)
+        fields = (self.kind.value, self.step, self.roster, self.total, self.offset)
+        header = _FRAME_HEADER.pack(*fields)
         return b"".join((header, self.data))
 
     @classmethod
@@ -68,10 +69,10 @@ class MixingFrame:
         Raises:
             MessageError: The bytes are no frame.
         """
-        if len(frame) < _HEADER.size:
+        if len(frame) < _FRAME_HEADER.size:
             raise MessageError(f"a mixing frame of {len(frame)} bytes is too short")
-        kind, step, roster, total, offset = _HEADER.unpack_from(frame)
-        data = memoryview(frame)[_HEADER.size :]
+        kind, step, roster, total, offset = _FRAME_HEADER.unpack_from(frame)
+        data = memoryview(frame)[_FRAME_HEADER.size :]
         if kind not in {each.value for each in FrameKind}:
             raise MessageError(f"a mixing frame is of kind {kind}, which does not exist")
         if step > MAX_STEP or len(data) > PIECE_BYTES or offset + len(data) > total:
@@ -189,7 +190,7 @@ class StepInbox:
             raise MessageError(
                 f"weights of {frame.total:,} bytes, where this run's have {self._payload_bytes:,}"
             )
-        if not self._step <= frame.step <= self._step + MAX_LEAD:
+        if not self._step <= frame.step <= self._step + MAX_LEAD_STEPS:
             neighbour.incomplete = None  # of a machine that is far ahead or behind
             return False
         if frame.offset == 0:

@@ -10,9 +10,9 @@ from typing import Any, Protocol, TypeVar
 
 log = logging.getLogger("barnraise.exchange")
 
-POLL_SECONDS = 0.1  # between two questions whether to stop waiting
+LOOP_POLL_SECONDS = 0.1  # between two questions whether to stop waiting
 
-T = TypeVar("T")
+Result = TypeVar("Result")
 
 
 class Server(Protocol):
@@ -79,10 +79,10 @@ class ServerThread:
 
     def run(
         self,
-        work: Coroutine[Any, Any, T],
-        default: T,
+        work: Coroutine[Any, Any, Result],
+        default: Result,
         should_stop: Callable[[], bool] = lambda: False,
-    ) -> T:
+    ) -> Result:
         """Run a coroutine on the event loop and wait for its result.
 
         Args:
@@ -97,7 +97,7 @@ class ServerThread:
             work.close()
             return default
         while not future.done() and not should_stop():
-            wait([future], POLL_SECONDS)
+            wait([future], LOOP_POLL_SECONDS)
         future.cancel()  # without effect on one that is done
         try:
             return future.result()

@@ -12,9 +12,8 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cache
 
-MAX_PARTS = 8  # parts of a round
-MIN_PART_SECONDS = 2.0  # shorter parts save less than their headers and fsyncs cost
-MIN_PART_STEPS = 2
+from barnraise.planning.round_limits import MAX_PARTS, MIN_PART_SECONDS, MIN_PART_STEPS
+
 TIME_TOLERANCE = 1e-6  # rounds: times since 1970 that are closer than this are the same moment
 
 

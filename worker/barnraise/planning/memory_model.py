@@ -32,7 +32,7 @@ GPU_TILE = 1 << 22
 TILE_BLOCK = 2048  # tiles begin on multiples of it
 GPU_PIECE = 1 << 20  # elements that are converted at a time between steps, where a device has them
 ROUNDING_BYTES = 1 << 20  # a GPU's allocator hands out multiples of 512 bytes
-PIECE_BYTES = 16  # an element of a piece: master, what is added to it, and their conversions
+PIECE_ELEMENT_BYTES = 16  # of a piece: master, what is added to it, and their conversions
 # fp32 buffers of one tile that a thread needs, by the weights' dtype and the moments' bits.
 TILE_BUFFERS = {
     ("float32", 32): 1,
@@ -201,7 +201,7 @@ def _conversion_bytes(plan: Plan) -> int:
     """Return the bytes of adding updates to fragments on the device, and of loading moments."""
     resident = [i for i, tier in enumerate(plan.weights) if tier == "device"]
     largest = max((plan.fragments[i].size for i in resident), default=0)
-    return PIECE_BYTES * min(GPU_PIECE, largest)
+    return PIECE_ELEMENT_BYTES * min(GPU_PIECE, largest)
 
 
 def activations(plan: Plan) -> int:

@@ -9,7 +9,7 @@ from barnraise.spec import CODEC
 
 CHUNK = 4096  # elements that share their levels
 POSITION_BITS = 12  # of a position within a chunk
-HEADER_BYTES = 12  # of a payload
+PAYLOAD_HEADER_BYTES = 12  # of a payload
 BITS = (2, 4, 8)
 
 
@@ -84,7 +84,7 @@ class QuantizationScheme:
 
     def payload_size(self, n: int) -> int:
         """Return the bytes of a payload of n elements, header included."""
-        return HEADER_BYTES + sum(self.section_sizes(n))
+        return PAYLOAD_HEADER_BYTES + sum(self.section_sizes(n))
 
     def smallest_for(self, n: int) -> "QuantizationScheme":
         """Return this scheme, or a dense one with at least as many bits that is not larger.

@@ -4,52 +4,22 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
+from barnraise.planning.compression_ladder import (
+    COMPRESSION_LADDER,
+    DEFAULT_SCHEME,
+    LONG_ROUNDS,
+    MAX_CARRY_STEPS,
+    SCHEMES,
+)
 from barnraise.planning.fragment_streaming import StreamingSchedule, fit_to_round
 from barnraise.planning.quantization_scheme import QuantizationScheme
+from barnraise.planning.round_limits import MAX_STRETCH, PLAIN_ROUNDS
+from barnraise.planning.update_header import TYPICAL_HEADER_BYTES
+from barnraise.planning.uplink_budget import HEADER_SHARE, UPDATE_SHARE
 from barnraise.spec import AUTO, Recipe
 
-UPLINK_SHARE = 0.8  # of the uplink that updates may use
-MAX_STRETCH = 1.5  # times the planned steps that a round ending by the clock may take
-DEFAULT_SCHEME = QuantizationScheme.parse("dense2")  # while the uplink is not measured yet
 # In which the first update is sent, where the uplink is known and the first step's time is not.
 FIRST_UPDATE_SECONDS = 30.0
-# Bytes of an update's signed header, of a model with a few fragments. Only where models and uplinks
-# are tiny do headers count: each part of a round has one.
-HEADER_BYTES = 2500
-HEADER_SHARE = 0.1  # of what updates may use of the uplink that the headers of parts may use
-
-
-@dataclass(frozen=True)
-class CompressionLevel:
-    """A compression scheme and the round lengths that suit it.
-
-    Attributes:
-        scheme: How updates are compressed.
-        min_steps: The shortest round that it is used for.
-        max_steps: The longest round that it is used for.
-    """
-
-    scheme: QuantizationScheme
-    min_steps: int
-    max_steps: int
-
-
-COMPRESSION_LADDER = (
-    CompressionLevel(QuantizationScheme.parse("dense2"), 10, 23),
-    CompressionLevel(QuantizationScheme.parse("top256x2"), 10, 23),
-    CompressionLevel(QuantizationScheme.parse("top64x2"), 5, 15),
-    CompressionLevel(QuantizationScheme.parse("dense2"), 128, 10_000),
-)  # in descending order of the bits that a parameter costs in a step
-# The longest round after which what a sparse update leaves out is carried into the next one.
-MAX_CARRY_STEPS = 23
-LONG_ROUNDS = COMPRESSION_LADDER[-1]
-PLAIN_ROUNDS = 4  # of a machine, from its start on, that have no momentum if they are long
-# From all values to the fewest.
-SCHEMES = sorted(
-    {level.scheme for level in COMPRESSION_LADDER},
-    key=lambda scheme: scheme.bits_per_parameter,
-    reverse=True,
-)
 
 
 @dataclass(frozen=True)
@@ -145,7 +115,7 @@ def choose_schedule(
     """Choose a machine's next round without regard to its peers.
 
     A recipe with a fixed codec sets it. With "auto" the uplink does; updates may use
-    UPLINK_SHARE. Until the uplink has been measured, rounds are as long as the recipe says and
+    UPDATE_SHARE. Until the uplink has been measured, rounds are as long as the recipe says and
     updates use DEFAULT_SCHEME. Where the uplink is known and the first step's time is not, a round
     is as long too, and its update takes FIRST_UPDATE_SECONDS if any scheme allows that.
 
@@ -163,10 +133,10 @@ def choose_schedule(
     if math.isinf(uplink):
         return RoundSchedule(min(recipe.round_steps, max_steps), DEFAULT_SCHEME)
     if step_seconds is None:
-        budget = UPLINK_SHARE * uplink * FIRST_UPDATE_SECONDS / pushes
+        budget = UPDATE_SHARE * uplink * FIRST_UPDATE_SECONDS / pushes
         fits = [scheme for scheme in SCHEMES if scheme.payload_size(parameters) <= budget]
         return _build_schedule(min(recipe.round_steps, max_steps), [*fits, SCHEMES[-1]][0])
-    return fit_to_uplink(UPLINK_SHARE * uplink, step_seconds, parameters, pushes, max_steps)
+    return fit_to_uplink(UPDATE_SHARE * uplink, step_seconds, parameters, pushes, max_steps)
 
 
 def fit_to_uplink(
@@ -185,7 +155,7 @@ def fit_to_uplink(
         H   steps of the round                    result
         p   copies that this machine sends        `pushes`
         B   bytes of an update                    `scheme.payload_size(parameters)`
-        h   bytes of its header                   HEADER_BYTES
+        h   bytes of its header                   TYPICAL_HEADER_BYTES
         R   bytes per second that updates may use `allowed`
         t   seconds of a step                     `step_seconds`
 
@@ -206,12 +176,12 @@ def fit_to_uplink(
             tokens.
     """
     bytes_per_step = max(allowed * step_seconds, 1e-9)
-    header_seconds = pushes * HEADER_BYTES / max(allowed, 1e-9)
+    header_seconds = pushes * TYPICAL_HEADER_BYTES / max(allowed, 1e-9)
     min_part_seconds = header_seconds / HEADER_SHARE
     chosen = LONG_ROUNDS if max_steps >= LONG_ROUNDS.min_steps else COMPRESSION_LADDER[-2]
     chosen_steps = max_steps
     for level in COMPRESSION_LADDER:
-        update_bytes = level.scheme.payload_size(parameters) + HEADER_BYTES
+        update_bytes = level.scheme.payload_size(parameters) + TYPICAL_HEADER_BYTES
         steps = math.ceil(pushes * update_bytes / bytes_per_step)
         if steps <= min(level.max_steps, max_steps):
             chosen, chosen_steps = level, min(max_steps, max(steps, level.min_steps))

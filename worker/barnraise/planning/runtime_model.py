@@ -25,10 +25,10 @@ from statistics import fmean
 from barnraise.planning.lines import BITS_PER_BYTE, Line
 from barnraise.planning.mixing_topology import TOPOLOGIES, Topology
 from barnraise.planning.round_schedule import (
-    UPLINK_SHARE,
     RoundSchedule,
     fit_to_uplink,
 )
+from barnraise.planning.uplink_budget import UPDATE_SHARE
 from barnraise.spec import DECENTRALIZED_ADAM, UPDATES
 
 DATA_PARALLEL = "data-parallel"  # The baseline: no run can have it.
@@ -152,10 +152,10 @@ def predict_updates(swarm: Swarm, schedule: RoundSchedule | None = None) -> Pred
     rate = min(swarm.line.up_bytes, swarm.line.down_bytes)
     if schedule is None:
         schedule = fit_to_uplink(
-            UPLINK_SHARE * rate, step_seconds, swarm.parameters, max(1, others)
+            UPDATE_SHARE * rate, step_seconds, swarm.parameters, max(1, others)
         )
     round_bytes = others * schedule.scheme.payload_size(swarm.parameters)
-    slowdown = max(1.0, round_bytes / (UPLINK_SHARE * rate) / (schedule.steps * step_seconds))
+    slowdown = max(1.0, round_bytes / (UPDATE_SHARE * rate) / (schedule.steps * step_seconds))
     return _build_prediction(
         swarm,
         (UPDATES, str(schedule.scheme)),

@@ -118,9 +118,9 @@ def test_source_that_sends_nothing_is_stalled_sooner_if_it_was_fast():
         source.requested["a" * 64] = BlobDownload(WantedBlob("a" * 64, 1 << 30, 1 << 30), 0)
     fast.record_bytes(10 * PIECE_BYTES, now=1.0)
     unproven.progress_at = 1.0
-    soon = 1.0 + blob_fetcher.MIN_STALL_TIMEOUT + 0.1
+    soon = 1.0 + blob_fetcher.MIN_STALL_SECONDS + 0.1
     assert fast.is_stalled(soon) and not unproven.is_stalled(soon)
-    assert unproven.is_stalled(1.0 + blob_fetcher.STALL_TIMEOUT + 0.1)
+    assert unproven.is_stalled(1.0 + blob_fetcher.STALL_SECONDS + 0.1)
     fast.requested.clear()
     assert not fast.is_stalled(soon), "it owes nothing"
 

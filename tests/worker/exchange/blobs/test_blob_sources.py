@@ -7,10 +7,10 @@ from helpers.wait_for import join_peers, stepping, wait_until
 
 from barnraise.exchange.blobs import blob_fetcher
 from barnraise.exchange.weights.peer_estimates import PeerEstimates
-from barnraise.exchange.weights.weighting import RAMP_ROUNDS
 from barnraise.ledger.anchor import fragment_to_bytes
 from barnraise.planning.fragment_streaming import split_evenly
 from barnraise.planning.quantization_scheme import QuantizationScheme
+from barnraise.planning.round_limits import RAMP_ROUNDS
 from barnraise.planning.round_schedule import RoundSchedule
 from barnraise.spec import ModelSpec
 
@@ -61,7 +61,7 @@ def test_joiner_uses_four_fifths_of_its_sources_bandwidth(world, monkeypatch):
 
 
 def test_fragment_of_a_stalled_source_continues_from_another(world, monkeypatch):
-    monkeypatch.setattr(blob_fetcher, "STALL_TIMEOUT", 2.0)
+    monkeypatch.setattr(blob_fetcher, "STALL_SECONDS", 2.0)
     servers, late = start_servers(world, 2e6, 2e6), world.machine(9)
     size = sum(4 * fragment.size for fragment in DEEP.fragments())
 

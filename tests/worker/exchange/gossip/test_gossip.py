@@ -13,7 +13,10 @@ from barnraise.exchange.gossip import authors, requests
 from barnraise.exchange.gossip import gossip as g
 from barnraise.exchange.gossip.gossip import Gossip
 from barnraise.exchange.gossip.requests import ArrivedBytes
+from barnraise.exchange.gossip.state_intervals import STATE_INTERVALS
+from barnraise.peering.limits.timeouts import TIMEOUTS
 from barnraise.protocol.messages import PeerState
+from barnraise.protocol.table_sizes import FEW
 
 
 def update_requests(actions: list[g.Action]) -> list[g.RequestUpdates]:
@@ -135,10 +138,10 @@ def test_gossip_update_that_is_not_urgent_is_announced_and_not_pushed():
     me.next_actions(0.0)
     me.build_state(key_of(2), 0.0)
     me.on_local_update(author_of(3), 1, is_urgent=False)
-    actions = me.next_actions(g.MIN_STATE_INTERVAL)
+    actions = me.next_actions(STATE_INTERVALS.shortest_seconds)
     assert not [action for action in actions if isinstance(action, g.PushUpdate)]
     assert g.SendState(key_of(2)) in actions
-    assert me.build_state(key_of(2), g.MIN_STATE_INTERVAL).vector == {author_of(3): 1}
+    assert me.build_state(key_of(2), STATE_INTERVALS.shortest_seconds).vector == {author_of(3): 1}
 
 
 def test_gossip_declined_push_is_not_continued():
@@ -165,10 +168,10 @@ def test_requests_stalled_update_is_requested_from_another_peer():
     me.on_update(key_of(2), author, 1, 0.5)
     me.next_actions(0.5)
     me.on_payload_bytes(key_of(2), author, 1, 4.0, ArrivedBytes(1))
-    assert not update_requests(me.next_actions(4.0 + requests.STALL_TIMEOUT - 0.1))
+    assert not update_requests(me.next_actions(4.0 + requests.STALL_SECONDS - 0.1))
     # The grace period starts when the transfer counts as stalled.
-    assert update_requests(me.next_actions(4.0 + requests.STALL_TIMEOUT + 0.1)) == []
-    later = 4.0 + requests.STALL_TIMEOUT + 0.2 + requests.MIN_GRACE
+    assert update_requests(me.next_actions(4.0 + requests.STALL_SECONDS + 0.1)) == []
+    later = 4.0 + requests.STALL_SECONDS + 0.2 + requests.MIN_GRACE_SECONDS
     assert update_requests(me.next_actions(later)) == [g.RequestUpdates(key_of(3), author, 1, 1)]
 
 
@@ -186,7 +189,7 @@ def test_trickle_of_no_new_bytes_holds_no_honest_update_up():
         if requested:
             break
     assert requested == [g.RequestUpdates(honest, author, 1, 1)]
-    assert now < requests.STALL_TIMEOUT + requests.MAX_GRACE
+    assert now < requests.STALL_SECONDS + requests.MAX_GRACE_SECONDS
     me.on_update(liar, author, 1, now)
     assert me.requests.is_expected(honest, author, 1), "the liar takes it over again"
 
@@ -197,8 +200,8 @@ def test_peer_that_answers_late_because_it_has_much_to_send_is_heard():
     me.on_author(key_of(2), author)
     me.on_state(key_of(2), peer_state({author: 1}), 0.0)
     me.next_actions(0.0)
-    assert update_requests(me.next_actions(requests.MIN_GRACE))
-    later = requests.MIN_GRACE + requests.RESPONSE_TIMEOUT + 1.0
+    assert update_requests(me.next_actions(requests.MIN_GRACE_SECONDS))
+    later = requests.MIN_GRACE_SECONDS + requests.RESPONSE_SECONDS + 1.0
     me.next_actions(later)
     me.on_update(key_of(2), author, 1, later)
     assert me.requests.is_expected(key_of(2), author, 1)
@@ -247,10 +250,10 @@ def test_requests_are_suspended_while_fetching_a_snapshot():
     assert not update_requests(me.next_actions(0.0)) and not update_requests(me.next_actions(5.0))
     me.start({}, {}, 5.0)
     me.next_actions(5.0)
-    assert update_requests(me.next_actions(5.0 + requests.MIN_GRACE)) == [
+    assert update_requests(me.next_actions(5.0 + requests.MIN_GRACE_SECONDS)) == [
         g.RequestUpdates(key_of(2), author, 1, 5)
     ]
-    assert not update_requests(me.next_actions(5.1 + requests.MIN_GRACE)), (
+    assert not update_requests(me.next_actions(5.1 + requests.MIN_GRACE_SECONDS)), (
         "the request is in flight"
     )
 
@@ -260,8 +263,8 @@ def test_requests_announced_update_waits_for_grace_longer_on_slow_tree():
     me.on_author(key_of(2), author)
     me.on_state(key_of(2), peer_state({author: 1}), 0.0)
     assert not update_requests(me.next_actions(0.0))
-    assert me.next_wakeup(0.1) <= requests.MIN_GRACE
-    assert update_requests(me.next_actions(requests.MIN_GRACE + 0.01))
+    assert me.next_wakeup(0.1) <= requests.MIN_GRACE_SECONDS
+    assert update_requests(me.next_actions(requests.MIN_GRACE_SECONDS + 0.01))
     # Now each update arrives along the tree three seconds after its announcement.
     for seq in range(2, 40):
         now = 10.0 * seq
@@ -273,7 +276,7 @@ def test_requests_announced_update_waits_for_grace_longer_on_slow_tree():
     me.on_state(key_of(2), peer_state({author: seq + 1}), 1000.0)
     assert not update_requests(me.next_actions(1000.0))
     assert not update_requests(me.next_actions(1005.0))
-    assert update_requests(me.next_actions(1000.0 + requests.MAX_GRACE))
+    assert update_requests(me.next_actions(1000.0 + requests.MAX_GRACE_SECONDS))
 
 
 def test_requests_pruned_update_is_not_requested_and_needs_snapshot():
@@ -289,7 +292,7 @@ def test_requests_pruned_update_is_not_requested_and_needs_snapshot():
     assert not me.needs_snapshot(100.0)
     me.on_disconnected(key_of(3), 100.0)
     me.next_actions(100.0)
-    late = 100.0 + requests.SNAPSHOT_DELAY
+    late = 100.0 + requests.SNAPSHOT_DELAY_SECONDS
     assert not me.needs_snapshot(100.0) and me.needs_snapshot(late)
     me.on_connected(key_of(4), 100.0)
     me.on_state(key_of(4), peer_state({author_of(4): 1}), 100.0)
@@ -320,7 +323,7 @@ def test_build_state_contains_changes_and_periodically_everything():
         {author_of(7): 2},
         {author_of(7): 1},
     )
-    assert me.build_state(key_of(2), 2 * g.FULL_STATE_INTERVAL).full
+    assert me.build_state(key_of(2), 2 * STATE_INTERVALS.full_seconds).full
 
 
 def test_states_that_are_due_soon_are_sent_with_one_that_is_due():
@@ -351,13 +354,13 @@ def count_states(uplink: float) -> int:
 
 def test_states_use_little_of_an_uplink_that_is_limited_to_little():
     unlimited = count_states(math.inf)
-    assert unlimited == pytest.approx(3 * 600 / g.STATE_INTERVAL, rel=0.2)
+    assert unlimited == pytest.approx(3 * 600 / STATE_INTERVALS.usual_seconds, rel=0.2)
     assert count_states(1e6) == pytest.approx(unlimited, rel=0.05)
     slow = 2500.0
     expected = g.STATE_SHARE * slow * 600
     assert count_states(slow) * g.STATE_BYTES == pytest.approx(expected, rel=0.25)
     slowest = count_states(1.0)
-    assert slowest == pytest.approx(3 * 600 / g.MAX_STATE_INTERVAL, rel=0.25)
+    assert slowest == pytest.approx(3 * 600 / STATE_INTERVALS.longest_seconds, rel=0.25)
 
 
 def test_gossip_remembers_which_peers_had_ended_their_part():
@@ -374,8 +377,9 @@ def test_gossip_remembers_which_peers_had_ended_their_part():
 
 
 def test_states_are_sent_before_a_peer_takes_the_link_for_dead():
-    longest = 1.25 * g.MAX_STATE_INTERVAL
-    assert longest <= 0.75 * g.PEER_TIMEOUT, "a State may be late by seconds on a full line"
+    longest = 1.25 * STATE_INTERVALS.longest_seconds
+    late = 0.75 * TIMEOUTS.peer_silence_seconds
+    assert longest <= late, "a State may be late by seconds on a full line"
 
 
 def test_state_calls_for_actions_only_if_it_brings_news():
@@ -412,7 +416,7 @@ def test_build_state_too_many_authors_sends_parts_until_all_are_sent():
     for author in me.vector:
         you.on_author(key_of(1), author)
     for n in range(40):
-        state = me.build_state(key_of(2), n * 2 * g.FULL_STATE_INTERVAL)
+        state = me.build_state(key_of(2), n * 2 * STATE_INTERVALS.full_seconds)
         assert len(state.vector) == g.MAX_STATE_AUTHORS and not state.full
         you.on_state(key_of(1), state, 0.0)
     assert you.links[key_of(1)].vector == me.vector
@@ -449,7 +453,7 @@ def test_phantom_authors_of_one_liar_leave_a_bounded_counter():
     me = connected_gossip(1, 2, 3)
     for part in range(50):
         me.on_state(key_of(2), phantoms(1000, part), 0.1)
-    assert len(me.authors.claims_of(key_of(2))) <= authors.MAX_CLAIMS
+    assert len(me.authors.claims_of(key_of(2))) <= FEW
     assert me.links[key_of(2)].vector == {} and me.links[key_of(2)].pruned == {}
     assert me.authors.ignored > 40_000
     now, started = 0.1, time.perf_counter()
@@ -467,7 +471,7 @@ def test_phantom_authors_are_probed_a_few_at_a_time_and_then_refused():
     assert len(probes(me.next_actions(0.0))) == authors.MAX_PROBES
     assert not probes(me.next_actions(5.0))
     for step in range(1, 30):
-        me.next_actions(step * authors.PROBE_TIMEOUT)
+        me.next_actions(step * authors.PROBE_SECONDS)
     assert me.authors.claims_of(key_of(2)) == {}
     me.on_state(key_of(2), phantoms(100), 290.0)
     assert me.authors.claims_of(key_of(2)) == {}, "its claims are refused for a while"
@@ -480,7 +484,7 @@ def test_honest_new_author_is_probed_and_then_requested():
     assert me.on_author(key_of(2), author), "its header answers the probe"
     assert not me.on_author(key_of(2), author)
     me.next_actions(0.1)
-    requested = update_requests(me.next_actions(0.2 + requests.MIN_GRACE))
+    requested = update_requests(me.next_actions(0.2 + requests.MIN_GRACE_SECONDS))
     assert requested == [g.RequestUpdates(key_of(2), author, 1, 3)]
 
 

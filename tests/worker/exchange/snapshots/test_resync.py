@@ -18,7 +18,7 @@ def fallen_behind(world, monkeypatch):
     It published an update before it connected to any peer, and they have pruned theirs.
     """
     monkeypatch.setattr(pruner, "payload_budget", lambda free: 20_000)
-    monkeypatch.setattr(requests, "SNAPSHOT_DELAY", 1.0)
+    monkeypatch.setattr(requests, "SNAPSHOT_DELAY_SECONDS", 1.0)
     a, b, c = (world.machine(n).start() for n in (1, 2, 3))
     c.add_peers(a)
     b.publish_round(50)
@@ -82,8 +82,8 @@ def test_machine_that_lacks_nothing_does_not_begin_again(world):
 
 def test_fetch_without_a_snapshot_is_repeated_after_the_interval(world, monkeypatch):
     """One volunteer alone claims updates that nobody has: its snapshot is never confirmed."""
-    monkeypatch.setattr(requests, "SNAPSHOT_DELAY", 0.2)
-    monkeypatch.setattr(resync, "FETCH_TIMEOUT", 0.2)
+    monkeypatch.setattr(requests, "SNAPSHOT_DELAY_SECONDS", 0.2)
+    monkeypatch.setattr(resync, "RESYNC_SECONDS", 0.2)
     liar = world.machine(9)
     poison(liar)
     liar.start()

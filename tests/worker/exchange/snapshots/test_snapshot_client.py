@@ -232,7 +232,7 @@ def step_for(seconds: float, *machines) -> None:
 
 
 def test_phantom_author_alone_overtakes_nobody(world, monkeypatch, caplog):
-    monkeypatch.setattr(requests, "SNAPSHOT_DELAY", 0.5)
+    monkeypatch.setattr(requests, "SNAPSHOT_DELAY_SECONDS", 0.5)
     (liar,) = liars(world, 9)
     a = world.machine(1).start()
     a.publish_round(1)
@@ -248,7 +248,7 @@ def test_phantom_author_alone_overtakes_nobody(world, monkeypatch, caplog):
 
 
 def test_one_liar_among_three_overtakes_nobody(world, monkeypatch):
-    monkeypatch.setattr(requests, "SNAPSHOT_DELAY", 0.5)
+    monkeypatch.setattr(requests, "SNAPSHOT_DELAY_SECONDS", 0.5)
     a, b, c = honest_machines(world, 1, 2, 3)
     (liar,) = liars(world, 9)
     for machine in (a, b, c):
@@ -271,7 +271,7 @@ def test_joiner_with_one_liar_among_three_gets_the_honest_weights(world):
 
 
 def test_two_accounts_among_five_poison_neither_joiner_nor_member(world, monkeypatch):
-    monkeypatch.setattr(requests, "SNAPSHOT_DELAY", 0.5)
+    monkeypatch.setattr(requests, "SNAPSHOT_DELAY_SECONDS", 0.5)
     a, b, c = honest_machines(world, 1, 2, 3)
     liar, other_liar = liars(world, 8, 9)
     for machine in (a, b, c):

@@ -19,6 +19,7 @@ from barnraise.exchange.snapshots.snapshot_server import (
     choose_kept,
 )
 from barnraise.ledger.anchor import fragment_to_bytes
+from barnraise.peering.limits.service_limits import SERVICE_LIMITS, Service
 from barnraise.protocol.messages import PeerState, SnapshotManifest, SnapshotRequest
 
 
@@ -58,7 +59,7 @@ def test_flood_of_snapshot_requests_copies_the_anchor_a_few_times(world):
             vector = {a.exchange.author: seq}
             server.add_request(PendingRequest(key * 64, vector, now + 30, "flooder"), now)
             copies += server.copy_anchor(a.anchor, now) is not None
-    assert copies <= snapshot_server.BUILDS_OF_VOLUNTEER[1]
+    assert copies <= SERVICE_LIMITS[Service.SNAPSHOTS]["volunteer"].burst
     server.add_request(PendingRequest("d" * 64, None, now + 30, "honest"), now)
     frozen, pending = server.copy_anchor(a.anchor, now)
     assert frozen.vector == a.anchor.vector and [request.peer[0] for request in pending] == ["d"]

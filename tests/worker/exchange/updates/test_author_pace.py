@@ -8,9 +8,7 @@ from barnraise.exchange.updates.author_pace import (
     AHEAD_SECONDS,
     BURST_SECONDS,
     INCARNATION_SECONDS,
-    INCARNATIONS_BURST,
-    MARGIN,
-    MAX_PARTS,
+    INCARNATIONS_BURST_SECONDS,
     MAX_UPDATES_PER_SECOND,
     MIN_UPDATES_PER_SECOND,
     SLACK_SECONDS,
@@ -19,7 +17,8 @@ from barnraise.exchange.updates.author_pace import (
     PacedUpdate,
     PaceLimits,
 )
-from barnraise.ledger.validation import BASE_HEADER_BYTES, BYTES_PER_FRAGMENT
+from barnraise.planning.round_limits import MAX_PARTS, PACE_MARGIN
+from barnraise.planning.update_header import max_header_bytes
 from barnraise.protocol.messages import FragmentUpdate, Update
 from barnraise.protocol.signing import Identity
 from barnraise.spec import ModelSpec, Recipe, RunSpec
@@ -98,7 +97,7 @@ def test_incarnations_of_a_key_are_as_rare_as_lost_state_directories():
         now = max(now, pace.ready_at(update, now))
         pace.on_update(update)
         begun += 1
-    assert begun <= (86400 + INCARNATIONS_BURST) / INCARNATION_SECONDS + 2
+    assert begun <= (86400 + INCARNATIONS_BURST_SECONDS) / INCARNATION_SECONDS + 2
 
 
 @pytest.mark.parametrize("strategy", ["streams", "windows", "async"])
@@ -123,7 +122,7 @@ def test_honest_machine_is_never_above_its_pace(strategy, step_seconds, steps):
 def test_headers_of_a_volunteers_keys_are_bounded_by_their_rates(rates):
     """Bound what stays on disk for ever, however a volunteer splits its rate over keys."""
     updates_per_second = sum(LIMITS.updates_per_second(rate) for rate in rates)
-    most = MARGIN * MAX_PARTS * sum(rates) / LIMITS.round_tokens
+    most = PACE_MARGIN * MAX_PARTS * sum(rates) / LIMITS.round_tokens
     assert updates_per_second <= most + MIN_UPDATES_PER_SECOND * len(rates)
     assert updates_per_second <= MAX_UPDATES_PER_SECOND * len(rates)
 
@@ -155,7 +154,7 @@ def test_stored_header_is_at_most_twice_its_longest_encoding():
         fragments=[part] * fragments,
     )
     signed = Identity(b"1" * 32).sign("update", update)
-    longest = BASE_HEADER_BYTES + BYTES_PER_FRAGMENT * fragments
+    longest = max_header_bytes(fragments)
     assert len(signed.body) <= longest
     assert len(signed.model_dump_json()) <= 2 * longest
 

@@ -16,13 +16,13 @@ from helpers.forged_updates import (
     send_payloads,
     send_update,
 )
-from helpers.raw_peer import assert_refused, connect_raw_peer
+from helpers.raw_peer import assert_refused, connect_raw_peer, limit_peers
 from helpers.wait_for import wait_until
 
 from barnraise.exchange.gossip import requests
 from barnraise.exchange.updates import payload_receiver
 from barnraise.ledger import blob_store
-from barnraise.peering.links import connection as connection_module
+from barnraise.peering.limits.service_limits import Rate, Service
 from barnraise.peering.transports.framing import pack
 from barnraise.protocol.messages import BlobPart, PeerState
 
@@ -43,8 +43,8 @@ def test_payload_of_another_size_than_signed_is_refused(world, caplog):
 
 def test_peer_that_completes_a_poisoned_payload_is_not_blamed(world, monkeypatch):
     """A liar sends the first bytes of an update's payload, which an honest peer completes."""
-    monkeypatch.setattr(requests, "RESPONSE_TIMEOUT", 0.5)
-    monkeypatch.setattr(requests, "STALL_TIMEOUT", 0.5)
+    monkeypatch.setattr(requests, "RESPONSE_SECONDS", 0.5)
+    monkeypatch.setattr(requests, "STALL_SECONDS", 0.5)
     b = world.machine(2).start()
     author = f"{STRANGER.key}.{'9' * 16}"
     data = noise_payloads(world)[0][0]
@@ -81,7 +81,7 @@ def test_unrequested_pieces_are_ignored(world):
 
 
 def test_flood_of_unwanted_payloads_ends_the_connection(world, monkeypatch, caplog):
-    monkeypatch.setattr(connection_module, "UNWANTED_LIMIT", (1000.0, 100_000.0))
+    limit_peers(monkeypatch, Service.UNWANTED_BYTES, Rate(1000.0, 100_000.0))
     a = world.machine(1).start()
     part = pack(BlobPart(digest="a" * 64, offset=0, total=1 << 30), bytes(60_000))
     assert_refused(a, caplog, [part, part], "nothing here waits for")
@@ -165,7 +165,7 @@ def test_update_that_could_not_be_stored_is_received_again(
     world, monkeypatch, caplog, choose_part, method, failing_call
 ):
     """Let one call fail, as on a full disk. The link ends, and no update is lost."""
-    monkeypatch.setattr(requests, "RETRY_DELAY", 0.2)
+    monkeypatch.setattr(requests, "UPDATE_RETRY_SECONDS", 0.2)
     a, b = (world.machine(n).start() for n in (1, 2))
     part = choose_part(b.ledger)
     call = getattr(part, method)

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from barnraise.exchange.updates.transfer_budget import (
-    EXPIRE_AFTER,
+    EXPIRY_SECONDS,
     ReservedTotal,
     TransferBudget,
 )
@@ -58,7 +58,7 @@ def test_budget_update_that_trickles_expires_in_the_end():
     budget.reserve("trickled", "liar", 100, 0.0)
     for now in range(0, 1200, 50):
         budget.record_progress("trickled", float(now))
-    assert budget.expired(EXPIRE_AFTER - 1) == [] and budget.expired(1200.0) == ["trickled"]
+    assert budget.expired(EXPIRY_SECONDS - 1) == [] and budget.expired(1200.0) == ["trickled"]
 
 
 def test_budget_update_without_a_byte_makes_room_for_its_own_volunteer():

@@ -11,11 +11,12 @@ from helpers.forged_updates import (
     send_payloads,
     send_update,
 )
-from helpers.raw_peer import assert_refused, connect_raw_peer
+from helpers.raw_peer import assert_refused, connect_raw_peer, limit_peers
 from helpers.wait_for import wait_until
 
-from barnraise.exchange.gossip.requests import AUTHOR_WINDOW
+from barnraise.exchange.gossip.requests import UPDATE_WINDOW
 from barnraise.exchange.updates import update_receiver
+from barnraise.peering.limits.service_limits import Rate, Service
 from barnraise.peering.transports.transport import ChannelClosedError
 from barnraise.protocol import messages
 from barnraise.protocol.signing import digest
@@ -151,7 +152,7 @@ def test_many_incarnations_of_a_key_state_the_time_of_one(world):
 
 
 def test_flood_of_known_headers_ends_the_connection_for_a_while(world, monkeypatch):
-    monkeypatch.setattr(update_receiver, "UNNEEDED_HEADERS", (1.0, 20.0))
+    limit_peers(monkeypatch, Service.UNNEEDED_HEADERS, Rate(1.0, 20.0))
     a = world.machine(1).start()
     message = build_push(world, STRANGER)
     with connect_raw_peer(world, a) as send:
@@ -209,10 +210,10 @@ def test_header_far_ahead_of_its_authors_last_is_declined(world):
     a = world.machine(1).start()
     updates = a.exchange.server.updates
     with connect_raw_peer(world, a) as send:
-        for seq in (AUTHOR_WINDOW + 1, AUTHOR_WINDOW):
+        for seq in (UPDATE_WINDOW + 1, UPDATE_WINDOW):
             send(build_push(world, STRANGER, seq=seq, total=1000))
         wait_until(lambda: updates.incomplete)
-        assert [seq for _, seq in updates.incomplete] == [AUTHOR_WINDOW]
+        assert [seq for _, seq in updates.incomplete] == [UPDATE_WINDOW]
 
 
 def test_verdict_ends_the_wait_for_an_update_that_it_retracts(world):

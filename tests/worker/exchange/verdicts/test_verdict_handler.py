@@ -244,8 +244,8 @@ def test_verdict_during_a_join_is_not_lost(world):
 
 @pytest.fixture(autouse=True)
 def short_intervals(monkeypatch):
-    monkeypatch.setattr(verdict_sync_module, "HEADS_INTERVAL", 0.2)
-    monkeypatch.setattr(verdict_sync_module, "RESEND_INTERVAL", 1.0)
+    monkeypatch.setattr(verdict_sync_module, "HEADS_SECONDS", 0.2)
+    monkeypatch.setattr(verdict_sync_module, "VERDICT_RESEND_SECONDS", 1.0)
 
 
 def restore_copy(machine, copy, name: str = "f" * 16):

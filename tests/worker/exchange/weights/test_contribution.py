@@ -6,8 +6,14 @@ import torch
 from helpers.wait_for import wait_until
 from hypothesis import given
 
-from barnraise.exchange.weights.contribution import MAX_SILENCE, MAX_VOLUNTEERS, ContributionMeter
-from barnraise.exchange.weights.weighting import FULL_AGREEMENT, NO_AGREEMENT, contribution_factors
+from barnraise.exchange.weights.contribution import ContributionMeter
+from barnraise.exchange.weights.weighting import (
+    FULL_AGREEMENT,
+    NO_AGREEMENT,
+    contribution_factors,
+)
+from barnraise.planning.round_limits import MAX_SILENT_ROUNDS
+from barnraise.protocol.table_sizes import FEW
 
 SIZES = (30_000, 60_000, 60_000, 30_000)
 TOKENS = 10_000
@@ -156,7 +162,7 @@ def test_machine_that_stops_contributing_counts_for_less_after_some_rounds():
 def test_honest_volunteer_that_leaves_is_forgotten_and_never_doubted():
     machines = Machines()
     machines.train({})
-    for _ in range(3 * int(MAX_SILENCE)):
+    for _ in range(3 * int(MAX_SILENT_ROUNDS)):
         machines.direction = [  # the training goes on, in other directions
             0.8 * direction + 0.6 * machines.noise(len(direction))
             for direction in machines.direction
@@ -181,12 +187,12 @@ def test_volunteer_is_not_judged_while_its_first_update_is_being_applied():
 def test_number_of_volunteers_is_bounded():
     machines = Machines()
     machines.train_own(3)
-    for number in range(2 * MAX_VOLUNTEERS):
+    for number in range(2 * FEW):
         machines.receive(f"eve-{number}", [torch.zeros(SIZES[0]).int()], 1)
     for volunteer in ("ann", "ben"):
         machines.receive(volunteer, machines.change())
     machines.train_own()
-    assert len(machines.meter.agreements()) <= MAX_VOLUNTEERS
+    assert len(machines.meter.agreements()) <= FEW
 
 
 @given(st.dictionaries(st.text(), st.floats(-1, 1)))

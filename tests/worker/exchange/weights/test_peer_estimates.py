@@ -21,7 +21,8 @@ from barnraise.exchange.weights.peer_estimates import MAX_DRIFT, PeerEstimates, 
 from barnraise.exchange.weights.weighting import GRACE_SECONDS
 from barnraise.ledger.validation import EMPTY_PART
 from barnraise.planning.quantization_scheme import QuantizationScheme
-from barnraise.planning.round_schedule import MAX_STRETCH, RoundSchedule, align_with_peers
+from barnraise.planning.round_limits import MAX_STRETCH
+from barnraise.planning.round_schedule import RoundSchedule, align_with_peers
 from barnraise.protocol.messages import FragmentUpdate, Update
 from barnraise.spec import Recipe, RunSpec, preset
 

@@ -9,6 +9,7 @@ from helpers.simulated_swarm import connected_gossip, key_of
 from hypothesis import given
 
 from barnraise.exchange.gossip import gossip as g
+from barnraise.exchange.gossip.state_intervals import STATE_INTERVALS
 from barnraise.exchange.weights.weighting import (
     FULL_AGREEMENT,
     GRACE_SECONDS,
@@ -141,7 +142,7 @@ def test_set_progress_publishes_only_changed_rates():
     def sends_state(rate: float, complete: bool = False) -> bool:
         nonlocal now
         me.set_progress(rate, complete)
-        now += g.MIN_STATE_INTERVAL
+        now += STATE_INTERVALS.shortest_seconds
         me.links[key_of(2)].next_state_at = math.inf  # no periodic State, only changes
         actions = [action for action in me.next_actions(now) if isinstance(action, g.SendState)]
         for action in actions:

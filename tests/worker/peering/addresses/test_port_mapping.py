@@ -24,6 +24,7 @@ from barnraise.peering.addresses.port_mapping import (
     HomeNetwork,
     PortMapper,
     PortMapping,
+    PortMappingTimes,
     release_mapping,
     request_mapping,
 )
@@ -144,8 +145,8 @@ def test_mapping_is_renewed_and_ended_with_one_nonce(monkeypatch) -> None:
     def find_no_router() -> None:
         raise OSError("there is no UPnP here")
 
-    monkeypatch.setattr(port_mapping, "IROH_SECONDS", 0.0)
-    monkeypatch.setattr(port_mapping, "MIN_RENEWAL", 0.01)
+    times = PortMappingTimes(iroh_seconds=0.0, renewal_seconds=0.01)
+    monkeypatch.setattr(port_mapping, "TIMES", times)
     monkeypatch.setattr("miniupnpc.UPnP", find_no_router)
     mappings = PcpMappings(lifetime=0)
     home = HomeNetwork("127.0.0.1", Router(mappings.answer).ip)
@@ -219,9 +220,8 @@ def test_upnp_router_that_states_no_address_maps_nothing(monkeypatch, stated, ad
 
 @pytest.mark.slow  # because UPnP's search for a router takes seconds
 def test_laptop_in_another_network_asks_the_router_there(monkeypatch) -> None:
-    monkeypatch.setattr(port_mapping, "IROH_SECONDS", 0.0)
-    monkeypatch.setattr(port_mapping, "NETWORK_SECONDS", 0.05)
-    monkeypatch.setattr(port_mapping, "DISCOVERY_MILLISECONDS", 10)
+    times = PortMappingTimes(iroh_seconds=0.0, network_seconds=0.05, discovery_milliseconds=10)
+    monkeypatch.setattr(port_mapping, "TIMES", times)
     routers = [
         Router(PcpMappings().answer),
         Router(PcpMappings("5.9.1.2").answer),

@@ -3,7 +3,7 @@
 import pytest
 
 from barnraise.errors import StateError
-from barnraise.peering.addresses.reachability import OPENED_SECONDS, REACHED_SECONDS, Reachability
+from barnraise.peering.addresses.reachability import EVIDENCE_SECONDS, OPENED_SECONDS, Reachability
 from barnraise.peering.links.announced_names import (
     MAX_ANNOUNCED,
     AnnouncedNames,
@@ -55,7 +55,7 @@ def test_unexpected_connection_from_the_internet_proves_reachability() -> None:
     assert reach.facts(1.0).is_reached is None, "the router was open to that host"
     reach.on_accepted("5.9.1.3:5", 1.0)
     assert reach.facts(1.0).is_reached
-    assert reach.facts(1.0 + REACHED_SECONDS).is_reached is None
+    assert reach.facts(1.0 + EVIDENCE_SECONDS).is_reached is None
     reach.on_accepted("5.9.1.2:6", OPENED_SECONDS)
     assert reach.facts(OPENED_SECONDS).is_reached
 

@@ -6,6 +6,7 @@ from hypothesis import given
 from barnraise.peering.addresses.addresses import host_of, network_of
 from barnraise.peering.limits import dial_limits
 from barnraise.peering.limits.dial_limits import DialLimits
+from barnraise.peering.limits.service_limits import SERVICE_LIMITS, Service
 
 ADDRESSES = [f"203.0.113.{host}:{port}" for host in (1, 2, 3) for port in range(1, 40)]
 
@@ -24,12 +25,13 @@ def test_silent_hosts_and_networks_have_a_budget_of_dials(events):
             limits.on_dial([address], now)
             limits.on_silence([address], now)
             dialled.append(address)
+    rates = SERVICE_LIMITS[Service.UNANSWERED_DIALS]
     for host in {host_of(address) for address in dialled}:
         count = sum(host_of(address) == host for address in dialled)
-        allowed = dial_limits.HOST_DIALS + now * dial_limits.HOST_DIALS_PER_SECOND
+        allowed = rates["host"].burst + now * rates["host"].per_second
         assert count <= allowed + 1e-6
     networks = [network_of(address) for address in dialled]
-    allowed = dial_limits.NETWORK_DIALS + now * dial_limits.NETWORK_DIALS_PER_SECOND
+    allowed = rates["network"].burst + now * rates["network"].per_second
     assert len(networks) <= allowed + 1e-6
 
 
@@ -43,7 +45,7 @@ def test_silent_address_backs_off_whichever_key_it_is_dialled_for():
         limits.on_dial(["198.51.100.1:9"], now)
         limits.on_silence(["198.51.100.1:9"], now)
     assert waits == sorted(waits)
-    assert waits[-1] >= 0.7 * dial_limits.BACKOFF_MAX
+    assert waits[-1] >= 0.7 * dial_limits.UNPROVEN_ADDRESS.most_seconds
 
 
 def test_address_named_with_one_that_answers_is_not_proven():

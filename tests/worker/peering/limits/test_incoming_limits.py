@@ -9,6 +9,7 @@ from barnraise.peering.addresses.addresses import host_of, network_of
 from barnraise.peering.limits.incoming_limits import PendingPool
 from barnraise.peering.limits.rate_limit import TokenBuckets
 from barnraise.peering.limits.repeated_warnings import RepeatedWarnings
+from barnraise.peering.limits.service_limits import Rate
 
 LIMITS = {"address": 2, "network": 4, "all": 8}
 
@@ -38,7 +39,7 @@ def test_pool_flood_from_one_address_drops_nobody_else():
 
 
 def test_token_buckets_limit_each_name_and_remember_a_bounded_number():
-    buckets = TokenBuckets(rate=1.0, burst=2.0, max_names=3)
+    buckets = TokenBuckets(Rate(1.0, 2.0), max_names=3)
     assert [buckets.try_consume("a", 1, 0.0) for _ in range(3)] == [True, True, False]
     assert buckets.try_consume("b", 1, 0.0)
     assert not buckets.try_consume("a", 1, 0.5) and buckets.try_consume("a", 1, 1.1)

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 
 from barnraise.peering.limits.rate_limit import (
-    MESSAGE_WINDOW,
-    METER_WINDOW,
+    MESSAGE_SECONDS,
+    METER_SECONDS,
     MIN_PIECE_BYTES,
-    MIN_WAIT,
+    MIN_WAIT_SECONDS,
     PIECE_BYTES,
     PIECE_SECONDS,
     TURN_SECONDS,
@@ -20,6 +20,7 @@ from barnraise.peering.limits.rate_limit import (
     TokenBucket,
     UplinkSender,
 )
+from barnraise.peering.limits.service_limits import Rate
 
 
 @given(
@@ -28,7 +29,7 @@ from barnraise.peering.limits.rate_limit import (
     st.lists(st.tuples(st.floats(0, 10), st.floats(0, 1e6)), max_size=50),
 )
 def test_token_bucket_allows_at_most_burst_plus_rate(rate, burst, requests):
-    bucket = TokenBucket(rate, burst)
+    bucket = TokenBucket(Rate(rate, burst))
     now = consumed = 0.0
     for pause, amount in requests:
         now += pause
@@ -38,11 +39,11 @@ def test_token_bucket_allows_at_most_burst_plus_rate(rate, burst, requests):
 
 
 def test_idle_token_bucket_fills_to_its_burst():
-    bucket = TokenBucket(10.0, 20.0)
+    bucket = TokenBucket(Rate(10.0, 20.0))
     assert bucket.consume(20.0, 0.0) == 0.0
     assert bucket.consume(5.0, 0.0) == 0.5
     assert bucket.consume(20.0, 1000.0) == 0.0 and bucket.consume(10.0, 1000.0) == 1.0
-    assert TokenBucket(math.inf, 0.0).consume(1e12, 0.0) == 0.0
+    assert TokenBucket(Rate(math.inf, 0.0)).consume(1e12, 0.0) == 0.0
 
 
 async def send_frames(share: FairShare, name: str, frames: list[int], sent: list[str]) -> None:
@@ -102,7 +103,7 @@ def test_meter_averages_over_its_window():
     for tenth in range(1000):
         meter.update(100 * tenth, tenth / 10)
     assert meter.rate == pytest.approx(1000, rel=0.1)
-    for tenth in range(1000, 1000 + int(20 * METER_WINDOW)):
+    for tenth in range(1000, 1000 + int(20 * METER_SECONDS)):
         meter.update(100_000, tenth / 10)
     assert meter.rate == 0.0
 
@@ -129,10 +130,12 @@ async def test_messages_take_from_what_waits_for_the_uplink(monkeypatch):
     share.record_message(30_000)
     share.record_message(20_000)
     await send_frames(share, "a", [1000], sent)
-    assert loop.time() - started_at >= 0.5 - MIN_WAIT, "the messages' bytes have gone out first"
+    assert loop.time() - started_at >= 0.5 - MIN_WAIT_SECONDS, (
+        "the messages' bytes have gone out first"
+    )
     now = loop.time()
     monkeypatch.setattr(loop, "time", lambda: now)
-    for _ in range(int(2 * MESSAGE_WINDOW)):
+    for _ in range(int(2 * MESSAGE_SECONDS)):
         now += 1.0
         share.record_message(300)
     assert share.message_rate == pytest.approx(300.0)
@@ -146,7 +149,7 @@ async def test_greetings_of_the_first_seconds_are_spread_over_the_window(monkeyp
     for _ in range(5):
         now += 1.0
         share.record_message(600)
-    assert share.message_rate == pytest.approx(5 * 600 / MESSAGE_WINDOW)
+    assert share.message_rate == pytest.approx(5 * 600 / MESSAGE_SECONDS)
 
 
 async def test_messages_on_an_unlimited_uplink_delay_nothing():

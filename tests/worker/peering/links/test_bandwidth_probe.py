@@ -82,7 +82,7 @@ def test_late_bytes_of_a_download_count_in_no_other_step(world, monkeypatch):
         wait_until(lambda: machine.exchange.stats.peers == 1, SECONDS)
         measuring = thread.submit(machine.exchange.measure_line)
         wait_for_request()
-        monkeypatch.setattr(line_test, "STEP_SECONDS", SECONDS)  # from the next step on
+        monkeypatch.setattr(line_test, "STEP_LIMIT_SECONDS", SECONDS)  # from the next step on
         for _ in range(2):  # the rest is late
             send(LineTestPart(), b"x" * 1000)
         wait_for_upload()

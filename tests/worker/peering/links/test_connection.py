@@ -7,9 +7,10 @@ from contextlib import asynccontextmanager
 import pytest
 from helpers.forged_updates import STRANGER, build_push
 from helpers.memory_transport import MemoryNetwork
-from helpers.raw_peer import assert_refused, connect_raw_peer
+from helpers.raw_peer import assert_refused, connect_raw_peer, limit_peers
 from helpers.wait_for import within
 
+from barnraise.peering.limits.service_limits import SERVICE_LIMITS, Rate, Service
 from barnraise.peering.links import connection as connection_module
 from barnraise.peering.links.connection import Connection
 from barnraise.peering.transports.framing import pack
@@ -67,7 +68,8 @@ def request_all(connection: Connection) -> None:
 
 async def test_flood_of_requests_waits_for_its_own_rate(monkeypatch):
     """A peer asks for 64 updates in each of many small messages."""
-    monkeypatch.setattr(connection_module, "REQUESTED_LIMIT", (1e-6, 640.0))
+    requested = {"peer": Rate(1e-6, 640.0)}
+    monkeypatch.setitem(SERVICE_LIMITS, Service.REQUESTED_UPDATES, requested)
     async with open_connection() as connection:
         for _ in range(10):
             await connection.wait_for_requests(64)
@@ -90,7 +92,7 @@ def test_frame_without_a_message_ends_the_connection(world, caplog, message, rea
 
 def test_flood_of_valid_headers_is_verified_at_a_bounded_rate(world, monkeypatch):
     """Each header is of another incarnation, so that each has a signature to verify."""
-    monkeypatch.setattr(connection_module, "UPDATE_LIMIT", (5.0, 10.0))
+    limit_peers(monkeypatch, Service.UPDATE_HEADERS, Rate(5.0, 10.0))
     a, b = (world.machine(n).start() for n in (1, 2))
     with connect_raw_peer(world, a) as send:
         for life in range(200):
@@ -104,7 +106,7 @@ def test_flood_of_valid_headers_is_verified_at_a_bounded_rate(world, monkeypatch
 
 
 def test_flood_of_messages_slows_only_its_sender(world, monkeypatch):
-    monkeypatch.setattr(connection_module, "FRAME_LIMIT", (50.0, 100.0))
+    limit_peers(monkeypatch, Service.FRAMES, Rate(50.0, 100.0))
     a, b = (world.machine(n).start() for n in (1, 2))
     channels = []
     with connect_raw_peer(world, a, channels=channels):

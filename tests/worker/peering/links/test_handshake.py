@@ -148,7 +148,7 @@ def test_revocation_ends_when_the_tickets_before_it_have_expired(world):
 
 
 def test_expired_ticket_ends_the_connection_unless_renewed(world, monkeypatch):
-    monkeypatch.setattr(handshake, "RECHECK_INTERVAL", 0.1)
+    monkeypatch.setattr(handshake, "RECHECK_SECONDS", 0.1)
     a, now = world.start_machine_with_clock(1)
     b, c = (world.machine(n).start() for n in (2, 3))
     b.add_peers(a)

@@ -7,11 +7,9 @@ import pytest
 from helpers.memory_transport import MemoryNetwork
 from helpers.wait_for import wait_until
 
+from barnraise.peering.limits.service_limits import SERVICE_LIMITS, WAITING_LIMITS, Service
 from barnraise.peering.links.pending_handshakes import (
-    CONNECTS_BURST,
-    FIRST_BACK_OFF,
-    MAX_BACK_OFF,
-    MAX_WAITING,
+    FLOODERS,
     IncomingGreetings,
 )
 from barnraise.peering.transports.iroh_transport import IrohTransport
@@ -73,8 +71,10 @@ async def test_key_that_connects_too_often_is_refused_and_others_are_not():
     for transport in (often,) * 20 + (other,):
         await transport.connect(Peer(key=me.key, addresses=me.addresses()))
         admitted.append(greetings.admit(await me.accept(), 0.0))
-    assert admitted == [True] * int(CONNECTS_BURST) + [False] * 4 + [True]
-    assert len(greetings) == MAX_WAITING["key"] + 1
+    assert admitted == [True] * int(SERVICE_LIMITS[Service.INTRODUCTIONS]["key"].burst) + [
+        False
+    ] * 4 + [True]
+    assert len(greetings) == WAITING_LIMITS[Service.INTRODUCTIONS]["key"] + 1
 
 
 async def test_key_that_flooded_stays_away_longer_each_time():
@@ -89,7 +89,7 @@ async def test_key_that_flooded_stays_away_longer_each_time():
         return greetings.admit(await me.accept(), now)
 
     now = 0.0
-    for away in (FIRST_BACK_OFF, 2 * FIRST_BACK_OFF, 4 * FIRST_BACK_OFF):
+    for away in (30.0, 60.0, 120.0):
         greetings.on_flood(flooder.key, now)
         assert not await is_admitted(flooder, now + away - 1)
         assert await is_admitted(other, now + away - 1)
@@ -97,4 +97,4 @@ async def test_key_that_flooded_stays_away_longer_each_time():
         assert await is_admitted(flooder, now)
     for _ in range(20):
         greetings.on_flood(flooder.key, now)
-    assert await is_admitted(flooder, now + MAX_BACK_OFF), "it has a way back"
+    assert await is_admitted(flooder, now + FLOODERS.most_seconds), "it has a way back"

@@ -2,9 +2,8 @@
 
 import pytest
 
+from barnraise.peering.limits.service_limits import SERVICE_LIMITS, Service
 from barnraise.peering.membership.dial_back import (
-    DONE,
-    SERVED,
     DialBackLimits,
     Helper,
     choose_asked,
@@ -52,19 +51,19 @@ def test_one_machine_of_each_other_person_is_asked_first():
 
 
 def test_requests_of_one_key_of_one_network_and_of_all_are_bounded():
-    limits = DialBackLimits()
+    limits, served = DialBackLimits(), SERVICE_LIMITS[Service.DIAL_BACKS]
     of_key = sum(limits.may_serve("a", "93.184.216.34:1", 0.0) for _ in range(50))
-    assert of_key == SERVED["key"][1]
+    assert of_key == served["key"].burst
     of_network = sum(limits.may_serve(f"{n}", f"93.184.216.{n}:1", 0.0) for n in range(50))
-    assert of_key + of_network <= SERVED["network"][1]
+    assert of_key + of_network <= served["network"].burst
     of_all = sum(limits.may_serve(f"x{n}", f"9.{n}.1.1:1", 0.0) for n in range(50))
-    assert of_key + of_network + of_all <= SERVED["all"][1]
+    assert of_key + of_network + of_all <= served["all"].burst
     assert limits.may_serve("a", "93.184.216.34:1", 600.0)
 
 
 def test_errands_to_one_victim_are_bounded_whoever_passes_them_on():
     limits = DialBackLimits()
     done = sum(limits.may_do_errand(f"{n}", "93.184.216.34:1", 0.0) for n in range(50))
-    assert done == DONE["network"][1]
+    assert done == SERVICE_LIMITS[Service.ERRANDS]["network"].burst
     done = sum(limits.may_do_errand("liar", f"9.{n}.1.1:1", 1.0) for n in range(50))
-    assert done <= DONE["volunteer"][1]
+    assert done <= SERVICE_LIMITS[Service.ERRANDS]["volunteer"].burst

@@ -6,24 +6,25 @@ import math
 from helpers.simulated_swarm import address_of, connected_gossip, key_of
 
 from barnraise.exchange.gossip import gossip as g
-from barnraise.peering.limits.dial_limits import HOST_DIALS, MAX_ADDRESSES_PER_DIAL
+from barnraise.peering.limits.dial_limits import MAX_ADDRESSES_PER_DIAL
+from barnraise.peering.limits.service_limits import SERVICE_LIMITS, Service
 from barnraise.peering.membership.hole_punching import (
+    HELP_REQUESTS,
     HELP_SECONDS,
-    MAX_TARGETS,
     MAX_VIA,
-    PATIENCE,
-    REQUEST_MAX,
+    PATIENCE_SECONDS,
     DialRequest,
     Rendezvous,
     order_candidates,
 )
+from barnraise.peering.membership.link_targets import LINK_TARGETS
 from barnraise.peering.membership.membership import (
-    MAX_LINKS,
-    RELAY_REDIAL_MIN,
+    RELAY_REDIAL,
     Meeting,
     PeerSource,
 )
 from barnraise.protocol.messages import Peer
+from barnraise.protocol.table_sizes import SOME
 
 
 def requests(me: g.Gossip, now: float) -> list[tuple[str, str]]:
@@ -38,10 +39,10 @@ def test_unanswered_dial_asks_the_peer_that_named_the_target() -> None:
     me.membership.add_peers([hidden], 0.0, PeerSource.GOSSIP, "person")
     me.membership.rendezvous.on_peers(key_of(3), [key_of(9)])
     assert any(isinstance(action, g.Dial) for action in me.next_actions(2.0))
-    assert requests(me, 2.0 + PATIENCE / 2) == []
-    assert me.next_wakeup(2.0 + PATIENCE / 2) <= 2.0 + PATIENCE
-    assert requests(me, 2.0 + PATIENCE) == [(key_of(3), key_of(9))]
-    assert requests(me, 2.0 + PATIENCE) == []
+    assert requests(me, 2.0 + PATIENCE_SECONDS / 2) == []
+    assert me.next_wakeup(2.0 + PATIENCE_SECONDS / 2) <= 2.0 + PATIENCE_SECONDS
+    assert requests(me, 2.0 + PATIENCE_SECONDS) == [(key_of(3), key_of(9))]
+    assert requests(me, 2.0 + PATIENCE_SECONDS) == []
 
 
 def test_dial_that_was_answered_asks_nobody() -> None:
@@ -58,8 +59,8 @@ def test_dial_that_failed_at_once_is_helped_for_a_while() -> None:
     rendezvous = Rendezvous(0)
     rendezvous.on_dial("hidden", 0.0)
     rendezvous.on_dial_failed("hidden", 0.1)
-    assert rendezvous.next_wakeup(["link"]) == PATIENCE
-    assert rendezvous.choose_requests(["link"], PATIENCE) == [DialRequest("link", "hidden")]
+    assert rendezvous.next_wakeup(["link"]) == PATIENCE_SECONDS
+    assert rendezvous.choose_requests(["link"], PATIENCE_SECONDS) == [DialRequest("link", "hidden")]
     rendezvous.on_dial("hidden", 100.0)
     rendezvous.on_dial_failed("hidden", 100.0)
     assert rendezvous.choose_requests(["link"], 100.0 + HELP_SECONDS) == []
@@ -86,7 +87,7 @@ def test_requests_for_one_target_back_off() -> None:
         now += 10.0
     waits = [after - before for before, after in itertools.pairwise(times)]
     assert waits[0] < 40
-    assert max(waits) <= 1.5 * REQUEST_MAX + 20
+    assert max(waits) <= 1.5 * HELP_REQUESTS.most_seconds + 20
     assert len(times) < 40, "four hours of vain dials cost few requests"
 
 
@@ -97,14 +98,14 @@ def test_requests_for_a_target_that_is_gone_for_weeks_go_on() -> None:
     for _ in range(1200):  # 2¹⁰²⁴ is no float
         now = max(now, rendezvous.next_wakeup(["link"]))
         assert rendezvous.choose_requests(["link"], now) == [DialRequest("link", "hidden")]
-    assert now < rendezvous.next_wakeup(["link"]) <= now + 1.5 * REQUEST_MAX
+    assert now < rendezvous.next_wakeup(["link"]) <= now + 1.5 * HELP_REQUESTS.most_seconds
 
 
 def test_what_peers_say_of_their_links_is_bounded() -> None:
     rendezvous = Rendezvous(0)
     for via in range(3 * MAX_VIA):
-        rendezvous.on_peers(f"via {via}", [f"target {n}" for n in range(2 * MAX_TARGETS)])
-    rendezvous.on_dial(f"target {2 * MAX_TARGETS - 1}", 0.0)
+        rendezvous.on_peers(f"via {via}", [f"target {n}" for n in range(2 * SOME)])
+    rendezvous.on_dial(f"target {2 * SOME - 1}", 0.0)
     vias = {
         rendezvous.choose_requests([f"via {n}" for n in range(3 * MAX_VIA)], 1e6 * n)[0].via
         for n in range(1, 60)
@@ -145,7 +146,7 @@ def test_punch_is_declined_for_a_linked_peer_and_without_room() -> None:
     address = [address_of(key_of(9))]
     assert me.membership.choose_punch(key_of(2), address, me.links, 0.0) is None
     assert me.membership.choose_punch(key_of(1), address, me.links, 0.0) is None
-    for number in range(10, 10 + MAX_LINKS):
+    for number in range(10, 10 + LINK_TARGETS.most):
         me.on_connected(key_of(number), 0.0, Meeting("", True, address_of(key_of(number))))
     assert me.membership.choose_punch(key_of(9), address, me.links, 0.0) is None
 
@@ -160,7 +161,7 @@ def test_punches_at_a_victim_have_the_budget_of_its_host() -> None:
             assert len(peer.addresses) <= MAX_ADDRESSES_PER_DIAL
             dialled += len(peer.addresses)
             me.membership.on_dial_failed(peer.key, 1.0)
-    assert dialled <= HOST_DIALS + 1
+    assert dialled <= SERVICE_LIMITS[Service.UNANSWERED_DIALS]["host"].burst + 1
 
 
 def test_candidates_of_another_home_are_its_public_ones() -> None:
@@ -196,7 +197,7 @@ def test_relay_is_dialled_after_two_direct_dials_failed() -> None:
     assert [addresses for _, addresses in dialled[:2]] == [[address], [address]]
     assert all(relay in addresses for _, addresses in dialled[2:]) and len(dialled) > 3
     waits = [after - before for (before, _), (after, _) in itertools.pairwise(dialled[2:])]
-    assert min(waits) >= RELAY_REDIAL_MIN
+    assert min(waits) >= RELAY_REDIAL.first_seconds
 
 
 def test_relay_in_a_statement_is_remembered_and_offered_last() -> None:

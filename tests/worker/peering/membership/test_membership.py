@@ -8,7 +8,9 @@ from helpers.simulated_swarm import address_of, connected_gossip, key_of, number
 
 from barnraise.exchange.gossip import gossip as g
 from barnraise.exchange.gossip.gossip import Gossip
+from barnraise.peering.limits.timeouts import TIMEOUTS
 from barnraise.peering.membership import membership
+from barnraise.peering.membership.link_targets import LINK_TARGETS
 from barnraise.peering.membership.membership import Meeting, PartialView, PeerSource
 from barnraise.protocol.messages import Peer
 
@@ -37,9 +39,10 @@ def test_silent_peer_is_disconnected_and_redialled_with_backoff():
     me.membership.add_peers([peer(2)], 0.0)
     assert dials(me, 0.0)
     me.on_connected(key_of(2), 0.0, met(2, dialled=True))
-    assert g.CloseLink in {type(action) for action in me.next_actions(g.PEER_TIMEOUT)}
-    me.on_disconnected(key_of(2), g.PEER_TIMEOUT)
-    now, waits = g.PEER_TIMEOUT, []
+    silence = TIMEOUTS.peer_silence_seconds
+    assert g.CloseLink in {type(action) for action in me.next_actions(silence)}
+    me.on_disconnected(key_of(2), silence)
+    now, waits = silence, []
     for _ in range(10):
         started_at = now
         while not dials(me, now):
@@ -65,8 +68,8 @@ def test_peer_after_goodbye_is_not_redialled_soon():
     me.membership.add_peers([peer(2)], 0.0)
     me.on_goodbye(key_of(2), 1.0)
     me.on_disconnected(key_of(2), 1.0)
-    assert not dials(me, 1.0 + membership.REDIAL_AFTER_GOODBYE)
-    assert dials(me, 1.0 + 2 * membership.REDIAL_AFTER_GOODBYE)
+    assert not dials(me, 1.0 + membership.GOODBYE_REDIAL_SECONDS)
+    assert dials(me, 1.0 + 2 * membership.GOODBYE_REDIAL_SECONDS)
 
 
 def test_dials_alternate_between_the_sources():
@@ -166,7 +169,7 @@ def test_hearsay_overrides_nothing_and_is_bounded_by_reporter_and_in_all():
     for volunteer in range(20):
         reported = [peer(10_000 + 100 * volunteer + n) for n in range(100)]
         view.add_peers(reported, 1.0, PeerSource.GOSSIP, f"volunteer {volunteer}")
-    assert len(view.passive) == 1 + membership.MAX_PEERS[PeerSource.GOSSIP]
+    assert len(view.passive) == 1 + membership.MAX_PASSIVE_PEERS[PeerSource.GOSSIP]
     assert key_of(2) in view.passive
 
 
@@ -176,7 +179,7 @@ def test_sources_do_not_displace_each_others_peers():
     view.add_peers([peer(2)], 0.0, PeerSource.GOSSIP, "someone")
     view.add_peers([peer(n) for n in range(10, 3000)], 0.0, PeerSource.SITE)
     assert {key_of(1), key_of(2)} <= set(view.passive)
-    assert len(view.passive) == 2 + membership.MAX_PEERS[PeerSource.SITE]
+    assert len(view.passive) == 2 + membership.MAX_PASSIVE_PEERS[PeerSource.SITE]
 
 
 def test_keys_of_one_person_do_not_displace_other_friends():
@@ -194,15 +197,15 @@ def test_keys_of_one_person_do_not_displace_other_friends():
 
 def test_surplus_closes_lazy_links_and_spares_the_oldest_and_dialled_ones():
     me = Gossip(key_of(99), 0)
-    for number in range(1, membership.MAX_LINKS + 5):
+    for number in range(1, LINK_TARGETS.most + 5):
         me.on_connected(key_of(number), 0.01 * number, met(number, dialled=number in (7, 8)))
         me.links[key_of(number)].eager = number in (9, 10, 11, 12, 13, 14, 15)
     assert not goodbyes(me, 1.0), "the links are too young"
-    surplus = goodbyes(me, membership.MIN_LINK_AGE + 1)
+    surplus = goodbyes(me, LINK_TARGETS.least_age_seconds + 1)
     lazy = {key_of(number) for number in (3, 4, 5, 6, 16)}
     assert len(surplus) == 4 and surplus < lazy
-    assert not goodbyes(me, membership.MIN_LINK_AGE + 2), "each peer gets one goodbye"
-    late = me.next_actions(membership.MIN_LINK_AGE + g.GOODBYE_TIMEOUT + 2)
+    assert not goodbyes(me, LINK_TARGETS.least_age_seconds + 2), "each peer gets one goodbye"
+    late = me.next_actions(LINK_TARGETS.least_age_seconds + TIMEOUTS.goodbye_seconds + 2)
     assert {action.peer for action in late if isinstance(action, g.CloseLink)} == surplus, (
         "peers that do not disconnect are disconnected"
     )
@@ -245,12 +248,12 @@ def test_eclipse_by_many_volunteers_leaves_the_oldest_and_dialled_links():
             me.on_disconnected(key, now + 10)
     remaining = honest & set(me.links)
     assert {key_of(1), key_of(2)} <= remaining and len(remaining) >= 5
-    assert len(me.links) <= membership.MAX_LINKS
+    assert len(me.links) <= LINK_TARGETS.most
 
 
 def test_exploration_continues_with_all_links_in_use():
     me = Gossip(key_of(99), 0)
-    for number in range(1, membership.MAX_LINKS + 1):
+    for number in range(1, LINK_TARGETS.most + 1):
         me.on_connected(key_of(number), 0.0, met(number, dialled=True))
     me.membership.add_peers([peer(number) for number in range(20, 40)], 0.0)
     explored = 0

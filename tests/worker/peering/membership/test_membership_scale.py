@@ -8,7 +8,7 @@ from helpers.effort import one_in
 from helpers.simulated_swarm import Simulation, key_of, number_of
 from hypothesis import HealthCheck, given, settings
 
-from barnraise.peering.membership import membership
+from barnraise.peering.membership.link_targets import LINK_TARGETS
 
 # The rules are the same for each number of peers; a thousand take half a minute.
 SWARM_SIZES = one_in(3, [60, 120, 1000])
@@ -44,7 +44,8 @@ def test_gossip_with_loss_partitions_and_churn_converges(seed, loss, count):
             simulation.introduce({number: [0]})
     simulation.partition({})
     simulation.publish(0)
-    assert simulation.run(400, until=lambda: simulation.has_converged)
+    # A claim whose proof was lost is refused for five minutes, and so may be the next one.
+    assert simulation.run(1000, until=lambda: simulation.has_converged)
 
 
 @pytest.mark.parametrize("count", SWARM_SIZES)
@@ -57,8 +58,8 @@ def test_peers_of_a_large_swarm_receive_each_update_about_once(count):
     introduce_to_earlier_peers(simulation, count)
     simulation.run(20)
     assert simulation.is_connected
-    assert max(simulation.degrees) <= membership.MAX_LINKS + 2
-    assert min(simulation.degrees) >= membership.MIN_DIALLED
+    assert max(simulation.degrees) <= LINK_TARGETS.most + 2
+    assert min(simulation.degrees) >= LINK_TARGETS.least_dialled
     authors = simulation.random.sample(range(count), 8)
     for number in authors * 2:
         simulation.publish(number)
@@ -71,7 +72,7 @@ def test_peers_of_a_large_swarm_receive_each_update_about_once(count):
     assert simulation.run(60, until=lambda: simulation.has_converged)
     cost = (simulation.bytes - before) / (len(authors) * simulation.payload * (count - 1))
     assert 1.0 <= cost <= 1.15, cost
-    assert simulation.is_connected and max(simulation.degrees) <= membership.MAX_LINKS + 2
+    assert simulation.is_connected and max(simulation.degrees) <= LINK_TARGETS.most + 2
 
 
 @pytest.mark.parametrize("count", SWARM_SIZES)
@@ -96,4 +97,4 @@ def test_partitioned_large_swarm_with_churn_reconnects(count):
     assert simulation.run(120, until=lambda: simulation.has_converged)
     assert simulation.is_connected and len(simulation.machines[key_of(0)].vector) == 6
     # The machines that were introduced to the same four peers are still closing surplus links.
-    assert max(simulation.degrees) <= membership.MAX_LINKS + 8
+    assert max(simulation.degrees) <= LINK_TARGETS.most + 8

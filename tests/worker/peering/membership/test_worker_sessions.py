@@ -4,9 +4,9 @@ import pytest
 
 from barnraise.peering.membership.worker_sessions import (
     CLOCK_SECONDS,
-    FRESH_SECONDS,
     MAX_KEYS,
     MAX_SESSIONS,
+    SESSION_FRESH_SECONDS,
     OwnSession,
     SeenSessions,
     is_newer,
@@ -33,8 +33,8 @@ def state(session: str = "b" * 16, issued: float = NOW, started: float = NOW - 5
         (state(session="a" * 16), NOW - 1000, False),  # its own
         (state(), NOW + 1, False),  # of the worker that ran here before a restart
         (state(), NOW - CLOCK_SECONDS / 2, False),  # clocks differ by as much
-        (state(issued=NOW - 2 * FRESH_SECONDS), NOW - 1000, False),  # somebody kept it
-        (state(issued=NOW + 2 * FRESH_SECONDS), NOW - 1000, False),
+        (state(issued=NOW - 2 * SESSION_FRESH_SECONDS), NOW - 1000, False),  # somebody kept it
+        (state(issued=NOW + 2 * SESSION_FRESH_SECONDS), NOW - 1000, False),
     ],
 )
 def test_statement_proves_a_copy_only_if_signed_elsewhere_while_this_ran(
@@ -60,7 +60,7 @@ def test_peer_passes_on_the_newest_statement_of_other_sessions_while_fresh():
     (other,) = seen.others(key, OWN.session, NOW)
     assert WorkerSession.model_validate_json(other.body).issued == NOW - 1
     assert not [*seen.others(key, "b" * 16, NOW)]
-    assert not [*seen.others(key, OWN.session, NOW + 2 * FRESH_SECONDS)]
+    assert not [*seen.others(key, OWN.session, NOW + 2 * SESSION_FRESH_SECONDS)]
     assert not [*seen.others("0" * 64, OWN.session, NOW)]
 
 

@@ -6,6 +6,7 @@ import logging
 import socket
 import ssl
 import struct
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from barnraise.peering.addresses.addresses import host_of, port_of
+from barnraise.peering.limits.timeouts import TIMEOUTS, ConnectionTimeouts
 from barnraise.peering.transports import tls_channel, tls_endpoint
 from barnraise.peering.transports.iroh_transport import IrohChannel, IrohTransport, find_free_port
 from barnraise.peering.transports.tls_channel import TlsChannel, peer_certificate
@@ -343,8 +345,14 @@ async def test_endpoint_that_closes_ends_its_channels():
             await dialler.connect(listener)
 
 
+class ImpatientTimeouts(ConnectionTimeouts):
+    """Expect a byte long before the other machine sends a frame to keep the channel alive."""
+
+    silence_seconds = 1.0
+
+
 async def test_channel_whose_machine_vanishes_ends(monkeypatch):
-    monkeypatch.setattr(tls_channel, "SILENCE_SECONDS", 1.0)
+    monkeypatch.setattr(tls_channel, "TIMEOUTS", ImpatientTimeouts())
     async with machines(LISTENER) as (listener,):
         channel, _ = await open_proven_stream(listener)  # it sends nothing from here on
         accepted = await listener.accept()
@@ -353,8 +361,7 @@ async def test_channel_whose_machine_vanishes_ends(monkeypatch):
 
 
 async def test_idle_channel_of_two_machines_stays_open(monkeypatch):
-    monkeypatch.setattr(tls_channel, "SILENCE_SECONDS", 1.5)
-    monkeypatch.setattr(tls_channel, "KEEP_ALIVE_SECONDS", 0.1)
+    monkeypatch.setattr(tls_channel, "TIMEOUTS", replace(TIMEOUTS, keep_alive_seconds=0.5))
     async with machines(DIALLER, LISTENER) as (dialler, listener):
         dialled, accepted = await dialler.connect(listener), await listener.accept()
         receiving = asyncio.create_task(accepted.receive())
@@ -414,7 +421,7 @@ async def test_protocol_uses_tcp_where_the_peer_answers_there():
 
 
 async def test_protocol_uses_quic_where_the_tcp_port_is_taken(caplog, monkeypatch):
-    monkeypatch.setattr(tls_endpoint, "CONNECT_SECONDS", 1.0)
+    monkeypatch.setattr(tls_endpoint, "TIMEOUTS", replace(TIMEOUTS, tls_connect_seconds=1.0))
     caplog.set_level(logging.WARNING, "barnraise")
     port = find_free_port()
     with socket.create_server(("127.0.0.1", port)):  # another program, which answers nothing

@@ -15,17 +15,17 @@ from dataclasses import dataclass, field
 from barnraise.errors import MessageError
 from barnraise.exchange.blobs.piece_sources import PieceSources
 from barnraise.exchange.gossip.handler_context import RunInThread
+from barnraise.exchange.gossip.requests import STALL_SECONDS
 from barnraise.ledger.blob_store import AppendResult, BlobStore
 from barnraise.peering.limits.rate_limit import PIECE_BYTES
 from barnraise.peering.links.connection import Connection
 from barnraise.protocol.messages import BlobPart, BlobRequest
 
-STALL_TIMEOUT = 10.0  # seconds without progress after which a peer counts as stalled
-MIN_STALL_TIMEOUT = 2.0  # the least of that, for peers that have been fast
-AHEAD_SECONDS = 1.0  # seconds of its uplink that a peer is asked ahead
+MIN_STALL_SECONDS = 2.0  # the least of that, for peers that have been fast
+ASKED_AHEAD_SECONDS = 1.0  # of its uplink that a peer is asked ahead
 MIN_AHEAD_BLOBS = 2  # blobs that a peer is asked ahead at least
-CHECK_INTERVAL = 0.25  # seconds between two checks for stalled peers
-GOODPUT_MEMORY = 5.0  # seconds after which a goodput measurement has faded to 1/e
+CHECK_SECONDS = 0.25  # between two checks for stalled peers
+GOODPUT_MEMORY_SECONDS = 5.0  # after which a goodput measurement has faded to 1/e
 
 
 @dataclass(frozen=True)
@@ -66,23 +66,23 @@ class BlobSource:
     def record_bytes(self, size: int, now: float) -> None:
         """Record that `size` new bytes arrived."""
         seconds = max(now - self.progress_at, 1e-6)
-        fade = math.exp(-seconds / GOODPUT_MEMORY)
+        fade = math.exp(-seconds / GOODPUT_MEMORY_SECONDS)
         self._bytes = self._bytes * fade + size
         self._seconds = self._seconds * fade + seconds
         self.progress_at = now
 
     def is_stalled(self, now: float) -> bool:
         """Return whether it has sent nothing for too long."""
-        timeout = STALL_TIMEOUT
+        timeout = STALL_SECONDS
         if self.goodput:
-            timeout = min(timeout, max(MIN_STALL_TIMEOUT, 4 * PIECE_BYTES / self.goodput))
+            timeout = min(timeout, max(MIN_STALL_SECONDS, 4 * PIECE_BYTES / self.goodput))
         return bool(self.requested) and now > self.progress_at + timeout
 
     def has_room(self) -> bool:
         """Return whether it may be asked for another blob."""
         return (
             len(self.requested) < MIN_AHEAD_BLOBS
-            or self.requested_bytes < self.goodput * AHEAD_SECONDS
+            or self.requested_bytes < self.goodput * ASKED_AHEAD_SECONDS
         )
 
 
@@ -165,7 +165,7 @@ class BlobFetcher:
                 self._assign_sources(now)
                 self._changed.clear()
                 try:
-                    async with asyncio.timeout(max(0.01, min(CHECK_INTERVAL, extended_end - now))):
+                    async with asyncio.timeout(max(0.01, min(CHECK_SECONDS, extended_end - now))):
                         await self._changed.wait()
                 except TimeoutError:
                     continue
@@ -228,7 +228,7 @@ class BlobFetcher:
         download = self._downloads.get(digest)
         if download is None:
             return
-        download.missing_until[source] = now + STALL_TIMEOUT
+        download.missing_until[source] = now + STALL_SECONDS
         if download.source == source:
             self._release_source(download)
 
@@ -285,7 +285,7 @@ class BlobFetcher:
         for key, source in list(self._sources.items()):
             is_gone = key not in self._connections
             if is_gone or source.is_stalled(now):
-                source.skipped_until = now + STALL_TIMEOUT
+                source.skipped_until = now + STALL_SECONDS
                 for download in list(source.requested.values()):
                     self._release_source(download)
             if is_gone:
@@ -315,7 +315,7 @@ class BlobFetcher:
             if not seconds:
                 continue
             key = min(seconds, key=seconds.__getitem__)
-            is_late = seconds[key] > seconds_left + CHECK_INTERVAL
+            is_late = seconds[key] > seconds_left + CHECK_SECONDS
             if is_late and any(
                 download.may_come_from(other_key, now)
                 and _seconds_until_sent(other, download, usable) < seconds[key]
@@ -355,7 +355,7 @@ class BlobFetcher:
                 candidates, key=lambda pair: pair[1].requested_bytes / pair[1].goodput
             )
             seconds_saved_at = 0.5 * source.requested_bytes / source.goodput
-            if download.remaining / idle.goodput + CHECK_INTERVAL < seconds_saved_at:
+            if download.remaining / idle.goodput + CHECK_SECONDS < seconds_saved_at:
                 last = list(source.requested.values())[-1]  # one that it has not begun, if any
                 if not last.may_come_from(key, now):
                     last = download

@@ -13,14 +13,14 @@ from itertools import islice
 from barnraise.exchange.blobs.blob_fetcher import BlobFetcher, WantedBlob
 from barnraise.exchange.gossip.handler_context import RunInThread
 from barnraise.ledger.ledger import Ledger
+from barnraise.ledger.scrub_pace import ScrubPace
 from barnraise.protocol.messages import FragmentUpdate, Update
 
 log = logging.getLogger("barnraise.exchange")
 
 BATCH_FILES = 10  # files read in a row: waking the thread costs more than reading a small file
-MIN_INTERVAL = 10.0  # seconds between two batches at least
-TIME_SHARE = 0.005  # of the time that reading may take: a slow batch is followed by a longer pause
-REPAIR_TIMEOUT = 20.0  # seconds for the peers to send one payload
+FILE_PACE = ScrubPace(10.0)
+REPAIR_SECONDS = 20.0  # for the peers to replace what is damaged here
 
 Payload = tuple[Update, FragmentUpdate]  # a payload with the update that it belongs to
 
@@ -45,7 +45,7 @@ class BlobScrub:
     async def run(self) -> None:
         """Check all payload files over and over, until cancelled."""
         while True:
-            await asyncio.sleep(MIN_INTERVAL)
+            await asyncio.sleep(FILE_PACE.min_pause_seconds)
             payloads = (
                 (update, part)
                 for _, update in self._ledger.updates_since({})
@@ -64,7 +64,7 @@ class BlobScrub:
             if part.digest in self._damaged:
                 await self._repair(part)
         if files_read:  # pruned payloads cost no time
-            await asyncio.sleep(max(MIN_INTERVAL, seconds / TIME_SHARE))
+            await asyncio.sleep(FILE_PACE.pause_seconds(seconds))
 
     def _read(self, batch: Sequence[Payload]) -> tuple[int, set[str]]:
         """Read payload files and delete damaged ones, in the thread.
@@ -101,7 +101,7 @@ class BlobScrub:
 
     async def _repair(self, part: FragmentUpdate) -> None:
         wanted = [WantedBlob(part.digest, part.size, part.size)]
-        if await self._fetcher.fetch(wanted, REPAIR_TIMEOUT):
+        if await self._fetcher.fetch(wanted, REPAIR_SECONDS):
             self._damaged.discard(part.digest)
             log.warning("%s came again, whole, from a peer", self._ledger.blobs.path(part.digest))
             self.repaired += 1

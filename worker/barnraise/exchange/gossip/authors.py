@@ -9,13 +9,12 @@ then on. Claims that nobody proves are dropped and counted.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-MAX_CLAIMS = 256  # unknown authors stored for one link
+from barnraise.protocol.table_sizes import FEW, MANY
+
 MAX_CLAIMS_WHILE_JOINING = 5000  # the same, for a machine that knows nobody yet
 MAX_PROBES = 8  # headers requested from one link at once
-PROBE_TIMEOUT = 10.0  # seconds for a link to prove a claim
+PROBE_SECONDS = 10.0  # for a link to prove a claim
 REFUSED_SECONDS = 300.0  # for which an unproved claim of a link is ignored
-MAX_REFUSED = 256  # such claims that are remembered for one link
-MAX_KEYS = 4096  # keys of authors without an update in the ledger that are remembered
 MAX_AUTHORS_PER_KEY = 32  # such authors of one key
 
 
@@ -70,7 +69,7 @@ class AuthorRegister:
         if len(of_key) > MAX_AUTHORS_PER_KEY:
             del of_key[next(iter(of_key))]
         self._seen[key] = of_key
-        if len(self._seen) > MAX_KEYS:
+        if len(self._seen) > MANY:
             del self._seen[next(iter(self._seen))]
 
     def is_seen(self, author: str) -> bool:
@@ -142,7 +141,7 @@ class AuthorRegister:
                 if len(claims.probes) >= MAX_PROBES:
                     break
                 if author not in claims.probes:
-                    claims.probes[author] = now + PROBE_TIMEOUT
+                    claims.probes[author] = now + PROBE_SECONDS
                     probes.append((key, author, claim.seq))
         return probes
 
@@ -159,5 +158,5 @@ class AuthorRegister:
                 claims.refused[author] = now + REFUSED_SECONDS
                 self.ignored += 1
         for author, until in list(claims.refused.items()):
-            if now >= until or len(claims.refused) > MAX_REFUSED:
+            if now >= until or len(claims.refused) > FEW:
                 del claims.refused[author]

@@ -24,12 +24,13 @@ from itertools import islice
 
 from barnraise.exchange.gossip.agreement import agreed_vector, majority_vector
 from barnraise.exchange.gossip.authors import (
-    MAX_CLAIMS,
     MAX_CLAIMS_WHILE_JOINING,
     AuthorClaim,
     AuthorRegister,
 )
 from barnraise.exchange.gossip.requests import ArrivedBytes, RequestScheduler
+from barnraise.exchange.gossip.state_intervals import STATE_INTERVALS
+from barnraise.peering.limits.timeouts import TIMEOUTS
 from barnraise.peering.membership.link_actions import (
     CloseLink,
     Dial,
@@ -39,25 +40,16 @@ from barnraise.peering.membership.link_actions import (
     SendPeers,
 )
 from barnraise.peering.membership.membership import Meeting, PartialView
+from barnraise.planning.uplink_budget import STATE_SHARE
 from barnraise.protocol.messages import PeerState
+from barnraise.protocol.table_sizes import FEW, MANY
 
-STATE_INTERVAL = 5.0  # seconds between two States to a peer when nothing changes, ± a quarter
-# The same where the uplink is limited to little. With a quarter more it is below PEER_TIMEOUT.
-MAX_STATE_INTERVAL = 12.0
 STATE_BYTES = 600.0  # of a State of a few authors, with the transport's own bytes
-STATE_SHARE = 0.1  # of a limited uplink that States use at most, up to MAX_STATE_INTERVAL
-MIN_STATE_INTERVAL = 2.0  # seconds between two States to a peer when something changes for it
-FULL_STATE_INTERVAL = 30.0  # seconds between two States with everything, ± a quarter
-PEER_TIMEOUT = 20.0  # seconds without a message after which a peer is disconnected
-GOODBYE_TIMEOUT = 5.0  # seconds after a goodbye after which a peer is disconnected
-PEERS_INTERVAL = 30.0  # seconds between two messages about other peers
 MIN_EAGER_LINKS = 3  # links that are eager before it is known which deliver updates first
 MAX_STATE_AUTHORS = 1100  # authors in one State: with `pruned`, as much as a header holds
 AGREEMENT_SECONDS = 1.0  # for which it is not computed again what most volunteers have
 MAX_DECLINED = 200  # pushes declined in one State
 RATE_TOLERANCE = 0.2  # relative change of the training rate that need not be sent at once
-STATE_SLACK = 1.5  # seconds by which a State is early, to be sent together with another one
-MAX_ENDED = 4096  # peers that are remembered to have ended their part
 MAX_ANCHOR_DIGESTS = 16  # of our anchors, compared with peers that reach the same vector later
 
 
@@ -408,7 +400,7 @@ class Gossip:
         link = self.links.pop(key, None)
         if link is not None and link.complete:
             self.ended[key] = None
-            if len(self.ended) > MAX_ENDED:
+            if len(self.ended) > MANY:
                 del self.ended[next(iter(self.ended))]
         self.requests.on_disconnected(key)
         self.authors.on_disconnected(key)
@@ -441,7 +433,7 @@ class Gossip:
             self.authors.on_full_state(key, state.vector)
             link.vector = {}
             link.pruned = {}
-        most = MAX_CLAIMS if self.wants_updates else MAX_CLAIMS_WHILE_JOINING
+        most = FEW if self.wants_updates else MAX_CLAIMS_WHILE_JOINING
         for author, seq in state.vector.items():
             if self.is_known(author):
                 link.vector[author] = max(seq, link.vector.get(author, 0))
@@ -648,7 +640,7 @@ class Gossip:
         # One State alone wakes the thread as often as one to each peer.
         min_interval = self._min_state_interval
         is_any_due = any(link.is_state_due(now, min_interval) for link in links)
-        slack = STATE_SLACK if is_any_due else 0.0
+        slack = STATE_INTERVALS.slack_seconds if is_any_due else 0.0
         for link in links:
             actions += self._link_actions(link, now, slack)
         for key in self.membership.choose_goodbyes(self.links, now):
@@ -673,10 +665,11 @@ class Gossip:
             slack: Seconds by which a State may be early.
         """
         actions: list[Action] = []
-        if now >= link.last_received_at + PEER_TIMEOUT:
-            actions.append(CloseLink(link.key, f"it sent nothing for {PEER_TIMEOUT:.0f} seconds"))
+        silence, goodbye = TIMEOUTS.peer_silence_seconds, TIMEOUTS.goodbye_seconds
+        if now >= link.last_received_at + silence:
+            actions.append(CloseLink(link.key, f"it sent nothing for {silence:.0f} seconds"))
             link.last_received_at = now  # so that it is disconnected once
-        elif link.leaving_since is not None and now >= link.leaving_since + GOODBYE_TIMEOUT:
+        elif link.leaving_since is not None and now >= link.leaving_since + goodbye:
             actions.append(CloseLink(link.key, "it did not leave after a goodbye"))
             link.leaving_since = now
         if link.is_state_due(now, self._min_state_interval, slack):
@@ -685,7 +678,7 @@ class Gossip:
             link.has_news = False
             link.next_state_at = now + self.state_interval * (0.75 + self._random.random() / 2)
         if now >= link.next_peers_at:
-            link.next_peers_at = now + PEERS_INTERVAL
+            link.next_peers_at = now + STATE_INTERVALS.peers_seconds
             if peers := self.membership.peers_to_share(link.key, self.links):
                 actions.append(SendPeers(link.key, peers))
         return actions
@@ -709,12 +702,16 @@ class Gossip:
     def next_wakeup(self, now: float) -> float:
         """Return when to call `next_actions` again if no event occurs before, in seconds."""
         times = [
-            now + STATE_INTERVAL,
+            now + STATE_INTERVALS.usual_seconds,
             self.requests.wake_at,
             self.membership.next_wakeup(self.links, now),
         ]
         for link in self.links.values():
-            times += [link.last_received_at + PEER_TIMEOUT, link.next_state_at, link.next_peers_at]
+            times += [
+                link.last_received_at + TIMEOUTS.peer_silence_seconds,
+                link.next_state_at,
+                link.next_peers_at,
+            ]
             if link.has_news:
                 times.append(link.last_state_at + self._min_state_interval)
         times += [incoming.deadline for incoming in self.requests.incoming.values()]
@@ -730,12 +727,13 @@ class Gossip:
         are sent less often.
         """
         seconds = len(self.links) * STATE_BYTES / (STATE_SHARE * max(self._uplink, 1.0))
-        return min(MAX_STATE_INTERVAL, max(STATE_INTERVAL, seconds))
+        return min(STATE_INTERVALS.longest_seconds, max(STATE_INTERVALS.usual_seconds, seconds))
 
     @property
     def _min_state_interval(self) -> float:
         """Return the seconds between two States to a peer when something changes for it."""
-        return MIN_STATE_INTERVAL * self.state_interval / STATE_INTERVAL
+        slowdown = self.state_interval / STATE_INTERVALS.usual_seconds
+        return STATE_INTERVALS.shortest_seconds * slowdown
 
     def build_state(self, key: str, now: float) -> PeerState | None:
         """Build our next State to this peer, and record its contents as sent.
@@ -769,7 +767,8 @@ class Gossip:
             complete=self.complete,
         )
         if full_is_due:
-            link.next_full_state_at = now + FULL_STATE_INTERVAL * (0.75 + self._random.random() / 2)
+            jitter = 0.75 + self._random.random() / 2
+            link.next_full_state_at = now + STATE_INTERVALS.full_seconds * jitter
         for author in sent:
             link.changed_authors.pop(author, None)
         link.to_decline = {}

@@ -15,16 +15,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-MIN_GRACE = 1.0  # seconds for an announced update to arrive along the tree
-MAX_GRACE = 15.0  # seconds of that where the tree has been slow
-RESPONSE_TIMEOUT = 5.0  # seconds for the answer to a request to start
-STALL_TIMEOUT = 10.0  # seconds without a new byte after which a transfer counts as failed
+MIN_GRACE_SECONDS = 1.0  # for an announced update to arrive along the tree
+MAX_GRACE_SECONDS = 15.0  # of that where the tree has been slow
+RESPONSE_SECONDS = 5.0  # for the answer to a request to start
+STALL_SECONDS = 10.0  # without a new byte after which a transfer counts as failed
 # Seconds after which a transfer that will take as long again continues from another peer.
-SLOW_AFTER = 60.0
-RETRY_DELAY = 20.0  # seconds before a peer that failed to deliver an update is asked for it again
-SNAPSHOT_DELAY = 10.0  # seconds without any source of an update before only a snapshot helps
-AUTHOR_WINDOW = 64  # updates of one author in transfer at once
-MAX_PER_PEER = 64  # updates requested from one peer at once
+SLOW_TRANSFER_SECONDS = 60.0
+UPDATE_RETRY_SECONDS = 20.0  # before a peer that did not deliver an update is asked again
+SNAPSHOT_DELAY_SECONDS = 10.0  # without any source of an update before only a snapshot helps
+# Updates of one author, or from one peer, in transfer at once; as many enter the ledger together.
+UPDATE_WINDOW = 64
 MAX_EXAMINED = 4096  # missing updates that one look examines; the next look goes on
 
 
@@ -144,7 +144,7 @@ class RequestScheduler:
         if incoming is not None and is_elsewhere and incoming.has_header:
             return False
         if is_elsewhere or incoming is None or not incoming.has_header:
-            deadline = now + STALL_TIMEOUT
+            deadline = now + STALL_SECONDS
             self.incoming[author, seq] = IncomingUpdate(key, deadline, True, now)
         return True
 
@@ -160,18 +160,18 @@ class RequestScheduler:
         if incoming is None:
             if not arrived.size or (key, author, seq) in self._stalled_until:
                 return
-            incoming = self.incoming[author, seq] = IncomingUpdate(key, now + STALL_TIMEOUT)
+            incoming = self.incoming[author, seq] = IncomingUpdate(key, now + STALL_SECONDS)
         if incoming.source != key or not arrived.size:
             return
         if not incoming.has_header:
             incoming.has_header = True
             incoming.since = now
         incoming.received += arrived.size
-        incoming.deadline = now + STALL_TIMEOUT
+        incoming.deadline = now + STALL_SECONDS
         seconds = now - incoming.since
-        incoming.is_slow = (
-            seconds > SLOW_AFTER and incoming.received / seconds * SLOW_AFTER < arrived.remaining
-        )
+        is_old = seconds > SLOW_TRANSFER_SECONDS
+        expected = incoming.received / seconds * SLOW_TRANSFER_SECONDS if is_old else 0.0
+        incoming.is_slow = is_old and expected < arrived.remaining
 
     def on_buffered(self, author: str, seq: int) -> None:
         """Record that this update is complete here and waits for its author's earlier ones."""
@@ -185,7 +185,7 @@ class RequestScheduler:
     def on_failed(self, key: str, author: str, seq: int, now: float) -> None:
         """Record that this peer cannot deliver this update."""
         self.incoming.pop((author, seq), None)
-        self._failed_until[key, author, seq] = now + RETRY_DELAY
+        self._failed_until[key, author, seq] = now + UPDATE_RETRY_SECONDS
 
     def on_lost(self, author: str, seq: int) -> None:
         """Record that what has arrived of this update is useless; it is requested again."""
@@ -223,7 +223,7 @@ class RequestScheduler:
         return [
             author
             for author, since in list(self._unavailable_since.items())
-            if now >= since + SNAPSHOT_DELAY
+            if now >= since + SNAPSHOT_DELAY_SECONDS
         ]
 
     def expire(
@@ -258,7 +258,7 @@ class RequestScheduler:
         """Expect an update from its source no longer."""
         self.on_failed(incoming.source, author, seq, now)
         if incoming.has_header:
-            self._stalled_until[incoming.source, author, seq] = now + RETRY_DELAY
+            self._stalled_until[incoming.source, author, seq] = now + UPDATE_RETRY_SECONDS
 
     def _has_other_source(
         self, links: Mapping[str, UpdateSource], source: str, author: str, seq: int
@@ -309,10 +309,10 @@ class RequestScheduler:
                 continue
             self._check_available(author, last_stored, sources, now)
             able = [link for link in sources if link.pruned.get(author, 0) <= last_stored]
-            free = sum(max(0, MAX_PER_PEER - load[link.key]) for link in able)
+            free = sum(max(0, UPDATE_WINDOW - load[link.key]) for link in able)
             if not able or not free:
                 continue
-            window = min(AUTHOR_WINDOW, free)
+            window = min(UPDATE_WINDOW, free)
             newest = max(link.vector[author] for link in sources)
             last = int(min(last_stored + window, newest, last_wanted))
             # The author goes to the end, so that a look which ends early continues after it.
@@ -353,7 +353,7 @@ class RequestScheduler:
         """Return how many seconds an announced update has to arrive before it is requested."""
         if not any(link.eager for link in links.values()):
             return 0.0
-        return min(MAX_GRACE, max(MIN_GRACE, 4 * self._lag))
+        return min(MAX_GRACE_SECONDS, max(MIN_GRACE_SECONDS, 4 * self._lag))
 
     def _ripe_updates(self, author: str, seqs: range, grace: float, now: float) -> list[int]:
         """Return those updates of one author that are not incoming and past their grace period."""
@@ -385,7 +385,7 @@ class RequestScheduler:
                 link
                 for link in sources
                 if link.pruned.get(author, 0) < seq <= link.vector[author]
-                and load[link.key] < MAX_PER_PEER
+                and load[link.key] < UPDATE_WINDOW
             ]
             able = [link for link in holders if (link.key, author, seq) not in self._failed_until]
             if not able:
@@ -395,7 +395,7 @@ class RequestScheduler:
             if favourite is None or favourite not in able:
                 favourite = min(able, key=lambda link: (load[link.key], self._random.random()))
             load[favourite.key] += 1
-            self.incoming[author, seq] = IncomingUpdate(favourite.key, now + RESPONSE_TIMEOUT)
+            self.incoming[author, seq] = IncomingUpdate(favourite.key, now + RESPONSE_SECONDS)
             requests.append((favourite.key, author, seq))
         return requests
 

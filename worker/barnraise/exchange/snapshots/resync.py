@@ -15,8 +15,8 @@ from barnraise.ledger.ledger import Ledger
 
 log = logging.getLogger("barnraise.exchange")
 
-FETCH_TIMEOUT = 60.0  # seconds for peers to answer; bytes that arrive extend it
-RETRY_INTERVAL = 30.0  # seconds until the next attempt
+RESYNC_SECONDS = 60.0  # for peers to answer; bytes that arrive extend it
+RESYNC_RETRY_SECONDS = 30.0  # until the next attempt
 
 
 class Resync:
@@ -63,13 +63,13 @@ class Resync:
                     "nobody keeps the updates that this machine lacks: taking a snapshot in their "
                     "place, once most volunteers agree on it"
                 )
-            snapshot = await self._snapshots.fetch(FETCH_TIMEOUT)
+            snapshot = await self._snapshots.fetch(RESYNC_SECONDS)
             if snapshot is not None and snapshot.confirmed and self._is_compatible(snapshot):
                 self._snapshot = snapshot
                 self._has_logged = False
         finally:
             self._is_fetching = False
-            self._next_fetch_at = asyncio.get_running_loop().time() + RETRY_INTERVAL
+            self._next_fetch_at = asyncio.get_running_loop().time() + RESYNC_RETRY_SECONDS
 
     async def rebase(self) -> bool:
         """Begin the ledger again at the snapshot. Updates are paused meanwhile.

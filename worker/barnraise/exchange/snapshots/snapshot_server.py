@@ -22,7 +22,8 @@ from barnraise.ledger.anchor_diff import updates_between
 from barnraise.ledger.blob_store import BlobStore
 from barnraise.ledger.codec import decode
 from barnraise.ledger.ledger import Ledger
-from barnraise.peering.limits.rate_limit import TokenBuckets
+from barnraise.peering.limits.service_budget import ServiceBudget
+from barnraise.peering.limits.service_limits import Service
 from barnraise.peering.links.connection import Connection
 from barnraise.peering.links.received import MessageHandlers, Received
 from barnraise.protocol.fork_proof import Fork
@@ -34,13 +35,10 @@ log = logging.getLogger("barnraise.exchange")
 
 REQUEST_TIMEOUT = 30.0  # seconds for which a request waits for the training loop
 REUSE_SECONDS = 30.0  # age up to which a snapshot answers requests without a vector
-KEEP_SECONDS = 600.0  # seconds for which a snapshot's bytes stay on disk while no peer uses them
-EXPIRY_INTERVAL = 60.0  # seconds between two looks for such snapshots
+KEEP_SECONDS = 600.0  # for which a snapshot's bytes stay on disk while no peer uses them
+SNAPSHOT_EXPIRY_SECONDS = 60.0  # between two looks for such snapshots
 MAX_SNAPSHOTS = 4  # snapshots whose bytes are on disk at once
 MAX_PENDING_REQUESTS = 64
-# Snapshots that are built for the machines of one volunteer: per second, and in one burst. Each one
-# costs a copy of the model, made between two steps, and its bytes on the disk.
-BUILDS_OF_VOLUNTEER = (1 / 60, 8.0)
 
 
 class VerdictProofs(Message):
@@ -130,7 +128,7 @@ class SnapshotServer:
         self._recent: list[RecentSnapshot] = []  # the oldest first
         self._stored: set[str] = set()  # digests of all that is on disk, also of failed builds
         self._copy: weakref.ref[AnchorCopy] | None = None  # the last one, while it is in use
-        self._builds = TokenBuckets(*BUILDS_OF_VOLUNTEER)
+        self._builds = ServiceBudget(Service.SNAPSHOTS)
         self._lock = threading.Lock()
 
     @property
@@ -211,7 +209,7 @@ class SnapshotServer:
             answerable = [
                 request
                 for request in answerable
-                if self._builds.try_consume(request.volunteer or request.peer, 1, now)
+                if self._builds.try_consume({"volunteer": request.volunteer or request.peer}, now)
             ]
         if not answerable:
             return None
@@ -354,7 +352,7 @@ class SnapshotServer:
     async def delete_expired_often(self) -> None:
         """Delete the bytes of snapshots that no peer uses, now and then, until cancelled."""
         while True:
-            await asyncio.sleep(EXPIRY_INTERVAL)
+            await asyncio.sleep(SNAPSHOT_EXPIRY_SECONDS)
             now = asyncio.get_running_loop().time()
             # In the thread of the builds: none of them may find its bytes deleted.
             await self._run_in_thread(self.delete_expired, now)

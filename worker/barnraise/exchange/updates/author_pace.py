@@ -15,21 +15,23 @@ The rule is the generic cell rate algorithm (ITU-T I.371, annex A) with costs in
 from dataclasses import dataclass, field
 
 from barnraise.ledger.codec import payload_size
+from barnraise.planning.round_limits import (
+    MAX_PARTS,
+    MIN_ROUND_STEPS,
+    PACE_MARGIN,
+    PARTS_PER_SECOND,
+    WINDOW_STRETCH,
+)
+from barnraise.protocol.table_sizes import MANY
 from barnraise.spec import AUTO, RunSpec
 
-MARGIN = 1.5  # times what a machine can honestly publish
-MIN_ROUND_STEPS = 10  # steps of the shortest round, unless the recipe has shorter ones
-WINDOW_STRETCH = 0.7  # of a round's steps, where it ends by the clock
-MAX_PARTS = 8  # updates that one round is published in
-PARTS_PER_SECOND = 0.5  # parts of a round last at least two seconds
 MIN_UPDATES_PER_SECOND = 1 / 30.0
 MAX_UPDATES_PER_SECOND = 10.0
 BURST_SECONDS = 20.0  # by which an author's updates may be ahead of its pace
 INCARNATION_SECONDS = 60.0  # between two incarnations of a key, on average
-INCARNATIONS_BURST = 1200.0  # seconds by which its incarnations may be ahead of that
+INCARNATIONS_BURST_SECONDS = 1200.0  # by which its incarnations may be ahead of that
 AHEAD_SECONDS = 2.0  # by which an author's updates may be ahead before they enter in batches
 BATCH_SECONDS = 1.0  # between two batches
-MAX_AUTHORS = 4096  # keys that are remembered
 
 
 @dataclass(frozen=True)
@@ -61,12 +63,12 @@ class PaceLimits:
         """
         rounds = tokens_per_second / self.round_tokens
         honest = min(MAX_PARTS * rounds, max(PARTS_PER_SECOND, rounds))
-        return min(MAX_UPDATES_PER_SECOND, max(MIN_UPDATES_PER_SECOND, MARGIN * honest))
+        return min(MAX_UPDATES_PER_SECOND, max(MIN_UPDATES_PER_SECOND, PACE_MARGIN * honest))
 
     def bytes_per_second(self, tokens_per_second: float) -> float:
         """Return how many bytes of payloads a machine may publish."""
         rounds = max(MIN_UPDATES_PER_SECOND, tokens_per_second / self.round_tokens)
-        return MARGIN * rounds * self.round_bytes
+        return PACE_MARGIN * rounds * self.round_bytes
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,8 @@ class AuthorPace:
     def _allowed_at(self, update: PacedUpdate) -> float:
         allowed = self._paid_until.get(update.key, 0.0) - BURST_SECONDS
         if update.begins:
-            allowed = max(allowed, self._begun_until.get(update.key, 0.0) - INCARNATIONS_BURST)
+            begun_until = self._begun_until.get(update.key, 0.0)
+            allowed = max(allowed, begun_until - INCARNATIONS_BURST_SECONDS)
         return allowed
 
     def on_batch(self, key: str, now: float) -> None:
@@ -148,10 +151,10 @@ def _spend(paid_until: dict[str, float], update: PacedUpdate, cost: float) -> No
 
 
 def _set_last(times: dict[str, float], key: str, time: float) -> None:
-    """Set a key's time as the newest of at most MAX_AUTHORS."""
+    """Set a key's time as the newest of at most MANY."""
     times.pop(key, None)
     times[key] = time
-    if len(times) > MAX_AUTHORS:
+    if len(times) > MANY:
         del times[next(iter(times))]
 
 

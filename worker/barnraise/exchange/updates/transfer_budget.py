@@ -13,8 +13,8 @@ from typing import Generic, TypeVar
 Name = TypeVar("Name", bound=Hashable)
 
 VOLUNTEER_SHARE = 0.25  # of the bytes in all that one volunteer may reserve
-STALE_AFTER = 60.0  # seconds without a byte after which an update makes room for others
-EXPIRE_AFTER = 600.0  # seconds without a byte after which an incomplete update is dropped
+STALE_SECONDS = 60.0  # without a byte after which an update makes room for others
+EXPIRY_SECONDS = 600.0  # without a byte after which an incomplete update is dropped
 MIN_BYTES_PER_SECOND = 2048.0  # an update that arrives more slowly than this is dropped in the end
 
 
@@ -36,8 +36,8 @@ class Reservation:
 
     def is_expired(self, now: float) -> bool:
         """Return whether its bytes have not arrived in time."""
-        longest = EXPIRE_AFTER + self.size / MIN_BYTES_PER_SECOND
-        return now > self.progress_at + EXPIRE_AFTER or now > self.reserved_at + longest
+        longest = EXPIRY_SECONDS + self.size / MIN_BYTES_PER_SECOND
+        return now > self.progress_at + EXPIRY_SECONDS or now > self.reserved_at + longest
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class TransferBudget(Generic[Name]):
                 sum(total.size for total in totals.values()) + size, len(remaining) + 1
             )
             if mine.exceeds(self._volunteer_limit):
-                victim = _find_stalest(remaining, now, volunteer, STALE_AFTER)
+                victim = _find_stalest(remaining, now, volunteer, STALE_SECONDS)
             elif everything.exceeds(self._limit):
                 most = max(totals, key=lambda other: (totals[other].size, totals[other].count))
                 has_more = totals[most].size > mine.size or (
@@ -108,7 +108,7 @@ class TransferBudget(Generic[Name]):
                 if has_more:
                     victim = _find_stalest(remaining, now, most, -math.inf)
                 else:
-                    victim = _find_stalest(remaining, now, None, STALE_AFTER)
+                    victim = _find_stalest(remaining, now, None, STALE_SECONDS)
             else:
                 break
             if victim is None:

@@ -16,7 +16,7 @@ from barnraise.errors import FloodError, MessageError
 from barnraise.exchange.blobs.blob_fetcher import BlobFetcher
 from barnraise.exchange.gossip.gossip import RequestUpdates
 from barnraise.exchange.gossip.handler_context import HandlerContext
-from barnraise.exchange.gossip.requests import AUTHOR_WINDOW
+from barnraise.exchange.gossip.requests import UPDATE_WINDOW
 from barnraise.exchange.updates.author_pace import AuthorPace
 from barnraise.exchange.updates.false_headers import FalseHeaders
 from barnraise.exchange.updates.incomplete_updates import (
@@ -36,6 +36,7 @@ from barnraise.ledger.update_queue import UpdateQueue, anchor_entry
 from barnraise.ledger.validation import UpdateRules, open_ticket, validate_claim, validate_header
 from barnraise.peering.limits.rate_limit import TokenBuckets
 from barnraise.peering.limits.repeated_warnings import RepeatedWarnings
+from barnraise.peering.limits.service_limits import SERVICE_LIMITS, Service
 from barnraise.peering.links.received import MessageHandlers, Received
 from barnraise.protocol.fork_proof import Fork
 from barnraise.protocol.messages import (
@@ -54,9 +55,6 @@ EXPIRY_INTERVAL = 30.0  # seconds between two looks for updates whose bytes do n
 CLOCK_TOLERANCE = 10.0
 MAX_WAIT = 3600.0  # seconds until it is looked at again
 MAX_VALIDATED = 256  # headers whose signatures are not verified again, of some kilobytes each
-# Headers of updates that are here or do not fit: accepted of a peer per second, and in one burst.
-UNNEEDED_HEADERS = (50.0, 3000.0)
-MAX_BATCH = 64  # updates of one author that enter the ledger together
 
 
 @dataclass(frozen=True)
@@ -130,7 +128,7 @@ class UpdateReceiver:
         self._repeats = RepeatedWarnings(log)
         # Key, text and signature of headers and their tickets → their updates, oldest first.
         self._validated: dict[tuple[str, ...], Update] = {}
-        self._unneeded = TokenBuckets(*UNNEEDED_HEADERS)
+        self._unneeded = TokenBuckets(SERVICE_LIMITS[Service.UNNEEDED_HEADERS]["peer"])
         self._waiting_for_time: set[str] = set()  # authors whose next update is of a later time
 
     @property
@@ -245,7 +243,7 @@ class UpdateReceiver:
             # The answer to a probe that a push has overtaken, or a verdict that is not here yet.
             self._gossip.on_bare_header(source, author, seq, now)
             return update
-        too_early = seq > self._ledger.head(author).seq + AUTHOR_WINDOW
+        too_early = seq > self._ledger.head(author).seq + UPDATE_WINDOW
         if too_early or not self._incomplete.make_room(update, ticket, now):
             self._record_unneeded(source, now)
             self._gossip.decline(source, author, seq)  # it is requested when its turn comes
@@ -416,7 +414,7 @@ class UpdateReceiver:
         head = self._ledger.head(author)
         seq, time_ms = head.seq, head.time_ms
         now = self._clock()
-        while len(batch) < MAX_BATCH:
+        while len(batch) < UPDATE_WINDOW:
             ready = self._incomplete.get(author, seq + 1)
             if ready is None or not ready.is_verified:
                 break

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 from barnraise.exchange.gossip.gossip import Gossip
-from barnraise.exchange.gossip.requests import AUTHOR_WINDOW
+from barnraise.exchange.gossip.requests import UPDATE_WINDOW
 from barnraise.exchange.snapshots.snapshot_server import SnapshotServer
 from barnraise.ledger.blob_store import BlobStore
 from barnraise.ledger.ledger import Ledger
@@ -126,7 +126,7 @@ def requested_seqs(ledger: Ledger, request: UpdateRequest) -> range:
     """
     if request.headers:
         last = min(request.last, ledger.last_seq(request.author))
-        first = max(request.first, last - AUTHOR_WINDOW + 1)
+        first = max(request.first, last - UPDATE_WINDOW + 1)
         return range(last, first - 1, -1)
-    last = min(request.last, request.first + AUTHOR_WINDOW - 1, ledger.head(request.author).seq)
+    last = min(request.last, request.first + UPDATE_WINDOW - 1, ledger.head(request.author).seq)
     return range(request.first, last + 1)

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from barnraise.errors import MessageError, UnprovenVerdictError
 from barnraise.exchange.blobs.blob_fetcher import BlobFetcher, WantedBlob
 from barnraise.exchange.gossip.handler_context import HandlerContext
-from barnraise.exchange.gossip.requests import AUTHOR_WINDOW
+from barnraise.exchange.gossip.requests import UPDATE_WINDOW
 from barnraise.exchange.verdicts.verdict_sync import (
     CompareVerdicts,
     SendHeads,
@@ -39,14 +39,14 @@ from barnraise.protocol.messages import (
     Update,
     UpdateRequest,
 )
+from barnraise.protocol.table_sizes import FEW
 from barnraise.protocol.verdicts import SignedVerdict, VerdictNames, VerdictSummary
 
 log = logging.getLogger("barnraise.exchange")
 
-PAYLOAD_TIMEOUT = 30.0  # seconds until the log says that a payload to retract is not available
-FOLDER_INTERVAL = 5.0  # seconds between two reads of the folder of verdicts
+PAYLOAD_SECONDS = 30.0  # until the log says that a payload to retract is not available
+FOLDER_SECONDS = 5.0  # between two reads of the folder of verdicts
 FAREWELL_SECONDS = 0.5  # for an excluded peer to receive the verdict before its connection ends
-MAX_POSTPONED = 256  # verdicts that wait for headers
 VERDICT_FOLDER = "verdicts"  # in the run's folder: where `barnraise verdict` leaves what it signed
 
 
@@ -134,7 +134,7 @@ class VerdictHandler:
             if source is None:
                 raise
             # Its sender may have another mirror list; ours is on its way, or its.
-            if str(error) not in self._ignored and len(self._ignored) < MAX_POSTPONED:
+            if str(error) not in self._ignored and len(self._ignored) < FEW:
                 self._ignored.add(str(error))
                 log.warning("%s sends a verdict that does not count: %s", source[:8], error)
             return
@@ -155,7 +155,7 @@ class VerdictHandler:
     def request_headers(self, peer: str | None, author: str, first: int, last: int) -> None:
         """Request an author's signed headers, last one first, from one peer or from all."""
         request = UpdateRequest(
-            author=author, first=max(first, last - AUTHOR_WINDOW + 1), last=last, headers=True
+            author=author, first=max(first, last - UPDATE_WINDOW + 1), last=last, headers=True
         )
         for connection in list(self._connections.values()):
             if peer in (None, connection.key):
@@ -177,7 +177,7 @@ class VerdictHandler:
                 before = await self._run_on_disk(self._ledger.apply_verdicts, verdicts)
                 changes = await self._run_on_disk(anchor_retractions, self._ledger, *before)
                 self._publish(verdicts, changes)
-        if missing and request_missing and len(self._postponed) < MAX_POSTPONED:
+        if missing and request_missing and len(self._postponed) < FEW:
             self._postponed[key] = verdicts
             for author, first, last in missing:
                 self.request_headers(source, author, first, last)
@@ -272,7 +272,7 @@ class VerdictHandler:
         logged = False
         wanted = [WantedBlob(part.digest, part.size, part.size)]
         try:
-            while not await self._fetcher.fetch(wanted, PAYLOAD_TIMEOUT):
+            while not await self._fetcher.fetch(wanted, PAYLOAD_SECONDS):
                 if not logged:
                     log.error(
                         "update %d of %s must come out, and nobody here has it: this machine's "
@@ -363,7 +363,7 @@ class VerdictHandler:
                     await self._apply_file(path)
             except OSError as error:
                 log.warning("%s cannot be read: %s", folder, error)
-            await asyncio.sleep(FOLDER_INTERVAL)
+            await asyncio.sleep(FOLDER_SECONDS)
 
     async def _apply_file(self, path: Path) -> None:
         try:

@@ -22,18 +22,17 @@ from barnraise.protocol.messages import PeerState
 from barnraise.protocol.signing import digest
 from barnraise.protocol.verdicts import MAX_NAMES, VerdictNames, VerdictSummary
 
-RESEND_INTERVAL = 10.0  # seconds before a peer that still reports other verdicts is sent ours again
-HEADS_INTERVAL = 3.0  # seconds before headers are compared again
+VERDICT_RESEND_SECONDS = 10.0  # before a peer that still reports other verdicts is sent ours again
+HEADS_SECONDS = 3.0  # before headers are compared again
 MAX_HEADS_SENT = 16  # authors whose last headers are sent at a time
 # In a busy run two peers hardly ever have one vector, and an author may have forked and be silent:
 # seconds between two samples of headers that a peer is sent in any case, and the headers of one.
-SAMPLE_INTERVAL = 60.0
+SAMPLE_SECONDS = 60.0
 SAMPLED_HEADS = 2
-MAX_PROOF_BYTES = 1 << 20  # of proofs that a peer is sent within one RESEND_INTERVAL
-MAX_ANSWERS = 64  # summaries and lists of names that a peer is sent within one RESEND_INTERVAL
-MIN_MISMATCHES = (
-    2  # consecutive States: an update that is just being stored may be in one digest only
-)
+MAX_PROOF_BYTES = 1 << 20  # of proofs that a peer is sent until the next resend
+MAX_ANSWERS = 64  # summaries and lists of names that a peer is sent until then
+# Consecutive States: an update that is just being stored may be in one digest only.
+MIN_MISMATCHES = 2
 _DIGITS = "0123456789abcdef"
 
 
@@ -213,7 +212,7 @@ class VerdictSync:
         """Return a peer, with new allowances if an interval has passed."""
         peer = self._peers.setdefault(key, PeerVerdicts())
         if now >= peer.window_ends_at:
-            peer.window_ends_at = now + RESEND_INTERVAL
+            peer.window_ends_at = now + VERDICT_RESEND_SECONDS
             peer.proof_bytes = MAX_PROOF_BYTES
             peer.answers = MAX_ANSWERS
         return peer
@@ -228,13 +227,13 @@ class VerdictSync:
         for key, peer in self._peers.items():
             has_other_verdicts = self._verdicts is not None and peer.verdicts != self._verdicts
             if has_other_verdicts and now >= peer.next_verdicts_at:
-                peer.next_verdicts_at = now + RESEND_INTERVAL
+                peer.next_verdicts_at = now + VERDICT_RESEND_SECONDS
                 actions.append(CompareVerdicts(key, self._index.describe("")))
             if peer.mismatches >= MIN_MISMATCHES and now >= peer.next_heads_at:
-                peer.next_heads_at = now + HEADS_INTERVAL
+                peer.next_heads_at = now + HEADS_SECONDS
                 actions.append(SendHeads(key))
             if peer.next_sample_at is None or now >= peer.next_sample_at:
                 if peer.next_sample_at is not None:
                     actions.append(SendHeads(key, SAMPLED_HEADS))
-                peer.next_sample_at = now + SAMPLE_INTERVAL
+                peer.next_sample_at = now + SAMPLE_SECONDS
         return actions

@@ -16,12 +16,13 @@ from dataclasses import dataclass, field
 
 import torch
 
+from barnraise.planning.round_limits import MAX_SILENT_ROUNDS
+from barnraise.protocol.table_sizes import FEW
+
 SAMPLES = 8192  # elements of the model that are compared
 ROUND_DECAY = 0.8  # what is remembered of the rounds before, at each of this machine's rounds
 MIN_ROUNDS = 2.0  # of this machine that are compared, at least
-MIN_AGE = 1.0  # rounds of this machine after which a volunteer that it first heard of is judged
-MAX_SILENCE = 4.0  # rounds of this machine after which a volunteer without an update is forgotten
-MAX_VOLUNTEERS = 256  # whose updates are remembered
+MIN_AGE_ROUNDS = 1.0  # of this machine after which a volunteer that it first heard of is judged
 
 
 @dataclass
@@ -105,7 +106,7 @@ class ContributionMeter:
         for volunteer, change in [*self._others.items()]:
             change.age += round_fraction
             change.silence += round_fraction
-            if change.silence > MAX_SILENCE:
+            if change.silence > MAX_SILENT_ROUNDS:
                 del self._others[volunteer]
 
     def record_update(
@@ -135,7 +136,7 @@ class ContributionMeter:
         return {
             volunteer: self._agreement(change)
             for volunteer, change in self._others.items()
-            if change.tokens and change.age >= MIN_AGE
+            if change.tokens and change.age >= MIN_AGE_ROUNDS
         }
 
     def _agreement(self, change: _RecentChange) -> float:
@@ -166,6 +167,6 @@ class ContributionMeter:
         """Return what a volunteer changed, which becomes the last one heard of."""
         change = self._others.pop(volunteer, None) or _RecentChange()
         self._others[volunteer] = change
-        if len(self._others) > MAX_VOLUNTEERS:
+        if len(self._others) > FEW:
             del self._others[next(iter(self._others))]
         return change

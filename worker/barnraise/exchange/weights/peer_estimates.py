@@ -32,11 +32,10 @@ from barnraise.planning.round_schedule import (
     choose_schedule,
 )
 from barnraise.protocol.messages import Update
+from barnraise.protocol.table_sizes import MANY
 from barnraise.spec import UPDATES, RunSpec
 
-MAX_HISTORIES = 4096  # peers whose last rounds are remembered
 MAX_DESCRIBED = 64  # volunteers that the log says count for nothing
-MAX_VOLUNTEERS = 4096  # volunteers whose first link is remembered, by its time
 
 
 class LinkTable(Protocol):
@@ -103,7 +102,7 @@ class PeerEstimates:
             history = RoundHistory(update.volunteer)
         history.record_round(now, update.tokens, update.time_ms / 1000)
         self._histories[update.peer] = history
-        if len(self._histories) > MAX_HISTORIES:
+        if len(self._histories) > MANY:
             del self._histories[next(iter(self._histories))]
 
     def on_update_published(self, update: Update, clock: float) -> None:
@@ -299,7 +298,7 @@ class PeerEstimates:
             return PeerClaim("", link.rate, measured, link.connected_at)
         # The grace is the volunteer's: another key, or another connection, does not renew it.
         met_at = self._met_at.setdefault(link.volunteer or key, link.connected_at)
-        if len(self._met_at) > MAX_VOLUNTEERS:
+        if len(self._met_at) > MANY:
             del self._met_at[next(iter(self._met_at))]
         return PeerClaim(link.volunteer or key, link.rate, measured, met_at)
 

@@ -17,18 +17,21 @@ from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from barnraise.planning.round_limits import (
+    GRACE_ROUNDS,
+    MAX_MISSED_ROUNDS,
+    RAMP_ROUNDS,
+    REMEMBERED_ROUNDS,
+)
+
 MAX_EXCESS = 1.5  # times the measured rate that an announced rate counts at most
 GRACE_SECONDS = 90.0  # for which a peer counts before its second round, at least
-GRACE_ROUNDS = 8.0  # of this machine's rounds for which it does, where these are longer
-MAX_MISSED_ROUNDS = 4.0  # rounds that a peer may be late before it counts as gone
 MIN_ROUND_FRACTION = 0.25  # of the recipe's steps that peers can shorten this machine's rounds to
-LOW_SHARE = 0.1  # of an equal share, below which a machine's share is worth a line in the log
+NOTABLE_SHARE = 0.1  # of an equal share, below which a machine's share is worth a line in the log
 # A volunteer with the lower agreement counts for nothing, one with the higher agreement in full.
 # Honest machines have agreements of 0.2 to 0.8. Noise has an agreement of 0 ± 0.02.
 NO_AGREEMENT = 0.05
 FULL_AGREEMENT = 0.15
-RAMP_ROUNDS = 4  # rounds after which a machine that joined late has its full weight
-_ROUNDS = 8  # rounds of a peer that are remembered
 
 
 @dataclass
@@ -41,7 +44,9 @@ class RoundHistory:
     """
 
     volunteer: str = ""
-    rounds: deque[tuple[float, int, float]] = field(default_factory=lambda: deque(maxlen=_ROUNDS))
+    rounds: deque[tuple[float, int, float]] = field(
+        default_factory=lambda: deque(maxlen=REMEMBERED_ROUNDS)
+    )
 
     def record_round(self, now: float, tokens: int, stated_at: float = 0.0) -> None:
         """Record a round that arrived.
@@ -268,7 +273,7 @@ class LostPeers:
 
 def is_low_share(share: float, rates: Sequence[float]) -> bool:
     """Return whether a share is so small that the machine hardly counts."""
-    return share < LOW_SHARE / (1 + sum(rate > 0 for rate in rates))
+    return share < NOTABLE_SHARE / (1 + sum(rate > 0 for rate in rates))
 
 
 def typical_step_seconds(own_seconds: float, step_tokens: int, measured: Iterable[float]) -> float:

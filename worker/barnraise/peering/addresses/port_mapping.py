@@ -36,19 +36,40 @@ from barnraise.protocol.ip_addresses import is_public_ip, parse_ip
 
 log = logging.getLogger("barnraise.exchange")
 
-LIFETIME = 3600  # seconds that are asked for; they are renewed after half of them
-MIN_RENEWAL = 60.0  # seconds between two renewals at least
-IROH_SECONDS = 4.0  # after which iroh's binding has mapped a port, if it can
-RETRY_SECONDS = 900.0  # between two attempts while no router answers
-NETWORK_SECONDS = 10.0  # between two looks whether this machine came to another network
-SITE_SECONDS = 15.0  # in which the site's view of this machine is waited for
-RELEASE_SECONDS = 4.0  # that leaving waits for the router
-ANSWER_SECONDS = (0.25, 0.5, 1.0)  # that each of three equal requests is waited for
-DISCOVERY_MILLISECONDS = 2000  # that UPnP's routers have to answer
 MAX_UPNP_ENTRIES = 200  # of a router's list that are read
 DESCRIPTION = "Barnraise"
 IROH_DESCRIPTION = "iroh-portmap"
 ROUTES = Path("/proc/net/route")  # of Linux
+
+
+@dataclass(frozen=True)
+class PortMappingTimes:
+    """How long routers are waited for, and how often they are asked.
+
+    Attributes:
+        lifetime_seconds: That are asked for; a mapping is renewed after half of them.
+        renewal_seconds: Between two renewals at least.
+        iroh_seconds: After which iroh's binding has mapped a port, if it can.
+        retry_seconds: Between two attempts while no router answers.
+        network_seconds: Between two looks whether this machine came to another network.
+        site_seconds: In which the site's view of this machine is waited for.
+        release_seconds: That leaving waits for the router.
+        answer_seconds: That each of three equal requests is waited for.
+        discovery_milliseconds: That UPnP's routers have to answer.
+    """
+
+    lifetime_seconds: int = 3600
+    renewal_seconds: float = 60.0
+    iroh_seconds: float = 4.0
+    retry_seconds: float = 900.0
+    network_seconds: float = 10.0
+    site_seconds: float = 15.0
+    release_seconds: float = 4.0
+    answer_seconds: tuple[float, ...] = (0.25, 0.5, 1.0)
+    discovery_milliseconds: int = 2000
+
+
+TIMES = PortMappingTimes()
 
 
 @dataclass(frozen=True)
@@ -187,13 +208,13 @@ def _list_iroh_entries(router: Any, port: int) -> list[int]:
 
 
 def _request_pcp(home: HomeNetwork, port: int, nonce: bytes) -> PortMapping:
-    answer = _query(home.router, encode_pcp_map(home.own_ip, port, nonce, LIFETIME))
+    answer = _query(home.router, encode_pcp_map(home.own_ip, port, nonce, TIMES.lifetime_seconds))
     return PortMapping("PCP", decode_pcp_map(answer, port, nonce), nonce)
 
 
 def _request_pmp(home: HomeNetwork, port: int) -> PortMapping:
     external_ip = decode_pmp_address(_query(home.router, encode_pmp_address()))
-    grant = decode_pmp_map(_query(home.router, encode_pmp_map(port, LIFETIME)), port)
+    grant = decode_pmp_map(_query(home.router, encode_pmp_map(port, TIMES.lifetime_seconds)), port)
     return PortMapping("NAT-PMP", PortGrant(external_ip, grant.external_port, grant.lifetime))
 
 
@@ -204,7 +225,7 @@ def _request_upnp(port: int) -> PortMapping:
         external = _add_upnp_entry(router, port)
     except Exception as error:  # miniupnpc raises `Exception` itself
         raise MessageError(f"UPnP: {error}") from None
-    return PortMapping("UPnP", PortGrant(external_ip, external, LIFETIME))
+    return PortMapping("UPnP", PortGrant(external_ip, external, TIMES.lifetime_seconds))
 
 
 def _read_external_ip(router: Any) -> str:
@@ -226,7 +247,8 @@ def _add_upnp_entry(router: Any, port: int) -> int:
         entry = router.getspecificportmapping(external, "UDP")
         is_ours = entry is not None and (entry[0], entry[1]) == (router.lanaddr, port)
         if entry is None or is_ours:
-            router.addportmapping(external, "UDP", router.lanaddr, port, DESCRIPTION, "", LIFETIME)
+            lifetime = TIMES.lifetime_seconds
+            router.addportmapping(external, "UDP", router.lanaddr, port, DESCRIPTION, "", lifetime)
             return external
     raise MessageError("the router has no free port near this one")
 
@@ -240,7 +262,7 @@ def _find_upnp() -> Any:
     import miniupnpc
 
     router = miniupnpc.UPnP()
-    router.discoverdelay = DISCOVERY_MILLISECONDS
+    router.discoverdelay = TIMES.discovery_milliseconds
     router.discover()
     router.selectigd()
     return router
@@ -254,7 +276,7 @@ def _query(router: str, request: bytes) -> bytes:
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as channel:
         channel.connect((router, CONTROL_PORT))
-        for seconds in ANSWER_SECONDS:
+        for seconds in TIMES.answer_seconds:
             channel.settimeout(seconds)
             channel.send(request)
             with contextlib.suppress(TimeoutError):
@@ -299,7 +321,7 @@ class PortMapper:
         """Map the port, renew that, and do it again in another network, until cancelled."""
         if not self._port or not await self._is_useful():
             await asyncio.Event().wait()
-        await asyncio.sleep(IROH_SECONDS)
+        await asyncio.sleep(TIMES.iroh_seconds)
         while True:
             self._home = self._find_home()
             if self._home is not None:
@@ -316,7 +338,7 @@ class PortMapper:
         """Wait for so many seconds at most; return whether this machine came to another network."""
         ends_at = time.monotonic() + seconds
         while time.monotonic() < ends_at:
-            await asyncio.sleep(min(seconds, NETWORK_SECONDS))
+            await asyncio.sleep(min(seconds, TIMES.network_seconds))
             if self._find_home() != self._home:
                 return True
         return False
@@ -324,7 +346,7 @@ class PortMapper:
     async def _is_useful(self) -> bool:
         """Return whether the site sees a public address, or nobody knows what it sees."""
         began_at = time.monotonic()
-        while not self._find_site_view() and time.monotonic() < began_at + SITE_SECONDS:
+        while not self._find_site_view() and time.monotonic() < began_at + TIMES.site_seconds:
             await asyncio.sleep(1.0)
         view = self._find_site_view()
         return not view or is_public_ip(parse_ip(view))
@@ -346,15 +368,16 @@ class PortMapper:
 
     def _renewal_seconds(self) -> float:
         if self._mapping is None:
-            return RETRY_SECONDS
-        return max(MIN_RENEWAL, min(LIFETIME, self._mapping.grant.lifetime) / 2)
+            return TIMES.retry_seconds
+        lifetime = min(TIMES.lifetime_seconds, self._mapping.grant.lifetime)
+        return max(TIMES.renewal_seconds, lifetime / 2)
 
     async def close(self) -> None:
         """End the mapping; wait a few seconds at most for the router."""
         if self._home is None:
             return
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(RELEASE_SECONDS):
+            async with asyncio.timeout(TIMES.release_seconds):
                 await asyncio.to_thread(self._release, self._home)
 
     def _release(self, home: HomeNetwork) -> None:

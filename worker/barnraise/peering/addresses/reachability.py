@@ -7,14 +7,14 @@ from barnraise.peering.addresses.nat_type import DialBack, ReachFacts
 from barnraise.peering.addresses.observed_addresses import ObservedAddresses
 from barnraise.protocol.ip_addresses import is_public_ip, parse_ip
 from barnraise.protocol.messages import MAX_DIALLED_BACK
+from barnraise.protocol.table_sizes import SOME
 from barnraise.protocol.types import MAX_ADDRESSES
 
 # Seconds after a dial in which a router lets the dialled host answer. Most forget in two minutes.
 OPENED_SECONDS = 300.0
-MAX_DIALLED_HOSTS = 1024
-DIAL_BACK_SECONDS = 3600.0  # for which the outcome of a dial-back counts
 MAX_DIAL_BACKS = 8  # the newest
-REACHED_SECONDS = 3600.0  # for which an unexpected connection proves that this machine is reachable
+# For which a dial-back or an unexpected connection shows whether this machine is reachable.
+EVIDENCE_SECONDS = 3600.0
 
 
 class Reachability:
@@ -57,7 +57,7 @@ class Reachability:
             host = host_of(address)
             self._dialled_hosts.pop(host, None)
             self._dialled_hosts[host] = now
-        while len(self._dialled_hosts) > MAX_DIALLED_HOSTS:
+        while len(self._dialled_hosts) > SOME:
             del self._dialled_hosts[next(iter(self._dialled_hosts))]
 
     def on_accepted(self, address: str, now: float) -> None:
@@ -122,7 +122,7 @@ class Reachability:
 
     def facts(self, now: float) -> ReachFacts:
         """Return what is known, for `classify_nat`."""
-        is_reached = self._reached_at is not None and now < self._reached_at + REACHED_SECONDS
+        is_reached = self._reached_at is not None and now < self._reached_at + EVIDENCE_SECONDS
         return ReachFacts(
             local_addresses=tuple(self._list_local()),
             observations=self.observed.observations(now),
@@ -132,7 +132,7 @@ class Reachability:
             dial_backs=tuple(
                 outcome
                 for at, outcome in list(self._dial_backs.values())
-                if now < at + DIAL_BACK_SECONDS
+                if now < at + EVIDENCE_SECONDS
             ),
         )
 

@@ -12,17 +12,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from barnraise.peering.addresses.addresses import host_of, network_of
+from barnraise.peering.limits.back_off import BackOff
+from barnraise.peering.limits.service_limits import SERVICE_LIMITS, Rate, Service
+from barnraise.protocol.table_sizes import MANY
 
 MAX_ADDRESSES_PER_DIAL = 3  # addresses of one peer that are dialled at once
-BACKOFF_MIN = 0.5  # seconds before an address that did not answer is dialled again
-BACKOFF_MAX = 3600.0  # seconds between two dials of an unproven address at most
-BACKOFF_MAX_PROVEN = 30.0  # seconds between two dials of a proven address at most
+UNPROVEN_ADDRESS = BackOff(0.5, 3600.0)  # between two dials of an address that does not answer
+PROVEN_ADDRESS = BackOff(0.5, 30.0)
 MAX_PROVEN_FAILURES = 40  # dials without an answer after which an address is no longer proven
-HOST_DIALS = 6.0  # dials of one host's unproven addresses that may go unanswered in a burst
-HOST_DIALS_PER_SECOND = 1 / 30.0
-NETWORK_DIALS = 24.0  # the same for all hosts of one network
-NETWORK_DIALS_PER_SECOND = 1 / 10.0
-MAX_REMEMBERED = 4096  # addresses, hosts and networks that are remembered, each
 
 
 @dataclass
@@ -62,6 +59,7 @@ class DialLimits:
 
     def __init__(self, jitter: Callable[[], float]) -> None:
         self._jitter = jitter
+        self._rates = SERVICE_LIMITS[Service.UNANSWERED_DIALS]
         self._addresses: dict[str, AddressRecord] = {}
         self._hosts: dict[str, DialBudget] = {}
         self._networks: dict[str, DialBudget] = {}
@@ -112,8 +110,8 @@ class DialLimits:
     def _budgets_ready_at(self, address: str, now: float) -> float:
         host, network = self._hosts.get(host_of(address)), self._networks.get(network_of(address))
         return max(
-            _refilled_at(host, HOST_DIALS, HOST_DIALS_PER_SECOND, now),
-            _refilled_at(network, NETWORK_DIALS, NETWORK_DIALS_PER_SECOND, now),
+            _refilled_at(host, self._rates["host"], now),
+            _refilled_at(network, self._rates["network"], now),
         )
 
     def is_proven(self, address: str) -> bool:
@@ -155,8 +153,8 @@ class DialLimits:
             record.failures = min(record.failures + 1, 1000)
             if record.failures > MAX_PROVEN_FAILURES and not is_isolated:
                 record.is_proven = False
-            longest = BACKOFF_MAX_PROVEN if record.is_proven else BACKOFF_MAX
-            delay = min(longest, BACKOFF_MIN * 2 ** min(record.failures, 20))
+            back_off = PROVEN_ADDRESS if record.is_proven else UNPROVEN_ADDRESS
+            delay = back_off.pause_seconds(record.failures)
             record.next_dial = now + delay * (0.75 + self._jitter() / 2)
             self._store(address, record)
 
@@ -167,14 +165,14 @@ class DialLimits:
     def _store(self, address: str, record: AddressRecord) -> None:
         self._addresses.pop(address, None)
         self._addresses[address] = record
-        if len(self._addresses) > MAX_REMEMBERED:
+        if len(self._addresses) > MANY:
             del self._addresses[next(iter(self._addresses))]
 
     def _charge(self, address: str, dials: float, now: float) -> None:
         """Take dials from the budgets of an address's host and network."""
         host, network = host_of(address), network_of(address)
-        _charge(self._hosts, host, (HOST_DIALS, HOST_DIALS_PER_SECOND), dials, now)
-        _charge(self._networks, network, (NETWORK_DIALS, NETWORK_DIALS_PER_SECOND), dials, now)
+        _charge(self._hosts, host, self._rates["host"], dials, now)
+        _charge(self._networks, network, self._rates["network"], dials, now)
 
 
 def _few_of_each_host(addresses: Sequence[str]) -> tuple[str, ...]:
@@ -189,20 +187,19 @@ def _few_of_each_host(addresses: Sequence[str]) -> tuple[str, ...]:
     return tuple(chosen[:MAX_ADDRESSES_PER_DIAL])
 
 
-def _refilled_at(budget: DialBudget | None, burst: float, rate: float, now: float) -> float:
+def _refilled_at(budget: DialBudget | None, rate: Rate, now: float) -> float:
     """Return when a budget holds a whole dial."""
     if budget is None:
         return -math.inf
-    level = min(burst, budget.level + max(0.0, now - budget.at) * rate)
-    return now if level >= 1 else now + (1 - level) / rate
+    level = min(rate.burst, budget.level + max(0.0, now - budget.at) * rate.per_second)
+    return now if level >= 1 else now + (1 - level) / rate.per_second
 
 
 def _charge(
-    budgets: dict[str, DialBudget], name: str, limit: tuple[float, float], dials: float, now: float
+    budgets: dict[str, DialBudget], name: str, rate: Rate, dials: float, now: float
 ) -> None:
-    burst, rate = limit
-    budget = budgets.pop(name, None) or DialBudget(burst, now)
-    level = min(burst, budget.level + max(0.0, now - budget.at) * rate)
-    budgets[name] = DialBudget(min(burst, level - dials), now)
-    if len(budgets) > MAX_REMEMBERED:
+    budget = budgets.pop(name, None) or DialBudget(rate.burst, now)
+    level = min(rate.burst, budget.level + max(0.0, now - budget.at) * rate.per_second)
+    budgets[name] = DialBudget(min(rate.burst, level - dials), now)
+    if len(budgets) > MANY:
         del budgets[next(iter(budgets))]

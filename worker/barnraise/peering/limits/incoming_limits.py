@@ -4,11 +4,11 @@ A bare connection costs memory and a task, so these bounds come before a connect
 """
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from barnraise.peering.addresses.addresses import network_of
 from barnraise.peering.limits.rate_limit import TokenBuckets
+from barnraise.peering.limits.service_limits import SERVICE_LIMITS, WAITING_LIMITS, Service
 
 Item = TypeVar("Item", bound=Hashable)
 
@@ -55,34 +55,15 @@ class PendingPool(Generic[Item]):
         self._groups.pop(item, None)
 
 
-@dataclass(frozen=True)
-class ConnectionRates:
-    """How many connections may come from an address, a network and all.
-
-    Attributes:
-        pending: Connections that are being established; the oldest makes room for the newest.
-        per_second: Connections that are accepted on average.
-        burst: Connections that are accepted at once.
-    """
-
-    pending: Mapping[str, int]
-    per_second: Mapping[str, float]
-    burst: Mapping[str, float]
-
-
 class IncomingLimits(Generic[Item]):
     """Connections that are being established, and how often each address has connected."""
 
-    def __init__(self, rates: ConnectionRates) -> None:
-        """Have no connections yet.
-
-        Args:
-            rates: By kind of group, "address", "network" and, of those that are pending, "all".
-        """
-        self._most_pending = rates.pending["all"]
-        self._pending: PendingPool[Item] = PendingPool(rates.pending)
+    def __init__(self, service: Service) -> None:
+        """Have no connections of one transport yet."""
+        self._most_pending = WAITING_LIMITS[service]["all"]
+        self._pending: PendingPool[Item] = PendingPool(WAITING_LIMITS[service])
         self._connects = {
-            kind: TokenBuckets(rate, rates.burst[kind]) for kind, rate in rates.per_second.items()
+            kind: TokenBuckets(rate) for kind, rate in SERVICE_LIMITS[service].items()
         }
 
     def __len__(self) -> int:

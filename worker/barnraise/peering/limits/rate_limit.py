@@ -9,12 +9,15 @@ from collections import deque
 from collections.abc import Generator
 from contextlib import contextmanager
 
-METER_WINDOW = 10.0  # seconds over which a meter averages
-MESSAGE_WINDOW = 60.0  # seconds over which messages are counted: longer than the burst at a start
-METER_STEP = 0.5  # seconds between two samples of a meter
-CAPACITY_MEMORY = 60.0  # seconds of sending after which a capacity measurement has faded to 1/e
-MIN_MEASURED_SECONDS = 0.05  # seconds of sending before a capacity is reported
-MIN_WAIT = 0.01  # seconds that are waited for; the next frame waits for less in addition
+from barnraise.peering.limits.service_limits import Rate
+from barnraise.protocol.table_sizes import MANY
+
+METER_SECONDS = 10.0  # over which a meter averages
+MESSAGE_SECONDS = 60.0  # over which messages are counted: longer than the burst at a start
+METER_STEP_SECONDS = 0.5  # between two samples of a meter
+CAPACITY_MEMORY_SECONDS = 60.0  # of sending after which a capacity measurement has faded to 1/e
+MIN_MEASURED_SECONDS = 0.05  # of sending before a capacity is reported
+MIN_WAIT_SECONDS = 0.01  # that are waited for; the next frame waits for less in addition
 PIECE_BYTES = 1 << 17  # payload bytes in one frame; a message waits behind at most one frame
 MIN_PIECE_BYTES = 1 << 10
 PIECE_SECONDS = 1.0  # of a limited uplink that one frame may take
@@ -22,13 +25,12 @@ TURN_SECONDS = 0.25  # of the uplink that a transfer may take before the next on
 
 
 class TokenBucket:
-    """Allow `rate` units per second on average and `burst` units at once."""
+    """Allow `rate` units per second on average and a burst at once."""
 
-    def __init__(self, rate: float, burst: float) -> None:
-        """Start with a full bucket; an infinite `rate` never limits."""
-        self.rate = rate
-        self._burst = burst
-        self._level = burst
+    def __init__(self, rate: Rate) -> None:
+        """Start with a full bucket; an infinite rate per second never limits."""
+        self.rate, self._burst = rate
+        self._level = self._burst
         self._filled_at = -math.inf
 
     def consume(self, amount: float, now: float) -> float:
@@ -64,16 +66,15 @@ class TokenBuckets:
     A name that is forgotten has a full bucket again.
     """
 
-    def __init__(self, rate: float, burst: float, max_names: int = 4096) -> None:
-        """Give each name a bucket of this rate and burst, see `TokenBucket`."""
+    def __init__(self, rate: Rate, max_names: int = MANY) -> None:
+        """Give each name a bucket of this rate, see `TokenBucket`."""
         self._rate = rate
-        self._burst = burst
         self._max_names = max_names
         self._buckets: dict[str, TokenBucket] = {}
 
     def try_consume(self, name: str, amount: float, now: float) -> bool:
         """Consume `amount` units of a name's bucket if it holds them; return whether it did."""
-        bucket = self._buckets.pop(name, None) or TokenBucket(self._rate, self._burst)
+        bucket = self._buckets.pop(name, None) or TokenBucket(self._rate)
         self._buckets[name] = bucket
         if len(self._buckets) > self._max_names:
             del self._buckets[next(iter(self._buckets))]
@@ -113,7 +114,7 @@ class FairShare:
 
     def __init__(self, rate: float = math.inf) -> None:
         """Limit the uplink to `rate` bytes per second; inf sets no limit."""
-        self._bucket = TokenBucket(rate, 0.0)
+        self._bucket = TokenBucket(Rate(rate, 0.0))
         self._waiting: dict[UplinkSender, tuple[asyncio.Future[None], int]] = {}
         self._turn: UplinkSender | None = None
         self._turn_bytes = 0.0  # that the sender whose turn it is may still send
@@ -122,7 +123,7 @@ class FairShare:
         self._measured_until = 0.0  # event loop time up to which the seconds of sending are counted
         self._bytes = 0.0  # sent while somebody was sending, fading
         self._seconds = 0.0  # of those bytes, fading
-        self._messages = Meter(MESSAGE_WINDOW)
+        self._messages = Meter(MESSAGE_SECONDS)
         self._message_bytes = 0  # sent without waiting for a turn
 
     @property
@@ -155,7 +156,7 @@ class FairShare:
 
     @property
     def message_rate(self) -> float:
-        """Bytes per second that messages have taken over MESSAGE_WINDOW.
+        """Bytes per second that messages have taken over MESSAGE_SECONDS.
 
         The greetings of the first seconds count as what they are, a part of the window: a round's
         length follows from this rate, and on a slow line it would be twice too long.
@@ -196,11 +197,11 @@ class FairShare:
             delay = self._bucket.consume(0.0, loop.time())
             if self._turn is not None and self._turn not in self._waiting:
                 # Its next frame usually follows at once.
-                patience = MIN_WAIT if self._turn.keeps_turn else 0.0
+                patience = MIN_WAIT_SECONDS if self._turn.keeps_turn else 0.0
                 self._alarm = loop.call_later(max(delay, patience), self._pass_turn)
                 return
             # A header goes out with the payload after it, without a timer of its own.
-            if delay >= MIN_WAIT:
+            if delay >= MIN_WAIT_SECONDS:
                 self._alarm = loop.call_later(delay, self._serve)
                 return
             self._grant(self._turn or next(iter(self._waiting)), loop.time())
@@ -238,7 +239,7 @@ class FairShare:
             self._senders -= 1
             now = clock()
             seconds = now - self._measured_until
-            fade = math.exp(-seconds / CAPACITY_MEMORY)
+            fade = math.exp(-seconds / CAPACITY_MEMORY_SECONDS)
             self._measured_until = now
             self._bytes = self._bytes * fade + size
             self._seconds = self._seconds * fade + seconds
@@ -247,7 +248,7 @@ class FairShare:
 class Meter:
     """Measure the rate at which a count of bytes grows, over a window of the last seconds."""
 
-    def __init__(self, window: float = METER_WINDOW) -> None:
+    def __init__(self, window: float = METER_SECONDS) -> None:
         """Start without a sample.
 
         Args:
@@ -258,7 +259,7 @@ class Meter:
 
     def update(self, total: int, now: float) -> None:
         """Record that the count was `total` at time `now`."""
-        if self._samples and now < self._samples[-1][0] + METER_STEP:
+        if self._samples and now < self._samples[-1][0] + METER_STEP_SECONDS:
             return
         self._samples.append((now, total))
         while len(self._samples) > 2 and self._samples[1][0] <= now - self._window:

@@ -4,8 +4,9 @@ import logging
 import time
 from collections.abc import Callable
 
-INTERVAL = 60.0  # seconds in which warnings of one kind are logged once
-MAX_KINDS = 1024  # kinds that are remembered
+from barnraise.protocol.table_sizes import SOME
+
+QUIET_SECONDS = 60.0  # in which warnings of one kind are logged once
 
 
 class RepeatedWarnings:
@@ -26,12 +27,12 @@ class RepeatedWarnings:
             values: The placeholders' values.
         """
         now = self._clock()
-        logged_at, repetitions = self._logged.pop(kind, (now - INTERVAL, 0))
-        if now < logged_at + INTERVAL:
+        logged_at, repetitions = self._logged.pop(kind, (now - QUIET_SECONDS, 0))
+        if now < logged_at + QUIET_SECONDS:
             self._logged[kind] = (logged_at, repetitions + 1)
             return
         self._logged[kind] = (now, 0)
-        if len(self._logged) > MAX_KINDS:
+        if len(self._logged) > SOME:
             del self._logged[next(iter(self._logged))]
         if repetitions:
             message += f" (and {repetitions:,} more like it before)"

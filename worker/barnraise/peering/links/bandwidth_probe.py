@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 from barnraise.errors import MessageError
 from barnraise.peering.addresses.addresses import host_of, network_of
-from barnraise.peering.limits.rate_limit import TokenBuckets
+from barnraise.peering.limits.service_budget import ServiceBudget
+from barnraise.peering.limits.service_limits import Service
 from barnraise.peering.links.bandwidth_meter import PART_BYTES, LineMeter, LineRates, StepMeter
 from barnraise.peering.links.connection import Connection, OutgoingMessages
 from barnraise.peering.links.received import MessageHandlers, Received
@@ -25,9 +26,8 @@ from barnraise.protocol.messages import (
 )
 
 # Tests that are served, per second and in a burst.
-SERVED = {"key": (1 / 300, 2.0), "network": (1 / 120, 3.0), "all": (1 / 30, 4.0)}
 SERVED_SECONDS = 12.0  # that one test may last
-STEP_SECONDS = 5.0  # in which a step's bytes, or their receipt, must have arrived
+STEP_LIMIT_SECONDS = 5.0  # in which a step's bytes, or their receipt, must have arrived
 
 
 @dataclass
@@ -87,7 +87,7 @@ class LineTest:
     def __init__(self, connections: Mapping[str, Connection]) -> None:
         """Test the lines to connected peers, by key."""
         self._connections = connections
-        self._limits = {kind: TokenBuckets(*limit) for kind, limit in SERVED.items()}
+        self._budget = ServiceBudget(Service.LINE_TESTS)
         self._served: _Served | None = None
         self._step: _Step | None = None
         self._late: _Step | None = None  # a download that took too long, and still arrives
@@ -126,11 +126,11 @@ class LineTest:
             else:
                 connection.send_line_test(size)
             try:
-                async with asyncio.timeout(STEP_SECONDS):
+                async with asyncio.timeout(STEP_LIMIT_SECONDS):
                     measured = await step.ended
             except TimeoutError:  # the line is so slow that what has arrived is a measurement
                 measured = step.meter if is_down and step.meter.size else None
-                line.elapsed = STEP_SECONDS
+                line.elapsed = STEP_LIMIT_SECONDS
             finally:
                 self._step = None
                 if is_down and ended.cancelled() and step.missing < size:
@@ -170,8 +170,7 @@ class LineTest:
 
     def _may_serve(self, connection: Connection, now: float) -> bool:
         network = network_of(connection.channel.remote_address)
-        names = {"key": connection.key, "network": network, "all": ""}
-        return all(self._limits[kind].try_consume(name, 1.0, now) for kind, name in names.items())
+        return self._budget.try_consume({"key": connection.key, "network": network}, now)
 
     # ---- both
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from barnraise.errors import FloodError
 from barnraise.peering.limits.rate_limit import FairShare, Meter, TokenBucket, UplinkSender
+from barnraise.peering.limits.service_limits import SERVICE_LIMITS, Service
 from barnraise.peering.membership.membership import Meeting
 from barnraise.peering.transports.framing import header_size, pack
 from barnraise.peering.transports.transport import Channel
@@ -28,14 +29,6 @@ log = logging.getLogger("barnraise.exchange")
 MAX_QUEUED_MESSAGES = 8192  # small messages that may wait for one peer
 MAX_QUEUED_TRANSFERS = 4096  # updates, and blobs, that may wait for one peer
 MAX_QUEUED_LINE_TESTS = 4  # steps of a line's test that may wait for one peer
-FRAME_LIMIT = (1000.0, 5000.0)  # frames accepted from one peer: per second, and in one burst
-HEADER_LIMIT = (float(2 << 20), float(16 << 20))  # bytes of JSON accepted: per second, in one burst
-# Headers of updates accepted: per second, and in one burst. Each may need two signatures verified.
-UPDATE_LIMIT = (100.0, 1000.0)
-# Updates and headers that a peer may request: per second, and in one burst. Each is looked up.
-REQUESTED_LIMIT = (2000.0, 20_000.0)
-UNWANTED_LIMIT = (float(16 << 20), float(256 << 20))  # bytes of payloads that nothing waits for
-BYTE_LIMIT = (float(128 << 20), float(256 << 20))  # bytes accepted: per second, and in one burst
 
 # Messages of one transfer, each with the payload behind it; read as the channel drains.
 OutgoingMessages = Iterator[tuple[Message, bytes]]
@@ -58,6 +51,10 @@ class MessageSources:
     open_blob: Callable[[str, int], OutgoingMessages]
     open_line_test: Callable[[int], OutgoingMessages]
     uplink: FairShare
+
+
+def _bucket(service: Service) -> TokenBucket:
+    return TokenBucket(SERVICE_LIMITS[service]["peer"])
 
 
 class Connection:
@@ -91,12 +88,12 @@ class Connection:
         self.key = channel.peer
         self.sent_meter = Meter()
         self.received_meter = Meter()
-        self._frame_limit = TokenBucket(*FRAME_LIMIT)
-        self._byte_limit = TokenBucket(*BYTE_LIMIT)
-        self._header_limit = TokenBucket(*HEADER_LIMIT)
-        self._update_limit = TokenBucket(*UPDATE_LIMIT)
-        self._requested_limit = TokenBucket(*REQUESTED_LIMIT)
-        self._unwanted_limit = TokenBucket(*UNWANTED_LIMIT)
+        self._frame_limit = _bucket(Service.FRAMES)
+        self._byte_limit = _bucket(Service.FRAME_BYTES)
+        self._header_limit = _bucket(Service.HEADER_BYTES)
+        self._update_limit = _bucket(Service.UPDATE_HEADERS)
+        self._requested_limit = _bucket(Service.REQUESTED_UPDATES)
+        self._unwanted_limit = _bucket(Service.UNWANTED_BYTES)
         self._messages: deque[Message] = deque()
         self._state_due = False
         # Ordered sets: a peer that requests much must not make each further request slower.

@@ -6,13 +6,14 @@ import time
 from collections.abc import Callable
 
 from barnraise.errors import MessageError
-from barnraise.peering.limits.rate_limit import TokenBucket
 from barnraise.peering.limits.repeated_warnings import RepeatedWarnings
+from barnraise.peering.limits.service_budget import ServiceBudget
+from barnraise.peering.limits.service_limits import Service
 from barnraise.peering.links.connection import Connection
 from barnraise.peering.links.hole_punch_handler import StatementSigner
 from barnraise.peering.links.received import MessageHandlers, Received
 from barnraise.peering.membership.worker_sessions import (
-    FRESH_SECONDS,
+    SESSION_FRESH_SECONDS,
     OwnSession,
     SeenSessions,
     is_newer,
@@ -28,8 +29,6 @@ from barnraise.protocol.messages import (
 from barnraise.protocol.signing import open_signed
 
 log = logging.getLogger("barnraise.exchange")
-
-NOTICE_LIMIT = (0.5, 10.0)  # notices that are verified: per second, and in one burst
 
 
 class CopiedKeys:
@@ -52,7 +51,7 @@ class CopiedKeys:
         self._session = secrets.token_hex(8)
         self._started_at = time.monotonic()
         self._seen = SeenSessions()
-        self._limit = TokenBucket(*NOTICE_LIMIT)
+        self._limit = ServiceBudget(Service.COPY_NOTICES)
         self._repeats = RepeatedWarnings(log)
         self.refusal: str | None = None
 
@@ -84,7 +83,7 @@ class CopiedKeys:
             return
         statement = self._open(signed, connection.key)
         now = self._signer.clock()
-        if abs(now - statement.issued) <= FRESH_SECONDS:
+        if abs(now - statement.issued) <= SESSION_FRESH_SECONDS:
             self._seen.record(statement, signed)
         for other in self._seen.others(connection.key, statement.session, now):
             connection.send_message(CopiedKeyNotice(statement=other))
@@ -99,7 +98,7 @@ class CopiedKeys:
         Raises:
             MessageError: When the notice is not by this machine's key.
         """
-        if not self._limit.try_consume(1, time.monotonic()):
+        if not self._limit.try_consume({}, time.monotonic()):
             return
         other = self._open(received.message.statement, self._signer.identity.key)
         own = self._own_session()

@@ -33,9 +33,9 @@ MAX_ASKED = 3  # peers that are asked in one test
 ANSWER_SECONDS = 9.0  # until a peer that was asked must have answered
 MAX_ERRANDS = 64  # that other peers are doing for machines that asked this one
 MAX_MET = 64  # keys in a request
-POLL_SECONDS = 2.0  # between two looks whether a test is due
+TEST_POLL_SECONDS = 2.0  # between two looks whether a test is due
 TEST_SECONDS = 1800.0  # between two tests
-RETRY_SECONDS = 300.0  # after a test that nobody answered
+TEST_RETRY_SECONDS = 300.0  # after a test that nobody answered
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class DialBackHandler:
         next_test = 0.0
         tested_hosts: set[str] = set()
         while True:
-            await asyncio.sleep(POLL_SECONDS)
+            await asyncio.sleep(TEST_POLL_SECONDS)
             hosts = self._list_public_hosts()
             if not hosts or (clock() < next_test and hosts <= tested_hosts):
                 continue
@@ -91,7 +91,7 @@ class DialBackHandler:
                 self._reachability.forget_dial_backs()
             tested_hosts = hosts
             answers = await self.test()
-            next_test = clock() + (TEST_SECONDS if answers else RETRY_SECONDS)
+            next_test = clock() + (TEST_SECONDS if answers else TEST_RETRY_SECONDS)
 
     def _list_public_hosts(self) -> set[str]:
         """Return the public hosts at which linked peers see this machine."""

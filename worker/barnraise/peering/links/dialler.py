@@ -4,12 +4,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 from barnraise.peering.addresses.reachability import Reachability
+from barnraise.peering.limits.timeouts import TIMEOUTS
 from barnraise.peering.membership.hole_punching import PUNCH_SECONDS
 from barnraise.peering.membership.membership import PartialView
 from barnraise.peering.transports.transport import Channel, ChannelClosedError, Transport
 from barnraise.protocol.messages import Peer
-
-DIAL_TIMEOUT = 15.0  # seconds in which a dialled peer must answer
 
 
 class Dialler:
@@ -41,7 +40,7 @@ class Dialler:
 
     async def dial(self, peer: Peer) -> None:
         """Dial a peer, and serve the channel to it until it ends."""
-        await self._dial(peer, (DIAL_TIMEOUT,))
+        await self._dial(peer, (TIMEOUTS.dial_seconds,))
 
     async def punch(self, peer: Peer) -> None:
         """Dial a peer that dials this machine now; this replaces a dial that is under way."""

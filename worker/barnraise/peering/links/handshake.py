@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from barnraise import __version__
 from barnraise.errors import MessageError, TicketError
 from barnraise.peering.addresses.addresses import parse_address
+from barnraise.peering.limits.timeouts import TIMEOUTS
 from barnraise.peering.links.connection import Connection
 from barnraise.peering.transports.framing import pack, unpack
 from barnraise.peering.transports.transport import Channel, ChannelClosedError
@@ -20,11 +21,9 @@ from barnraise.protocol.signing import (
     open_signed,
 )
 
-HELLO_TIMEOUT = 2.0  # seconds in which a peer that connects must introduce itself
-DIALLED_HELLO_TIMEOUT = 10.0  # the same for a peer that this machine dialled
 # Seconds for which a revocation holds: the longest that peers accept a ticket after its issue.
 REVOCATION_SECONDS = 86_400 + ORPHANED_TICKET_GRACE_SECONDS
-RECHECK_INTERVAL = 60.0  # seconds between two checks of the connected peers' tickets
+RECHECK_SECONDS = 60.0  # between two checks of the connected peers' tickets
 SIMULTANEOUS_SECONDS = 5.0  # two connections of one pair this close were dialled by both sides
 
 
@@ -165,7 +164,9 @@ class Handshake:
             ChannelClosedError: When the channel ended.
             TimeoutError: When the peer did not introduce itself in time.
         """
-        async with asyncio.timeout(DIALLED_HELLO_TIMEOUT if dialled else HELLO_TIMEOUT):
+        async with asyncio.timeout(
+            TIMEOUTS.dialled_hello_seconds if dialled else TIMEOUTS.hello_seconds
+        ):
             own_hello = self.build_hello(channel)
             await channel.send(pack(own_hello))
             hello, _ = unpack(await channel.receive())
@@ -218,7 +219,7 @@ class Handshake:
     ) -> None:
         """Disconnect peers whose tickets have expired, until cancelled."""
         while True:
-            await asyncio.sleep(RECHECK_INTERVAL)
+            await asyncio.sleep(RECHECK_SECONDS)
             for connection in list(connections.values()):
                 try:
                     self.check_ticket(connection.key, connection.hello.ticket)

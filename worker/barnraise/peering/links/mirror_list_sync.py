@@ -24,7 +24,7 @@ from barnraise.protocol.run_mirrors import RunMirrors
 
 log = logging.getLogger("barnraise.exchange")
 
-RESEND_INTERVAL = 30.0  # seconds until a peer that still has an older list is sent ours again
+LIST_RESEND_SECONDS = 30.0  # until a peer that still has an older list is sent ours again
 
 
 class MirrorListSync:
@@ -97,8 +97,8 @@ class MirrorListSync:
         theirs = state.mirror_list_version
         if theirs is None or theirs >= self.version or peer not in self._connections:
             return
-        sent_version, sent_at = self._sent.get(peer, (0, -RESEND_INTERVAL))
-        if sent_version >= self.version and now - sent_at < RESEND_INTERVAL:
+        sent_version, sent_at = self._sent.get(peer, (0, -LIST_RESEND_SECONDS))
+        if sent_version >= self.version and now - sent_at < LIST_RESEND_SECONDS:
             return
         if lists := lists_after(self.chain, theirs):
             self._sent = {key: sent for key, sent in self._sent.items() if key in self._connections}

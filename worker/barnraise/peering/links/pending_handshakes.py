@@ -5,16 +5,14 @@ by key, by address, by network and in all; the oldest makes room for the newest.
 """
 
 from barnraise.peering.addresses.addresses import network_of
+from barnraise.peering.limits.back_off import BackOff
 from barnraise.peering.limits.incoming_limits import PendingPool
-from barnraise.peering.limits.rate_limit import TokenBuckets
+from barnraise.peering.limits.service_budget import ServiceBudget
+from barnraise.peering.limits.service_limits import WAITING_LIMITS, Service
 from barnraise.peering.transports.transport import Channel
+from barnraise.protocol.table_sizes import MANY
 
-MAX_WAITING = {"key": 2, "address": 4, "network": 16, "all": 64}
-CONNECTS_PER_SECOND = 0.5  # of one key, on average
-CONNECTS_BURST = 16.0
-FIRST_BACK_OFF = 30.0  # seconds for which a key that flooded may not connect again; then twice that
-MAX_BACK_OFF = 3600.0
-MAX_FLOODERS = 4096  # keys that are remembered
+FLOODERS = BackOff(30.0, 3600.0)  # for which a key that flooded may not connect again
 
 
 class IncomingGreetings:
@@ -22,9 +20,9 @@ class IncomingGreetings:
 
     def __init__(self) -> None:
         """Start without any."""
-        self._waiting: PendingPool[Channel] = PendingPool(MAX_WAITING)
-        self._connects = TokenBuckets(CONNECTS_PER_SECOND, CONNECTS_BURST)
-        self._flooders: dict[str, tuple[float, float]] = {}  # key → until when, and for how long
+        self._waiting: PendingPool[Channel] = PendingPool(WAITING_LIMITS[Service.INTRODUCTIONS])
+        self._connects = ServiceBudget(Service.INTRODUCTIONS)
+        self._flooders: dict[str, tuple[float, int]] = {}  # key → until when, and its floods so far
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -36,11 +34,11 @@ class IncomingGreetings:
             False when the channel was closed instead, because its key connects too often, or has
             flooded this machine.
         """
-        until, _ = self._flooders.get(channel.peer, (0.0, 0.0))
+        until, _ = self._flooders.get(channel.peer, (0.0, 0))
         if now < until:
             channel.close(f"you flooded this machine: come back in {until - now:.0f} seconds")
             return False
-        if not self._connects.try_consume(channel.peer, 1, now):
+        if not self._connects.try_consume({"key": channel.peer}, now):
             channel.close("you connect too often")
             return False
         address = channel.remote_address
@@ -51,10 +49,9 @@ class IncomingGreetings:
 
     def on_flood(self, key: str, now: float) -> None:
         """Keep a key away that sent far more than it may; longer each time."""
-        _, seconds = self._flooders.pop(key, (0.0, FIRST_BACK_OFF / 2))
-        seconds = min(2 * seconds, MAX_BACK_OFF)
-        self._flooders[key] = now + seconds, seconds
-        if len(self._flooders) > MAX_FLOODERS:
+        _, floods = self._flooders.pop(key, (0.0, 0))
+        self._flooders[key] = now + FLOODERS.pause_seconds(floods), floods + 1
+        if len(self._flooders) > MANY:
             del self._flooders[next(iter(self._flooders))]
 
     def remove(self, channel: Channel) -> None:

@@ -7,11 +7,11 @@ from typing import Any, Generic, TypeVar
 from barnraise.peering.links.connection import Connection
 from barnraise.protocol.types import Message
 
-M = TypeVar("M", bound=Message)
+Body = TypeVar("Body", bound=Message)
 
 
 @dataclass(frozen=True)
-class Received(Generic[M]):
+class Received(Generic[Body]):
     """A message that a connected peer sent.
 
     Attributes:
@@ -22,7 +22,7 @@ class Received(Generic[M]):
     """
 
     connection: Connection
-    message: M
+    message: Body
     payload: memoryview
     at: float
 

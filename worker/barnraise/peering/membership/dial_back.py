@@ -15,12 +15,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from barnraise.peering.addresses.addresses import host_of, network_of, version_of
-from barnraise.peering.limits.rate_limit import TokenBuckets
-
-# Requests that are served, per second and in a burst.
-SERVED = {"key": (1 / 120, 3.0), "network": (1 / 60, 8.0), "all": (1 / 10, 12.0)}
-# Errands for other peers that are done: of a volunteer that passes them on, to a network, in all.
-DONE = {"volunteer": (1 / 60, 4.0), "network": (1 / 60, 4.0), "all": (1 / 10, 12.0)}
+from barnraise.peering.limits.service_budget import ServiceBudget
+from barnraise.peering.limits.service_limits import Service
 
 
 @dataclass(frozen=True)
@@ -43,8 +39,8 @@ class DialBackLimits:
 
     def __init__(self) -> None:
         """Start with full budgets."""
-        self._served = {kind: TokenBuckets(*limit) for kind, limit in SERVED.items()}
-        self._done = {kind: TokenBuckets(*limit) for kind, limit in DONE.items()}
+        self._served = ServiceBudget(Service.DIAL_BACKS)
+        self._done = ServiceBudget(Service.ERRANDS)
 
     def may_serve(self, key: str, address: str, now: float) -> bool:
         """Return whether to serve one more request.
@@ -54,8 +50,7 @@ class DialBackLimits:
             address: host:port at which it is seen.
             now: The time in seconds.
         """
-        names = {"key": key, "network": network_of(address), "all": ""}
-        return all(self._served[kind].try_consume(name, 1.0, now) for kind, name in names.items())
+        return self._served.try_consume({"key": key, "network": network_of(address)}, now)
 
     def may_do_errand(self, volunteer: str, address: str, now: float) -> bool:
         """Return whether to do one more errand.
@@ -65,8 +60,8 @@ class DialBackLimits:
             address: host:port that is to be dialled.
             now: The time in seconds.
         """
-        names = {"volunteer": volunteer, "network": network_of(address), "all": ""}
-        return all(self._done[kind].try_consume(name, 1.0, now) for kind, name in names.items())
+        names = {"volunteer": volunteer, "network": network_of(address)}
+        return self._done.try_consume(names, now)
 
 
 def choose_helper(

@@ -18,20 +18,19 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from barnraise.peering.addresses.addresses import host_of
-from barnraise.peering.limits.rate_limit import TokenBuckets
+from barnraise.peering.limits.back_off import BackOff
+from barnraise.peering.limits.service_budget import ServiceBudget
+from barnraise.peering.limits.service_limits import Service
 from barnraise.protocol.ip_addresses import is_public_ip, parse_ip
 from barnraise.protocol.mirror_list import is_relay_url
+from barnraise.protocol.table_sizes import SOME
 
-PATIENCE = 2.0  # seconds that a dial is alone, before a common peer is asked
+PATIENCE_SECONDS = 2.0  # that a dial is alone, before a common peer is asked
 HELP_SECONDS = 5.0  # after a dial that was not answered, in which a common peer is still asked
-REQUEST_MIN = 15.0  # seconds until the next request for one peer; each doubles it
-REQUEST_MAX = 600.0
-MAX_TARGETS = 1024  # peers whose links are remembered
+HELP_REQUESTS = BackOff(15.0, 600.0)  # between two requests for one peer
 MAX_VIA = 8  # linked peers that are remembered for each of them
 STATEMENT_SECONDS = 30.0  # for which a statement is fresh, by the coordinators' clock
 PUNCH_SECONDS = (2.5, 3.0, 4.0)  # that each of the three dials of one statement lasts
-OBEYED = {"signer": (0.1, 2.0), "volunteer": (0.2, 8.0), "all": (0.5, 16.0)}  # per second, burst
-PASSED = {"volunteer": (1.0, 32.0), "target": (0.5, 16.0)}
 
 
 @dataclass(frozen=True)
@@ -71,8 +70,8 @@ class Rendezvous:
         self._attempts: dict[str, _Attempt] = {}  # by the key that is dialled now
         self._requested: dict[str, tuple[int, float]] = {}  # key → requests so far, next one
         self._vias: dict[str, dict[str, None]] = {}  # key → peers that are linked to it
-        self._obeyed = {kind: TokenBuckets(*limit) for kind, limit in OBEYED.items()}
-        self._passed = {kind: TokenBuckets(*limit) for kind, limit in PASSED.items()}
+        self._obeyed = ServiceBudget(Service.OBEYED_STATEMENTS)
+        self._passed = ServiceBudget(Service.PASSED_STATEMENTS)
 
     # ---- events
 
@@ -85,13 +84,13 @@ class Rendezvous:
             while len(vias) > MAX_VIA:
                 del vias[next(iter(vias))]
             self._vias[key] = vias
-        while len(self._vias) > MAX_TARGETS:
+        while len(self._vias) > SOME:
             del self._vias[next(iter(self._vias))]
 
     def on_dial(self, key: str, now: float) -> None:
         """Record that a peer is being dialled."""
         requests, next_request = self._requested.get(key, (0, -math.inf))
-        self._attempts[key] = _Attempt(max(now + PATIENCE, next_request), requests)
+        self._attempts[key] = _Attempt(max(now + PATIENCE_SECONDS, next_request), requests)
 
     def on_dial_failed(self, key: str, now: float) -> None:
         """Record that a dial was not answered: help is useful for a while longer.
@@ -130,12 +129,12 @@ class Rendezvous:
             # A coordinator names peers without saying who is linked to them.
             via = self._random.choice(known or sorted(links))
             requests.append(DialRequest(via, target))
-            wait = min(REQUEST_MAX, REQUEST_MIN * 2 ** min(attempt.requests, 10))
+            wait = HELP_REQUESTS.pause_seconds(attempt.requests)
             attempt.requests += 1
             attempt.next_request = now + wait * (1 + self._random.random() / 2)
             self._requested.pop(target, None)
             self._requested[target] = (attempt.requests, attempt.next_request)
-        while len(self._requested) > MAX_TARGETS:
+        while len(self._requested) > SOME:
             del self._requested[next(iter(self._requested))]
         return requests
 
@@ -152,7 +151,7 @@ class Rendezvous:
 
     def may_pass(self, volunteer: str, target: str, now: float) -> bool:
         """Return whether to pass on one more statement of a volunteer to a target."""
-        return _consume(self._passed, {"volunteer": volunteer, "target": target}, now)
+        return self._passed.try_consume({"volunteer": volunteer, "target": target}, now)
 
     def may_obey(self, signer: str, volunteer: str, now: float) -> bool:
         """Return whether to obey one more statement.
@@ -162,11 +161,7 @@ class Rendezvous:
             volunteer: Of the peer that passed it on.
             now: The time in seconds.
         """
-        return _consume(self._obeyed, {"signer": signer, "volunteer": volunteer, "all": ""}, now)
-
-
-def _consume(buckets: dict[str, TokenBuckets], names: dict[str, str], now: float) -> bool:
-    return all(buckets[kind].try_consume(name, 1.0, now) for kind, name in names.items())
+        return self._obeyed.try_consume({"signer": signer, "volunteer": volunteer}, now)
 
 
 def order_candidates(addresses: Sequence[str], own_addresses: Sequence[str]) -> list[str]:

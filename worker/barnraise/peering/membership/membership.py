@@ -23,33 +23,24 @@ from enum import Enum
 from typing import Protocol
 
 from barnraise.peering.addresses.addresses import host_of, parse_address
+from barnraise.peering.limits.back_off import BackOff
 from barnraise.peering.limits.dial_limits import DialLimits
 from barnraise.peering.membership.hole_punching import DialRequest, Rendezvous
+from barnraise.peering.membership.link_targets import LINK_TARGETS
 from barnraise.protocol.messages import Peer
 from barnraise.protocol.mirror_list import is_relay_url
 from barnraise.protocol.types import MAX_ADDRESSES
 
-TARGET_LINKS = 8  # a machine dials until it has this many links
-MAX_LINKS = 12  # above this many links a machine closes some
-MAX_VOLUNTEER_LINKS = 2  # links to the machines of one other person
-MAX_SIBLING_LINKS = 6  # links to machines of this machine's own volunteer
-MIN_DIALLED = 4  # links that this machine dialled, as far as there are peers to dial
-MIN_VOLUNTEERS = 5  # people linked, below which those who said goodbye are dialled again soon
-OLDEST_LINKS = 2  # links that are never closed for newer ones
-MIN_LINK_AGE = 5.0  # seconds that a link lasts at least before this machine closes it
-EXPLORE_INTERVAL = 60.0  # seconds between two links beyond TARGET_LINKS, ± a half
-REDIAL_AFTER_GOODBYE = 120.0  # seconds before redialling a peer after a goodbye, up to twice that
-# Seconds before redialling a peer that has refused links again and again, or that said goodbye to
-# a machine that needs links, up to twice that.
-REDIAL_AFTER_REFUSAL = 30.0
-REDIAL_MIN = 0.5  # seconds before the first redial after a lost link, up to twice that
-TIE_BREAK_DELAY = 0.7  # seconds that the larger key waits, so that two peers do not dial each other
+GOODBYE_REDIAL_SECONDS = 120.0  # before redialling a peer after a goodbye, up to twice that
+# Before redialling a peer, up to twice that: the first pause after a lost link; the longest one if
+# it refuses links again and again, or said goodbye to a machine that needs links.
+REDIAL = BackOff(0.5, 30.0)
+TIE_BREAK_SECONDS = 0.7  # that the larger key waits, so that two peers do not dial each other
 MAX_SHARED = 32  # peers in one message about others
 MAX_REPORTED = 64  # peers of the passive view that one volunteer's machines reported
 MAX_FRIENDS_OF_VOLUNTEER = 4  # machines of one other person that are remembered as friends
 RELAY_AFTER = 2  # dials without an answer after which a peer's relay is tried
-RELAY_REDIAL_MIN = 30.0  # seconds between two dials through a relay; each doubles it
-RELAY_REDIAL_MAX = 1800.0
+RELAY_REDIAL = BackOff(30.0, 1800.0)  # between two dials through a relay
 MAX_SILENT_DIALS = 8  # dials without an answer after which a peer that was never met is forgotten
 
 
@@ -62,7 +53,7 @@ class PeerSource(Enum):
 
 
 # How many peers of each source the passive view holds.
-MAX_PEERS = {PeerSource.SITE: 500, PeerSource.FRIEND: 200, PeerSource.GOSSIP: 300}
+MAX_PASSIVE_PEERS = {PeerSource.SITE: 500, PeerSource.FRIEND: 200, PeerSource.GOSSIP: 300}
 
 
 @dataclass
@@ -152,7 +143,7 @@ class PartialView:
         self._limits = DialLimits(self._random.random)
         self._dialling: dict[str, tuple[str, ...]] = {}  # key → the addresses that are tried
         self._sources = [*PeerSource]  # in the order of their turns to be dialled
-        self._explore_at = -math.inf  # when to look for one link beyond TARGET_LINKS
+        self._explore_at = -math.inf  # when to look for one link beyond those wanted
         self._link_count = 0  # at the last look
         self._volunteer_count = 0  # volunteers among these links
 
@@ -186,7 +177,7 @@ class PartialView:
                     known.relay = relay or known.relay
             elif self._make_room(source, reporter):
                 delay = (
-                    TIE_BREAK_DELAY * (1 + self._random.random()) if self.key > peer.key else 0.0
+                    TIE_BREAK_SECONDS * (1 + self._random.random()) if self.key > peer.key else 0.0
                 )
                 self.passive[peer.key] = KnownPeer(
                     addresses, source, now + delay, reporter=reporter, relay=relay
@@ -202,7 +193,7 @@ class PartialView:
         if known.met_at:
             addresses = (known.met_at, *(at for at in addresses if at != known.met_at))
         if addresses != known.addresses:
-            known.next_dial = min(known.next_dial, now + REDIAL_MIN)
+            known.next_dial = min(known.next_dial, now + REDIAL.first_seconds)
         known.addresses = addresses[:MAX_ADDRESSES]
         if known.source is PeerSource.GOSSIP:
             known.source = source
@@ -217,7 +208,7 @@ class PartialView:
             if len(reported) >= MAX_REPORTED:
                 del self.passive[reported[0]]
         of_source = self._of_source(source)
-        if len(of_source) < MAX_PEERS[source]:
+        if len(of_source) < MAX_PASSIVE_PEERS[source]:
             return True
         if source is PeerSource.GOSSIP:
             counts = Counter(known.reporter for _, known in of_source)
@@ -294,10 +285,10 @@ class PartialView:
             said_goodbye: Whether one side closed the link because it had enough others.
         """
         if known := self.passive.get(key):
-            delay = REDIAL_MIN
+            delay = REDIAL.first_seconds
             if said_goodbye:
-                needs_links = self._volunteer_count < TARGET_LINKS
-                delay = REDIAL_AFTER_REFUSAL if needs_links else REDIAL_AFTER_GOODBYE
+                needs_links = self._volunteer_count < LINK_TARGETS.wanted
+                delay = REDIAL.most_seconds if needs_links else GOODBYE_REDIAL_SECONDS
             known.next_dial = now + delay * (1 + self._random.random())
 
     def on_dial_failed(self, key: str, now: float) -> None:
@@ -311,13 +302,13 @@ class PartialView:
             return
         known.failures += 1
         if known.relay and known.failures > RELAY_AFTER:
-            wait = RELAY_REDIAL_MIN * 2 ** min(known.failures - RELAY_AFTER - 1, 10)
-            known.next_dial = max(known.next_dial, now + min(wait, RELAY_REDIAL_MAX))
+            wait = RELAY_REDIAL.pause_seconds(known.failures - RELAY_AFTER - 1)
+            known.next_dial = max(known.next_dial, now + wait)
         was_met = known.source is PeerSource.FRIEND or known.met_at
         if known.failures >= MAX_SILENT_DIALS and not was_met:
             del self.passive[key]
         elif dialled is None:
-            known.next_dial = now + REDIAL_AFTER_REFUSAL
+            known.next_dial = now + REDIAL.most_seconds
 
     def on_refused(self, key: str, now: float, meeting: Meeting) -> None:
         """Record that one of the two sides refused a link after the peer's key was proven.
@@ -332,7 +323,7 @@ class PartialView:
             known.volunteer = meeting.volunteer or known.volunteer
             known.failures = 0
             known.refusals = min(known.refusals + 1, 20)
-            delay = min(REDIAL_AFTER_REFUSAL, REDIAL_MIN * 2**known.refusals)
+            delay = REDIAL.pause_seconds(known.refusals)
             known.next_dial = max(known.next_dial, now + delay * (1 + self._random.random()))
 
     def on_dial_needless(self, key: str) -> None:
@@ -364,8 +355,10 @@ class PartialView:
     def _max_links(self, volunteer: str) -> int:
         """Return how many links to machines of one volunteer are allowed."""
         if not volunteer:
-            return MAX_LINKS
-        return MAX_SIBLING_LINKS if volunteer == self.volunteer else MAX_VOLUNTEER_LINKS
+            return LINK_TARGETS.most
+        if volunteer == self.volunteer:
+            return LINK_TARGETS.most_of_siblings
+        return LINK_TARGETS.most_of_volunteer
 
     def choose_dials(self, links: Links, now: float) -> list[Peer]:
         """Choose the peers to dial now and record that they are being dialled.
@@ -376,7 +369,7 @@ class PartialView:
         """
         self._link_count = len(links)
         self._volunteer_count = len({link.meeting.volunteer or key for key, link in links.items()})
-        if self._volunteer_count < MIN_VOLUNTEERS:
+        if self._volunteer_count < LINK_TARGETS.least_volunteers:
             self._hasten_redials(now)
         room = self._count_dials(links, now)
         if room <= 0:
@@ -395,7 +388,7 @@ class PartialView:
             relays = [known.relay] if known.relay and known.failures >= RELAY_AFTER else []
             if not (addresses or relays):
                 ready_at = (self._limits.ready_at(at, now) for at in known.addresses)
-                known.next_dial = min(ready_at, default=now + REDIAL_AFTER_REFUSAL)
+                known.next_dial = min(ready_at, default=now + REDIAL.most_seconds)
                 continue
             self._limits.on_dial(addresses, now)
             self._dialling[key] = addresses
@@ -406,7 +399,7 @@ class PartialView:
             volunteers[known.volunteer] += 1
             chosen.append(Peer(key=key, addresses=[*addresses, *relays]))
         if chosen or now >= self._explore_at:
-            self._explore_at = now + EXPLORE_INTERVAL * (0.5 + self._random.random())
+            self._explore_at = now + LINK_TARGETS.explore_seconds * (0.5 + self._random.random())
         return chosen
 
     def choose_dial_requests(self, links: Links, now: float) -> list[DialRequest]:
@@ -431,7 +424,7 @@ class PartialView:
             None if it is linked, or there is no room for it, or no address may be dialled now.
         """
         staying = [link for link in links.values() if link.leaving_since is None]
-        if key == self.key or key in links or len(staying) >= MAX_LINKS:
+        if key == self.key or key in links or len(staying) >= LINK_TARGETS.most:
             return None
         known = self.passive.get(key)
         if known is not None and known.volunteer:
@@ -478,7 +471,7 @@ class PartialView:
         """
         for known in self.passive.values():
             if known.met_at and not known.failures and not known.refusals:
-                soon = now + REDIAL_MIN * (1 + self._random.random())
+                soon = now + REDIAL.first_seconds * (1 + self._random.random())
                 known.next_dial = min(known.next_dial, soon)
 
     def _list_candidates(self, links: Links, now: float) -> dict[PeerSource, list[str]]:
@@ -510,8 +503,8 @@ class PartialView:
     def choose_goodbyes(self, links: Links, now: float) -> list[str]:
         """Choose the peers to say goodbye to.
 
-        The newest links go where a volunteer has too many. Beyond MAX_LINKS, links go at random,
-        lazy ones first; the oldest links and the oldest dialled ones stay.
+        The newest links go where a volunteer has too many. Beyond the most that a machine
+        has, links go at random, lazy ones first; the oldest links and the oldest dialled ones stay.
         """
         staying = sorted(
             (link for link in links.values() if link.leaving_since is None),
@@ -527,15 +520,15 @@ class PartialView:
                 goodbyes.append(link.key)
             else:
                 allowed.append(link)
-        excess = len(allowed) - MAX_LINKS
+        excess = len(allowed) - LINK_TARGETS.most
         if excess <= 0:
             return goodbyes
         dialled = [link.key for link in allowed if link.meeting.dialled]
-        protected = {link.key for link in allowed[:OLDEST_LINKS]} | set(dialled[:MIN_DIALLED])
+        oldest = {link.key for link in allowed[: LINK_TARGETS.oldest]}
+        protected = oldest | set(dialled[: LINK_TARGETS.least_dialled])
+        newest_at = now - LINK_TARGETS.least_age_seconds
         candidates = [
-            link
-            for link in allowed
-            if link.key not in protected and now >= link.connected_at + MIN_LINK_AGE
+            link for link in allowed if link.key not in protected and link.connected_at <= newest_at
         ]
         self._random.shuffle(candidates)
         candidates.sort(key=lambda link: link.eager)
@@ -634,7 +627,7 @@ class PartialView:
         """Return how many more peers may be dialled now; not positive if none."""
         staying = [link for link in links.values() if link.leaving_since is None]
         dialled = sum(link.meeting.dialled for link in staying)
-        wanted = max(TARGET_LINKS - len(staying), MIN_DIALLED - dialled)
+        wanted = max(LINK_TARGETS.wanted - len(staying), LINK_TARGETS.least_dialled - dialled)
         if wanted <= 0 and now >= self._explore_at:
             wanted = 1
         return wanted - len(self._dialling)

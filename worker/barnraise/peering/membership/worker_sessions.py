@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from barnraise.protocol.messages import Signed, WorkerSession
 
 CLOCK_SECONDS = 10.0  # by which the clocks of two machines may differ
-FRESH_SECONDS = 60.0  # for which a statement is passed on and believed
+SESSION_FRESH_SECONDS = 60.0  # for which a statement is passed on and believed
 MAX_KEYS = 512  # whose sessions are remembered
 MAX_SESSIONS = 4  # of each key, the newest
 
@@ -38,7 +38,7 @@ def proves_copy(own: OwnSession, other: WorkerSession, now: float) -> bool:
         other: The statement, whose signature is verified.
         now: Seconds since 1970, by the coordinators' clock.
     """
-    is_fresh = abs(now - other.issued) <= FRESH_SECONDS
+    is_fresh = abs(now - other.issued) <= SESSION_FRESH_SECONDS
     is_since_start = other.issued > own.started + CLOCK_SECONDS
     return other.session != own.session and is_fresh and is_since_start
 
@@ -78,7 +78,7 @@ class SeenSessions:
             now: Seconds since 1970, by the coordinators' clock.
         """
         for name, (issued, signed) in self._seen.get(key, {}).items():
-            if name != session and abs(now - issued) <= FRESH_SECONDS:
+            if name != session and abs(now - issued) <= SESSION_FRESH_SECONDS:
                 yield signed
 
 

@@ -16,8 +16,10 @@ import iroh
 from barnraise.peering.addresses.addresses import network_of, port_of, version_of
 from barnraise.peering.addresses.local_addresses import LocalAddresses
 from barnraise.peering.addresses.port_mapping import find_home_network, remove_iroh_mapping
-from barnraise.peering.limits.incoming_limits import ConnectionRates, IncomingLimits
+from barnraise.peering.limits.incoming_limits import IncomingLimits
 from barnraise.peering.limits.repeated_warnings import RepeatedWarnings
+from barnraise.peering.limits.service_limits import Service
+from barnraise.peering.limits.timeouts import TIMEOUTS
 from barnraise.peering.transports import iroh_binding  # noqa: F401  (it replaces two functions)
 from barnraise.peering.transports.tls_endpoint import TlsEndpoint
 from barnraise.peering.transports.transport import Channel, ChannelClosedError
@@ -35,15 +37,7 @@ FREE_PORT_TRIES = 8
 _LENGTH_BYTES = 4  # the length before each frame
 # Small frames are read several at once: a call into iroh costs more than copying this many bytes.
 _READ_AHEAD_BYTES = 1 << 13
-_HANDSHAKE_TIMEOUT = 5.0  # seconds until an incoming connection must be established
-_STREAM_TIMEOUT = 2.0  # seconds after that until its stream must be open
-_PROBE_SECONDS = 5.0  # until a machine that is probed must have answered
 _MAX_UNACCEPTED = 64  # incoming channels that wait for `accept`
-_INCOMING_RATES = ConnectionRates(
-    pending={"address": 4, "network": 16, "all": 64},
-    per_second={"address": 2.0, "network": 16.0},
-    burst={"address": 16.0, "network": 64.0},
-)
 
 
 class IrohTransport:
@@ -76,7 +70,7 @@ class IrohTransport:
         # ALPN → channels of that protocol that wait for `accept`
         self._incoming: dict[bytes, asyncio.Queue[Channel]] = {ALPN: asyncio.Queue(_MAX_UNACCEPTED)}
         self._tls = TlsEndpoint(Identity(secret), self._offer)
-        self._limits: IncomingLimits[asyncio.Task[None]] = IncomingLimits(_INCOMING_RATES)
+        self._limits: IncomingLimits[asyncio.Task[None]] = IncomingLimits(Service.QUIC_CONNECTIONS)
         self._repeats = RepeatedWarnings(log)
         self._tasks: set[asyncio.Task] = set()
         self.probes_received = 0
@@ -194,7 +188,7 @@ class IrohTransport:
             address = iroh.EndpointAddr(
                 iroh.EndpointId.from_string(peer.key), None, list(peer.addresses)
             )
-            async with asyncio.timeout(_PROBE_SECONDS):
+            async with asyncio.timeout(TIMEOUTS.quic_probe_seconds):
                 connection = await endpoint.connect(address, PROBE_ALPN)
                 await connection.closed()  # by the peer, once it has counted the probe
         except (iroh.IrohError, TimeoutError) as error:
@@ -244,13 +238,13 @@ class IrohTransport:
         connection: iroh.Connection | None = None
         channel: IrohChannel | None = None
         try:
-            async with asyncio.timeout(_HANDSHAKE_TIMEOUT):
+            async with asyncio.timeout(TIMEOUTS.quic_handshake_seconds):
                 connection = await (await incoming.accept()).connect()
             if connection.alpn() == PROBE_ALPN:
                 self.probes_received += 1
                 connection.close(0, b"reached")
                 return
-            async with asyncio.timeout(_STREAM_TIMEOUT):
+            async with asyncio.timeout(TIMEOUTS.quic_stream_seconds):
                 channel = IrohChannel(connection, await connection.accept_bi())
         except (iroh.IrohError, TimeoutError) as error:
             self._repeats.warn(

@@ -20,20 +20,17 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from barnraise.errors import MessageError
+from barnraise.peering.limits.timeouts import TIMEOUTS
 from barnraise.peering.transports.transport import MAX_REASON, ChannelClosedError
 from barnraise.protocol.messages import MAX_FRAME_BYTES, ChannelGreeting, ChannelProof, Signed
 from barnraise.protocol.signing import Identity, open_signed
 from barnraise.protocol.types import Message
 
-PROOF_SECONDS = 5.0  # in which both machines must have proven their keys
-MAX_PROOF_BYTES = 4096  # of one frame until then
+MAX_GREETING_BYTES = 4096  # of one frame until then
 READ_BYTES = 1 << 18  # read at once; as many may wait to be read, and to be sent
-KEEP_ALIVE_SECONDS = 10.0  # between two frames that show that this machine is there
-SILENCE_SECONDS = 30.0  # without a byte, after which the other machine counts as gone
-CLOSE_SECONDS = 2.0  # for which the last frames may travel
 _HEADER = struct.Struct(">BI")  # kind, length
 
-M = TypeVar("M", bound=Message)
+Body = TypeVar("Body", bound=Message)
 
 
 class _Kind(IntEnum):
@@ -90,7 +87,7 @@ class TlsChannel:
         if dialled is not None:
             own_kind, other_kind = other_kind, own_kind
         nonce = secrets.token_hex(32)
-        async with asyncio.timeout(PROOF_SECONDS):
+        async with asyncio.timeout(TIMEOUTS.tls_proof_seconds):
             await self._send_message(ChannelGreeting(key=identity.key, nonce=nonce))
             greeting = await self._receive_message(ChannelGreeting)
             if dialled is not None and greeting.key != dialled:
@@ -108,7 +105,7 @@ class TlsChannel:
     async def _send_message(self, message: Message) -> None:
         await self.send(message.model_dump_json().encode())
 
-    async def _receive_message(self, shape: type[M]) -> M:
+    async def _receive_message(self, shape: type[Body]) -> Body:
         frame = await self.receive()
         try:
             return shape.model_validate_json(frame)
@@ -138,7 +135,7 @@ class TlsChannel:
             self.bytes_received += _HEADER.size + length
             match kind:
                 case _Kind.FRAME:
-                    limit = MAX_FRAME_BYTES if self.peer else MAX_PROOF_BYTES
+                    limit = MAX_FRAME_BYTES if self.peer else MAX_GREETING_BYTES
                     if length > limit:
                         self.close(f"a frame of {length} bytes; at most {limit} are allowed")
                         raise ChannelClosedError(f"it announced a frame of {length} bytes")
@@ -160,10 +157,10 @@ class TlsChannel:
         """
         while len(self._read_ahead) < size:
             try:
-                async with asyncio.timeout(SILENCE_SECONDS):
+                async with asyncio.timeout(TIMEOUTS.silence_seconds):
                     data = await self._reader.read(READ_BYTES)
             except TimeoutError:
-                reason = f"nothing was received for {SILENCE_SECONDS:.0f} s"
+                reason = f"nothing was received for {TIMEOUTS.silence_seconds:.0f} s"
                 self.close(reason)
                 raise ChannelClosedError(reason) from None
             except OSError as error:
@@ -180,7 +177,7 @@ class TlsChannel:
         """Send a few bytes from time to time, so that silence means that a machine is gone."""
         with contextlib.suppress(OSError):
             while True:
-                await asyncio.sleep(KEEP_ALIVE_SECONDS)
+                await asyncio.sleep(TIMEOUTS.keep_alive_seconds)
                 if not self._writer.transport.get_write_buffer_size():  # else bytes are on the way
                     self._writer.write(_HEADER.pack(_Kind.KEEP_ALIVE, 0))
 
@@ -200,7 +197,9 @@ class TlsChannel:
                 self._keep_alive.cancel()
             self._writer.close()
             # What the other side does not read must not stay in memory.
-            asyncio.get_running_loop().call_later(CLOSE_SECONDS, self._writer.transport.abort)
+            asyncio.get_running_loop().call_later(
+                TIMEOUTS.close_seconds, self._writer.transport.abort
+            )
         return self._close_reason
 
     async def wait_closed(self) -> None:

@@ -21,8 +21,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from barnraise.errors import MessageError
 from barnraise.peering.addresses.addresses import host_of, join_address, port_of, version_of
-from barnraise.peering.limits.incoming_limits import ConnectionRates, IncomingLimits
+from barnraise.peering.limits.incoming_limits import IncomingLimits
 from barnraise.peering.limits.repeated_warnings import RepeatedWarnings
+from barnraise.peering.limits.service_limits import Service
+from barnraise.peering.limits.timeouts import TIMEOUTS
 from barnraise.peering.transports.tls_channel import READ_BYTES, TlsChannel, peer_certificate
 from barnraise.peering.transports.transport import ChannelClosedError
 from barnraise.protocol.messages import Peer
@@ -31,17 +33,8 @@ from barnraise.protocol.signing import Identity, digest
 
 log = logging.getLogger("barnraise.exchange")
 
-DIAL_SECONDS = 2.0  # until a TCP connection must be established; others are too far away
-CONNECT_SECONDS = 5.0  # until the machine must have proven its key
-HANDSHAKE_SECONDS = 5.0  # for TLS's handshake
-SHUTDOWN_SECONDS = 1.0  # for TLS's farewell
 BACKLOG = 64  # connections that the kernel holds until they are accepted
-RETRY_SECONDS = 1.0  # after a connection could not be accepted, for instance for want of files
-INCOMING_RATES = ConnectionRates(  # a computer of a cluster may have a worker for each GPU
-    pending={"address": 16, "network": 32, "all": 64},
-    per_second={"address": 4.0, "network": 32.0},
-    burst={"address": 64.0, "network": 256.0},
-)
+ACCEPT_RETRY_SECONDS = 1.0  # after a connection could not be accepted, as for want of files
 # Of a certificate, which lasts for one start; nobody checks the times.
 VALID = datetime(2020, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, tzinfo=UTC)
 
@@ -60,7 +53,7 @@ class TlsEndpoint:
         self._on_channel = on_channel
         self._protocols: list[bytes] = []
         self._listeners: list[socket.socket] = []
-        self._limits: IncomingLimits[asyncio.Task[None]] = IncomingLimits(INCOMING_RATES)
+        self._limits: IncomingLimits[asyncio.Task[None]] = IncomingLimits(Service.TLS_CONNECTIONS)
         self._repeats = RepeatedWarnings(log)
         self._tasks: set[asyncio.Task[None]] = set()
         self._channels: WeakSet[TlsChannel] = WeakSet()
@@ -112,7 +105,7 @@ class TlsEndpoint:
         dials = [asyncio.create_task(_open_socket(address, opened)) for address in addresses]
         reason = "it took too long"
         try:
-            async with asyncio.timeout(CONNECT_SECONDS):
+            async with asyncio.timeout(TIMEOUTS.tls_connect_seconds):
                 for dial in asyncio.as_completed(dials):
                     try:
                         connection, address = await dial
@@ -144,8 +137,8 @@ class TlsEndpoint:
             ssl=_create_client_context(protocol),
             server_hostname="",
             limit=READ_BYTES,
-            ssl_handshake_timeout=HANDSHAKE_SECONDS,
-            ssl_shutdown_timeout=SHUTDOWN_SECONDS,
+            ssl_handshake_timeout=TIMEOUTS.tls_handshake_seconds,
+            ssl_shutdown_timeout=TIMEOUTS.tls_goodbye_seconds,
         )
         channel = TlsChannel(reader, writer, address)
         try:
@@ -165,7 +158,7 @@ class TlsEndpoint:
                 connection, (host, *_) = await loop.sock_accept(listener)
             except OSError as error:
                 self._repeats.warn("accept", "cannot accept a TCP connection: %s", error)
-                await asyncio.sleep(RETRY_SECONDS)
+                await asyncio.sleep(ACCEPT_RETRY_SECONDS)
                 continue
             address = join_address(host_of(join_address(host, 0)), 0)  # ports differ each time
             if not self._limits.try_connect(address, loop.time()):
@@ -244,7 +237,7 @@ async def _open_socket(address: str, opened: list[socket.socket]) -> tuple[socke
     connection = socket.socket(family, socket.SOCK_STREAM)
     try:
         connection.setblocking(False)
-        async with asyncio.timeout(DIAL_SECONDS):
+        async with asyncio.timeout(TIMEOUTS.tcp_connect_seconds):
             target = host_of(address), port_of(address)
             await asyncio.get_running_loop().sock_connect(connection, target)
     except BaseException:
@@ -269,8 +262,8 @@ async def _wrap_accepted(
         lambda: protocol,
         connection,
         ssl=context,
-        ssl_handshake_timeout=HANDSHAKE_SECONDS,
-        ssl_shutdown_timeout=SHUTDOWN_SECONDS,
+        ssl_handshake_timeout=TIMEOUTS.tls_handshake_seconds,
+        ssl_shutdown_timeout=TIMEOUTS.tls_goodbye_seconds,
     )
     return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 

@@ -1,0 +1,28 @@
+"""Count what each group of others has used of a service."""
+
+from collections.abc import Mapping
+
+from barnraise.peering.limits.rate_limit import TokenBuckets
+from barnraise.peering.limits.service_limits import SERVICE_LIMITS, Service
+
+
+class ServiceBudget:
+    """What each group may still use of a service."""
+
+    def __init__(self, service: Service) -> None:
+        """Start with full budgets."""
+        self._buckets = {
+            group: TokenBuckets(rate) for group, rate in SERVICE_LIMITS[service].items()
+        }
+
+    def try_consume(self, names: Mapping[str, str], now: float) -> bool:
+        """Count one use if all groups that it belongs to may have one more; return whether.
+
+        Args:
+            names: Kind of group → name of the user's group of that kind, but for "all".
+            now: The time in seconds.
+        """
+        return all(
+            buckets.try_consume(names.get(group, ""), 1.0, now)
+            for group, buckets in self._buckets.items()
+        )
