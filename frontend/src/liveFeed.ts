@@ -1,44 +1,24 @@
-// The connection of a run's page to a mirror: deltas arrive over a websocket, and a snapshot is
-// fetched at the start and after each gap.
+// What keeps a run's page up to date: deltas arrive over a connection to a mirror (liveSocket.ts),
+// and a snapshot is fetched at the start and after each gap.
 //
 // The snapshot is fetched once the socket is open, so that no delta falls between the two. While
 // the page's own mirror does not answer, the feed uses another one (see failover.ts) and returns
 // later. Sockets, requests, timers and random numbers are passed in as an `Environment`, so that
 // tests run without a network.
-//
-// A slow device receives the deltas of some seconds together (`followPace`): a web worker
-// opens a second socket, which replaces the first one when it has delivered.
 
 import { MirrorSelector, type Mirror } from "./failover";
-import { openMessageBatches, type MessageBatches } from "./messageBatches";
+import { LiveSocket, type Socket, type SocketEnvironment } from "./liveSocket";
+import { openMessageBatches } from "./messageBatches";
 import type { Store } from "./store";
 import type { Delta, Snapshot } from "./types";
 
 /** "silent": connected, and nothing has arrived for `LATE_MS`. */
 export type ConnectionStatus = "connecting" | "live" | "silent" | "reconnecting" | "refused";
 
-/** The part of a WebSocket that the feed uses. */
-export interface Socket {
-  onopen: (() => void) | null;
-  onmessage: ((event: { data: string }) => void) | null;
-  onclose: ((event: { code: number }) => void) | null;
-  close(): void;
-}
-
-type Connection = Socket | MessageBatches;
-
 /** What the feed needs from its surroundings. Mirrors are indices; 0 is the page's own. */
-export interface Environment {
-  openSocket(mirror: number): Socket;
-  /**
-   * Connect to the page's own mirror, and receive what has arrived every `interval` milliseconds.
-   * Absent where there are no web workers.
-   */
-  openBatches?(interval: number): MessageBatches;
+export interface Environment extends SocketEnvironment {
   /** Rejects with a RefusedError if a retry cannot succeed. */
   fetchSnapshot(mirror: number): Promise<Snapshot>;
-  setTimer(milliseconds: number, callback: () => void): number;
-  clearTimer(timer: number): void;
   /** Returns a number in [0, 1). */
   random(): number;
 }
@@ -47,25 +27,18 @@ export interface Environment {
 export class RefusedError extends Error {}
 
 // The site sends a delta every 3 s at least. Without one for `LATE_MS` the page says that its
-// figures are delayed, and for `SILENCE_MS` the connection counts as lost.
+// figures are delayed.
 export const LATE_MS = 4_500;
-export const SILENCE_MS = 20_000;
 export const GAP_WAIT_MS = 1_500; // for a late delta to arrive before a snapshot is fetched
-export const BATCH_MS = 2_000; // between two drawings from which on deltas are received together
 const SNAPSHOT_TIMEOUT_MS = 15_000; // a mirror that takes longer counts as unavailable
-const REFUSED_CLOSE_CODES = new Set([4403, 4404]); // forbidden, not found
 const REFUSED_STATUS_CODES = new Set([403, 404]);
 
-type TimerName = "retry" | "silence" | "gap" | "homeCheck";
+type TimerName = "retry" | "gap" | "homeCheck";
 
 /** Keeps the store up to date with a run. */
 export class LiveFeed {
   status: ConnectionStatus = "connecting";
-  private socket: Connection | null = null;
-  private successor: MessageBatches | null = null; // replaces the socket when it has delivered
-  private batches: MessageBatches | null = null; // the socket, if its messages arrive together
-  private canBatch = true; // until the worker has failed on this connection
-  private batchInterval = 0; // milliseconds between two batches; 0 if each message arrives alone
+  private socket: LiveSocket | null = null; // null while there is no connection
   private mirror = 0; // the mirror whose deltas the store has; each mirror numbers its own
   private shownMirror = 0; // the mirror that the listener was last called with
   private readonly timers = new Map<TimerName, number>();
@@ -99,55 +72,21 @@ export class LiveFeed {
   /** Connect to the selected mirror; an existing connection is closed. */
   start(): void {
     this.disconnect();
-    this.canBatch = true;
     if (this.mirror !== this.selector.current) this.store.expectOtherMirror();
     this.mirror = this.selector.current;
-    const socket = this.environment.openSocket(this.mirror);
+    const socket: LiveSocket = new LiveSocket(this.environment, this.mirror, {
+      onOpen: () => void this.loadSnapshot(socket),
+      onMessages: (texts) => this.receiveMessages(socket, texts),
+      onLost: () => this.retry(),
+      onRefused: () => this.handleRefusal(),
+    });
     this.socket = socket;
-    socket.onopen = () => {
-      if (this.isCurrent(socket)) void this.loadSnapshot(socket);
-    };
-    socket.onmessage = (event) => {
-      if (this.isCurrent(socket)) this.receiveMessages(socket, [event.data]);
-    };
-    socket.onclose = (event) => {
-      if (!this.isCurrent(socket)) return;
-      if (REFUSED_CLOSE_CODES.has(event.code)) this.handleRefusal();
-      else this.retry();
-    };
-    this.restartSilenceTimer();
     if (this.lateTimer === null && !this.store.isSilent) this.restartLateTimer();
   }
 
-  /**
-   * Receive messages together if the page draws so seldom, every so many milliseconds.
-   *
-   * Nothing changes while the page has no connection to its own mirror, or if the worker that
-   * collects the messages fails.
-   */
+  /** Receive messages together if the page draws so seldom; see `LiveSocket.followPace`. */
   followPace(interval: number): void {
-    const present = this.successor ?? this.batches;
-    if (present) {
-      if (interval !== this.batchInterval) present.setInterval(interval);
-      this.batchInterval = interval;
-      return;
-    }
-    if (interval < BATCH_MS || this.status !== "live" || this.mirror !== 0) return;
-    if (!this.canBatch) return;
-    const batches = this.environment.openBatches?.(interval);
-    if (!batches) return;
-    this.successor = batches;
-    this.batchInterval = interval;
-    batches.onbatch = (texts) => {
-      if (this.successor === batches) this.replaceSocket(batches);
-      if (this.isCurrent(batches)) this.receiveMessages(batches, texts);
-    };
-    batches.onclose = () => {
-      if (this.successor === batches) {
-        this.closeSuccessor();
-        this.canBatch = false;
-      } else if (this.isCurrent(batches)) this.retry();
-    };
+    this.socket?.followPace(interval, this.status === "live");
   }
 
   /** Retry at once if a retry is scheduled: the network is back, or the page is visible again. */
@@ -161,26 +100,12 @@ export class LiveFeed {
     this.cancelLateTimer();
   }
 
-  /** Whether events of this socket still count: it has not been replaced by another one. */
-  private isCurrent(socket: Connection): boolean {
+  /** Whether this connection has not been replaced by another one. */
+  private isCurrent(socket: LiveSocket): boolean {
     return this.socket === socket;
   }
 
-  /** Use the successor instead of the socket. Deltas that both have delivered are applied once. */
-  private replaceSocket(batches: MessageBatches): void {
-    this.cancelTimer("gap"); // its snapshot would be the old socket's
-    this.socket?.close();
-    this.socket = this.batches = batches;
-    this.successor = null;
-  }
-
-  private closeSuccessor(): void {
-    this.successor?.close();
-    this.successor = null;
-  }
-
-  private receiveMessages(socket: Connection, texts: string[]): void {
-    this.restartSilenceTimer();
+  private receiveMessages(socket: LiveSocket, texts: string[]): void {
     const messages = texts.map((text) => JSON.parse(text) as Delta);
     const deltas = messages.filter((message) => message.type === "delta");
     if (!deltas.length) return;
@@ -190,7 +115,7 @@ export class LiveFeed {
   }
 
   /** Fetch a snapshot for this connection; ignore it if the connection was lost in the meantime. */
-  private async loadSnapshot(socket: Connection): Promise<void> {
+  private async loadSnapshot(socket: LiveSocket): Promise<void> {
     try {
       const snapshot = await this.fetchSnapshot();
       if (!this.isCurrent(socket)) return;
@@ -215,7 +140,7 @@ export class LiveFeed {
   }
 
   /** Check later whether the page's own mirror answers again, and return to it then. */
-  private scheduleHomeCheck(socket: Connection): void {
+  private scheduleHomeCheck(socket: LiveSocket): void {
     this.startTimer("homeCheck", this.selector.homeCheckDelay(), () => {
       this.environment.fetchSnapshot(0).then(
         () => {
@@ -231,7 +156,7 @@ export class LiveFeed {
   }
 
   /** While deltas are missing, wait a moment for late ones, and then fetch a snapshot. */
-  private updateGapTimer(socket: Connection, hasGap: boolean): void {
+  private updateGapTimer(socket: LiveSocket, hasGap: boolean): void {
     if (!hasGap) {
       this.cancelTimer("gap");
       return;
@@ -270,7 +195,7 @@ export class LiveFeed {
 
   private restartLateTimer(): void {
     this.cancelLateTimer();
-    const wait = LATE_MS + (this.batches ? this.batchInterval : 0);
+    const wait = LATE_MS + (this.socket?.interval ?? 0);
     this.lateTimer = this.environment.setTimer(wait, () => {
       this.lateTimer = null;
       this.store.setSilent(true);
@@ -283,17 +208,10 @@ export class LiveFeed {
     this.lateTimer = null;
   }
 
-  private restartSilenceTimer(): void {
-    this.cancelTimer("silence");
-    this.startTimer("silence", SILENCE_MS, () => this.retry());
-  }
-
   private disconnect(): void {
     for (const name of [...this.timers.keys()]) this.cancelTimer(name);
-    this.closeSuccessor();
-    const socket = this.socket;
-    this.socket = this.batches = null;
-    socket?.close();
+    this.socket?.close();
+    this.socket = null;
   }
 
   private startTimer(name: TimerName, milliseconds: number, callback: () => void): void {

@@ -1,11 +1,11 @@
 // The state of a run on its page. Pure: it receives snapshots and deltas, and neither fetches nor
 // draws anything.
 //
-// A snapshot replaces everything. Delta n+1 follows the snapshot or delta n. A delta that arrives
-// twice is dropped; one that arrives early waits for the deltas before it, and the caller learns of
-// the gap so that it can fetch a snapshot. Applying is idempotent: points are keyed by their x,
-// machines, plans and events by id, and values are absolute.
+// A snapshot replaces everything, and deltas are applied in their order (deltaOrder.ts). Applying
+// is idempotent: points are keyed by their x, machines, plans and events by id, and values are
+// absolute.
 
+import { DeltaOrder, type Outcome } from "./deltaOrder";
 import type {
   Delta,
   ExchangeView,
@@ -18,9 +18,6 @@ import type {
   Snapshot,
   WorkerCurve,
 } from "./types";
-
-/** What a snapshot or delta led to; at a "gap" deltas are missing. */
-export type Outcome = "applied" | "stale" | "gap";
 
 const CURVE_NAMES = [
   "train",
@@ -36,7 +33,6 @@ const CURVE_NAMES = [
 ] as const;
 export type CurveName = (typeof CURVE_NAMES)[number];
 
-const MAX_WAITING = 64; // deltas that may wait for an earlier one
 const MAX_POINTS = 1000; // of one curve; beyond that neighbours are merged
 const MAX_EVENTS = 200; // the newest are stored
 
@@ -47,10 +43,6 @@ function createEmptyCurves(): Record<CurveName, Point[]> {
 
 /** Everything that the page shows of a run. */
 export class Store {
-  /** The number of the last applied delta; -1 before the first snapshot. */
-  seq = -1;
-  /** The mirror's clock, in seconds since 1970. */
-  now = 0;
   run: Run | null = null;
   /** Whether no message has arrived for so long that what is shown may be wrong. */
   isSilent = false;
@@ -61,7 +53,7 @@ export class Store {
   events: RunEvent[] = [];
   /** The curves of the machines that trained most; empty unless the reader wants to see them. */
   workerCurves: WorkerCurve[] = [];
-  private readonly waiting = new Map<number, Delta>();
+  private readonly order = new DeltaOrder();
   private readonly listeners = new Set<() => void>();
 
   /** Call `listener` after each change; the returned function ends that. */
@@ -70,23 +62,29 @@ export class Store {
     return () => this.listeners.delete(listener);
   }
 
+  /** The number of the last applied delta; -1 before the first snapshot. */
+  get seq(): number {
+    return this.order.seq;
+  }
+
+  /** The mirror's clock, in seconds since 1970. */
+  get now(): number {
+    return this.order.now;
+  }
+
   /** Whether deltas wait for an earlier one that is missing. */
   get hasGap(): boolean {
-    return this.waiting.size > 0;
+    return this.order.hasGap;
   }
 
   /** Accept any number next: the next snapshot comes from a mirror that numbers its own deltas. */
   expectOtherMirror(): void {
-    this.seq = -1;
-    this.now = 0;
-    this.waiting.clear();
+    this.order.expectOtherMirror();
   }
 
   /** Replace the state by a snapshot, unless a newer message has overtaken it. */
   applySnapshot(snapshot: Snapshot): Outcome {
-    if (snapshot.seq < this.seq && snapshot.now < this.now) return "stale";
-    this.seq = snapshot.seq;
-    this.now = snapshot.now;
+    if (!this.order.acceptSnapshot(snapshot)) return "stale";
     this.run = { ...snapshot.run };
     this.workers.clear();
     for (const worker of snapshot.workers) this.workers.set(worker.id, worker);
@@ -106,19 +104,16 @@ export class Store {
 
   /** Apply deltas that arrived together, and notify the listeners once. */
   applyDeltas(deltas: Delta[]): Outcome {
-    const seq = this.seq;
     let outcome: Outcome = "stale";
+    let hasChanged = false;
     for (const delta of deltas) {
-      if (this.run !== null && delta.seq <= this.seq) continue;
-      if (this.run === null || delta.seq > this.seq + 1) {
-        this.waiting.set(delta.seq, delta);
-        if (this.waiting.size > MAX_WAITING) this.waiting.delete(Math.min(...this.waiting.keys()));
-        outcome = "gap";
-      } else {
-        this.applyNext(delta);
-      }
+      const accepted = this.order.accept(delta);
+      if (accepted === "applied") {
+        this.applyChanges(delta);
+        hasChanged = true;
+      } else if (accepted === "gap") outcome = "gap";
     }
-    return this.seq > seq ? this.finishChange() : outcome;
+    return hasChanged ? this.finishChange() : outcome;
   }
 
   /** State whether messages have stopped arriving. */
@@ -140,22 +135,12 @@ export class Store {
 
   /** Apply the waiting deltas that have become the next ones, and notify the listeners. */
   private finishChange(): Outcome {
-    this.applyWaiting();
+    for (const delta of this.order.releaseWaiting()) this.applyChanges(delta);
     this.notify();
     return this.hasGap ? "gap" : "applied";
   }
 
-  private applyWaiting(): void {
-    for (const seq of [...this.waiting.keys()].sort((a, b) => a - b)) {
-      const delta = this.waiting.get(seq)!;
-      if (seq === this.seq + 1) this.applyNext(delta);
-      if (seq <= this.seq) this.waiting.delete(seq);
-    }
-  }
-
-  private applyNext(delta: Delta): void {
-    this.seq = delta.seq;
-    this.now = delta.now;
+  private applyChanges(delta: Delta): void {
     if (delta.run && this.run) Object.assign(this.run, delta.run);
     for (const id of delta.removed_workers ?? []) this.workers.delete(id);
     for (const worker of delta.workers ?? []) this.workers.set(worker.id, worker);

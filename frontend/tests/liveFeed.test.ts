@@ -1,141 +1,16 @@
 import { beforeEach, describe, expect, test } from "vitest";
 import { FIRST_HOME_CHECK_MS, MirrorSelector } from "../src/failover";
 import {
-  BATCH_MS,
   GAP_WAIT_MS,
   LATE_MS,
   LiveFeed,
   RefusedError,
-  SILENCE_MS,
   type ConnectionStatus,
-  type Environment,
-  type Socket,
 } from "../src/liveFeed";
-import type { MessageBatches } from "../src/messageBatches";
+import { BATCH_MS, SILENCE_MS } from "../src/liveSocket";
 import { Store } from "../src/store";
-import type { Delta, Snapshot } from "../src/types";
+import { CONNECTION_LOST, FakeSite, FORBIDDEN, NOT_FOUND, waitForCallbacks } from "./fakeSite";
 import { createDelta, createSnapshot } from "./messages";
-
-const CONNECTION_LOST = 1006;
-const FORBIDDEN = 4403;
-const NOT_FOUND = 4404;
-
-interface FakeSocket extends Socket {
-  mirror: number;
-  closed: boolean;
-}
-
-interface FakeBatches extends MessageBatches {
-  interval: number;
-  closed: boolean;
-}
-
-interface SnapshotRequest {
-  mirror: number;
-  resolve: (snapshot: Snapshot) => void;
-  reject: (error: Error) => void;
-}
-
-/** A site in memory: its sockets, its snapshot requests, and a clock that the test moves. */
-class FakeSite implements Environment {
-  sockets: FakeSocket[] = [];
-  batches: FakeBatches[] = [];
-  requests: SnapshotRequest[] = [];
-  now = 0;
-  private readonly timers = new Map<number, { at: number; callback: () => void }>();
-  private nextTimer = 1;
-
-  openSocket(mirror: number): Socket {
-    const socket: FakeSocket = {
-      mirror,
-      closed: false,
-      onopen: null,
-      onmessage: null,
-      onclose: null,
-      close() {
-        this.closed = true;
-      },
-    };
-    this.sockets.push(socket);
-    return socket;
-  }
-
-  openBatches(interval: number): MessageBatches {
-    const batches: FakeBatches = {
-      interval,
-      closed: false,
-      onbatch: null,
-      onclose: null,
-      setInterval(milliseconds) {
-        this.interval = milliseconds;
-      },
-      close() {
-        this.closed = true;
-      },
-    };
-    this.batches.push(batches);
-    return batches;
-  }
-
-  fetchSnapshot(mirror: number): Promise<Snapshot> {
-    return new Promise((resolve, reject) => this.requests.push({ mirror, resolve, reject }));
-  }
-
-  setTimer(milliseconds: number, callback: () => void): number {
-    this.timers.set(this.nextTimer, { at: this.now + milliseconds, callback });
-    return this.nextTimer++;
-  }
-
-  clearTimer(timer: number): void {
-    this.timers.delete(timer);
-  }
-
-  random(): number {
-    return 0.5;
-  }
-
-  get lastSocket(): FakeSocket {
-    return this.sockets.at(-1)!;
-  }
-
-  get lastRequest(): SnapshotRequest {
-    return this.requests.at(-1)!;
-  }
-
-  acceptConnection(): void {
-    this.lastSocket.onopen?.();
-  }
-
-  closeConnection(code = CONNECTION_LOST): void {
-    this.lastSocket.onclose?.({ code });
-  }
-
-  sendDelta(delta: Delta): void {
-    this.lastSocket.onmessage?.({ data: JSON.stringify(delta) });
-  }
-
-  async answerSnapshot(snapshot: Snapshot): Promise<void> {
-    this.lastRequest.resolve(snapshot);
-    await settle();
-  }
-
-  async failSnapshot(error: Error): Promise<void> {
-    this.lastRequest.reject(error);
-    await settle();
-  }
-
-  advanceTime(milliseconds: number): void {
-    this.now += milliseconds;
-    for (const [id, timer] of [...this.timers].sort((a, b) => a[1].at - b[1].at)) {
-      if (timer.at > this.now) continue;
-      // A callback that ran before may have cancelled this timer.
-      if (this.timers.delete(id)) timer.callback();
-    }
-  }
-}
-
-/** Wait until resolved promises have called back. */
-const settle = () => new Promise((resolve) => setTimeout(resolve, 0));
 
 let site: FakeSite;
 let store: Store;
@@ -177,7 +52,7 @@ describe("LiveFeed with one mirror", () => {
     expect(store.seq).toBe(10);
     expect(statuses).toEqual([]);
     site.acceptConnection();
-    await settle();
+    await waitForCallbacks();
     expect(site.requests).toHaveLength(1);
     expect(statuses).toEqual(["live"]);
     // A delta that was sent before the socket was open is missing.
@@ -191,7 +66,7 @@ describe("LiveFeed with one mirror", () => {
     feed.prefetch();
     await site.failSnapshot(new Error("503"));
     site.acceptConnection();
-    await settle();
+    await waitForCallbacks();
     expect(statuses).toEqual(["reconnecting"]);
   });
 
@@ -311,7 +186,7 @@ describe("LiveFeed with one mirror", () => {
     site.closeConnection();
     site.advanceTime(500);
     oldRequest.resolve(createSnapshot(3));
-    await settle();
+    await waitForCallbacks();
     expect(store.run).toBeNull();
     expect(feed.status).toBe("reconnecting");
   });
@@ -319,11 +194,10 @@ describe("LiveFeed with one mirror", () => {
   test("ignores messages of an old socket", async () => {
     await connect();
     const oldSocket = site.lastSocket;
-    const receiveOld = oldSocket.onmessage;
     oldSocket.onclose?.({ code: CONNECTION_LOST });
     site.advanceTime(500);
     await connect(20);
-    receiveOld?.({ data: JSON.stringify(createDelta(21, { run: { tokens: 666 } })) });
+    oldSocket.onmessage?.({ data: JSON.stringify(createDelta(21, { run: { tokens: 666 } })) });
     expect(store.run?.tokens).toBe(1000);
   });
 
@@ -462,30 +336,6 @@ describe("LiveFeed of a slow device", () => {
     expect(store.seq).toBe(13);
   });
 
-  test("receives each delta alone while it draws often", () => {
-    feed.followPace(BATCH_MS - 1);
-    expect(site.batches).toHaveLength(0);
-  });
-
-  test("follows the pace of the drawings", () => {
-    feed.followPace(BATCH_MS);
-    feed.followPace(5_000);
-    site.batches[0]!.onbatch!([delta(11)]);
-    feed.followPace(1_000);
-    expect([site.batches.length, site.batches[0]!.interval]).toEqual([1, 1_000]);
-  });
-
-  test("stays with its socket if the worker fails", () => {
-    feed.followPace(BATCH_MS);
-    site.batches[0]!.onclose!();
-    site.sendDelta(createDelta(11));
-    expect([site.batches[0]!.closed, store.seq, statuses]).toEqual([true, 11, ["live"]]);
-    site.batches[0]!.onbatch!([delta(12)]);
-    expect(store.seq).toBe(11);
-    feed.followPace(BATCH_MS);
-    expect(site.batches).toHaveLength(1);
-  });
-
   test("connects again by a socket when the batches' connection is lost", async () => {
     feed.followPace(BATCH_MS);
     site.batches[0]!.onbatch!([delta(11)]);
@@ -510,11 +360,5 @@ describe("LiveFeed of a slow device", () => {
     site.advanceTime(GAP_WAIT_MS);
     await site.answerSnapshot(createSnapshot(13));
     expect([store.seq, site.requests.length]).toEqual([13, 2]);
-  });
-
-  test("closes both connections at the end", () => {
-    feed.followPace(BATCH_MS);
-    feed.stop();
-    expect([site.sockets[0]!.closed, site.batches[0]!.closed]).toEqual([true, true]);
   });
 });

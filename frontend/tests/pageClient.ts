@@ -3,7 +3,8 @@
 //
 // Usage: node pageClient.mjs SITE RUN
 
-import { LiveFeed, RefusedError, type Environment, type Socket } from "../src/liveFeed";
+import { LiveFeed, RefusedError, type Environment } from "../src/liveFeed";
+import type { Socket } from "../src/liveSocket";
 import { Store } from "../src/store";
 import type { Snapshot } from "../src/types";
 import { findDelay } from "../src/views/runNotices";
