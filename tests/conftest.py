@@ -9,6 +9,7 @@ its own database, Valkey and ports.
 import gc
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections import defaultdict
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import django
 import hypothesis
+import psutil
 import pytest
 from django.conf import settings
 
@@ -71,9 +73,26 @@ def pytest_configure(config: pytest.Config) -> None:
     pytest-django reads the settings of a process that inherits DJANGO_SETTINGS_MODULE before this
     file is imported there, and would find the databases of the controlling process.
     """
-    if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
+    is_controller = getattr(config.option, "numprocesses", None) and not hasattr(
+        config, "workerinput"
+    )
+    if is_controller:
         for name in ("DJANGO_SETTINGS_MODULE", "DATABASE_URL", "REDIS_URL", "BARNRAISE_STATE"):
             os.environ.pop(name)
+    signal.signal(signal.SIGTERM, _interrupt_controller if is_controller else _interrupt_tests)
+
+
+def _interrupt_tests(number: int, frame: object) -> None:
+    """End the tests as Ctrl-C does: fixtures stop the processes that they have started."""
+    signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def _interrupt_controller(number: int, frame: object) -> None:
+    """Pass the signal on to xdist's processes; only a terminal would send Ctrl-C to all of them."""
+    for process in psutil.Process().children():
+        process.terminate()
+    _interrupt_tests(number, frame)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -149,8 +168,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Stop this process's servers and remove its folder."""
-    embedded_servers.stop(STATE, force=True)
+    """Remove this process's folder."""
     shutil.rmtree(STATE, ignore_errors=True)
 
 
@@ -177,11 +195,17 @@ def public_folder() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def state() -> Path:
-    """Start the servers at DATABASE_URL and REDIS_URL; return this process's state folder."""
+def state() -> Iterator[Path]:
+    """Run the servers at DATABASE_URL and REDIS_URL; yield this process's state folder."""
+    from helpers.server_guard import start_guard
+
+    guard = start_guard(STATE)
     started = embedded_servers.start(STATE, durable=False)
     assert started == (os.environ["DATABASE_URL"], os.environ["REDIS_URL"])
-    return STATE
+    yield STATE
+    embedded_servers.stop(STATE, force=True)
+    guard.kill()
+    guard.wait()
 
 
 @pytest.fixture(scope="session")

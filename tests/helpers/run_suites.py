@@ -8,11 +8,13 @@ the fast tests and is left to the other tiers, and to `make lint`.
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = sys.executable
@@ -33,14 +35,45 @@ MARKERS = {"fast": "not slow and not integration", "default": "not slow", "all":
 PROCESSES_PER_CORE = {"fast": 2, "default": 3, "all": 3}
 
 
+class ChildCommands:
+    """The commands that run. SIGTERM is passed on to them, so that tests stop their servers."""
+
+    def __init__(self) -> None:
+        """Pass SIGTERM on from now on."""
+        self._running: set[subprocess.Popen[str]] = set()
+        self._is_ending = False
+        signal.signal(signal.SIGTERM, self._end)
+
+    def _end(self, number: int, frame: object) -> None:
+        self._is_ending = True
+        for process in list(self._running):
+            process.terminate()
+
+    def run(self, command: list[str], **options: Any) -> tuple[int, str]:
+        """Run a command until it ends; return its exit code, and its output if that is a pipe.
+
+        Args:
+            command: The command line.
+            options: Arguments of `subprocess.Popen`.
+        """
+        process = subprocess.Popen(command, cwd=ROOT, text=True, **options)
+        self._running.add(process)
+        if self._is_ending:
+            process.terminate()
+        output, _ = process.communicate()
+        self._running.discard(process)
+        return process.returncode, output or ""
+
+
 class StaticChecks:
     """The static checks, which run at the same time as the Python tests."""
 
-    def __init__(self, tier: str) -> None:
+    def __init__(self, tier: str, children: ChildCommands) -> None:
         """Start the tier's checks, and in CI the advisory ones."""
         self.commands = {**CHECKS, **(ADVISORY if os.environ.get("CI") else {})}
         if tier == "fast":
-            del self.commands["types"]
+            self.commands.pop("types", None)
+        self._children = children
         self.started = time.monotonic()
         self.results: dict[str, tuple[float, int]] = {}  # name → seconds, exit code
         self.outputs: dict[str, str] = {}
@@ -52,17 +85,14 @@ class StaticChecks:
             thread.start()
 
     def _run(self, name: str, command: list[str]) -> None:
-        done = subprocess.run(
+        code, output = self._children.run(
             command,
-            cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            text=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(("platform", "worker"))},
-            check=False,
         )
-        self.results[name] = (time.monotonic() - self.started, done.returncode)
-        self.outputs[name] = done.stdout
+        self.results[name] = (time.monotonic() - self.started, code)
+        self.outputs[name] = output
 
     def finish(self) -> dict[str, tuple[float, int]]:
         """Wait for all; print what failed and the frontend's tests; return the results."""
@@ -74,7 +104,7 @@ class StaticChecks:
         return {name: self.results[name] for name in self.commands}
 
 
-def run_python_tests(tier: str, rest: list[str]) -> tuple[float, int]:
+def run_python_tests(tier: str, rest: list[str], children: ChildCommands) -> tuple[float, int]:
     """Run the tier's Python tests on all cores; return the seconds and pytest's exit code.
 
     Property tests try the same cases each time here; plain pytest tries others each time.
@@ -89,12 +119,12 @@ def run_python_tests(tier: str, rest: list[str]) -> tuple[float, int]:
     # Without bytecode, each of the hundreds of processes that tests start compiles the program.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     started = time.monotonic()
-    compile_tests(environment)
-    process = subprocess.run(command, cwd=ROOT, env=environment, check=False)
-    return time.monotonic() - started, process.returncode
+    compile_tests(environment, children)
+    code, _ = children.run(command, env=environment)
+    return time.monotonic() - started, code
 
 
-def compile_tests(environment: dict[str, str]) -> None:
+def compile_tests(environment: dict[str, str], children: ChildCommands) -> None:
     """Let one process compile the tests of a fresh clone.
 
     Pytest rewrites each `assert` for its message, which takes 13 s of a core. All of its processes
@@ -104,7 +134,7 @@ def compile_tests(environment: dict[str, str]) -> None:
         return
     # What fails here fails again, and is printed, when the tests run.
     command = [PYTHON, "-m", "pytest", "-q", "--collect-only", "-p", "no:schemathesis"]
-    subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, check=False)
+    children.run(command, env=environment, stdout=subprocess.DEVNULL)
 
 
 def describe_outcome(name: str, code: int) -> str:
@@ -121,8 +151,9 @@ def main() -> int:
     parser.add_argument("rest", nargs="*", help="further arguments of pytest")
     arguments = parser.parse_args()
     started = time.monotonic()
-    checks = StaticChecks(arguments.tier)
-    python_tests = run_python_tests(arguments.tier, arguments.rest)
+    children = ChildCommands()
+    checks = StaticChecks(arguments.tier, children)
+    python_tests = run_python_tests(arguments.tier, arguments.rest, children)
     results = {**checks.finish(), "python tests": python_tests}
     print(f"\n{'suite':14} {'seconds':>8}")
     for name, (seconds, code) in results.items():
