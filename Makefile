@@ -27,7 +27,7 @@ frontend/dist/.built: .venv/.installed $(FRONTEND)
 # The worker as a wheel, which a site offers at /download/ with its digest.
 wheel: build/wheel/.built
 
-build/wheel/.built: .venv/.installed $(shell find worker -name '*.py' -not -path '*/build/*' 2>/dev/null) worker/pyproject.toml
+build/wheel/.built: .venv/.installed $(shell find worker -name '*.py' -not -path '*/build/*' 2>/dev/null) worker/pyproject.toml $(wildcard .git/logs/HEAD .git/refs/tags .git/packed-refs)
 	@$(BIN)/python platform/coordinator/web/build_wheel.py
 	@touch $@
 

@@ -4,6 +4,7 @@ The same sources give the same bytes, so that two sites of one version offer the
 """
 
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,11 @@ EPOCH = "1577836800"  # the time of every file in the wheel: 1 January 2020
 
 
 def main() -> int:
-    """Build the wheel from a copy of the sources, and replace the one of an earlier version."""
+    """Build the wheel from a copy of the sources, and replace the one of an earlier version.
+
+    The version is written before, so that this site and the wheel have the same.
+    """
+    runpy.run_path(str(WORKER / "setup.py"))["write_version"]()
     with tempfile.TemporaryDirectory() as scratch:
         sources = Path(scratch) / "worker"
         ignored = shutil.ignore_patterns("__pycache__", "build", "*.egg-info")

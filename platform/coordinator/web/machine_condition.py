@@ -1,6 +1,5 @@
 """Say in words how a machine is: its version, its limits, and why its steps take longer. Pure."""
 
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from barnraise.formats import format_byte_rate, format_bytes
@@ -20,14 +19,6 @@ LIMIT_LABELS = {
     "disk_writes_per_day": "Disk writes per day",
     "uplink": "Uplink",
 }
-
-
-def newest_version() -> str:
-    """Return the version of the worker that this site has; "" if it has none."""
-    try:
-        return version("barnraise")
-    except PackageNotFoundError:
-        return ""
 
 
 def is_older(reported: str, newest: str) -> bool:

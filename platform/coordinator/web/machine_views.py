@@ -9,6 +9,7 @@ from django.http import HttpResponse, JsonResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_POST, require_safe
 
+from barnraise import __version__
 from barnraise.protocol import coordinator_messages
 from coordinator.accounts.models import Enrolment, Machine, UserError
 from coordinator.accounts.requests import AuthenticatedRequest
@@ -66,7 +67,6 @@ def show_machine(request: AuthenticatedRequest, pk: uuid.UUID) -> HttpResponse:
         speed = machine_condition.explain_speed(
             current.plan, current.step_seconds, system, last_report
         )
-    newest = machine_condition.newest_version()
     version = condition.version if condition else ""
     context = {
         "machine": machine,
@@ -78,7 +78,7 @@ def show_machine(request: AuthenticatedRequest, pk: uuid.UUID) -> HttpResponse:
         "system": system,
         "limits": machine_condition.describe_limits(limits),
         "speed": speed,
-        "newer_version": newest if machine_condition.is_older(version, newest) else "",
+        "newer_version": __version__ if machine_condition.is_older(version, __version__) else "",
         "typed": name,
         "problem": problem,
     }
