@@ -7,7 +7,7 @@ MIRRORS ?=
 PORT ?=
 QUICK ?=
 
-.PHONY: setup wheel demo test test-fast test-all audit bench-swap bench-gpu bench-site bench-frontend bench-text study-exchange study-exchange-cuda drill-exchange drill-strangers bench-floods bench-reach drill-mirrors bench-mirrors lint clean
+.PHONY: setup wheel demo test test-worker test-fast test-all audit bench-swap bench-gpu bench-site bench-frontend bench-text study-exchange study-exchange-cuda drill-exchange drill-strangers bench-floods bench-reach drill-mirrors bench-mirrors lint clean
 
 setup: .venv/.installed frontend/dist/.built build/wheel/.built
 
@@ -39,6 +39,10 @@ demo: setup
 test: setup
 	@$(BIN)/python tests/helpers/chromium.py
 	@$(BIN)/python tests/helpers/run_suites.py default
+
+# The worker's unit tests: a minute on two cores, without the site, a database or a browser.
+test-worker: .venv/.installed
+	@$(BIN)/python tests/helpers/run_suites.py worker
 
 # Unit and contract tests without the check of types: 3 minutes on two cores.
 test-fast: setup

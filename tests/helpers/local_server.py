@@ -33,7 +33,8 @@ class LocalServer:
         self._context = context
         self._server: _Server | None = None
         reservation = socket.socket()
-        reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        reuse = getattr(socket, "SO_REUSEPORT", socket.SO_REUSEADDR)  # Windows has the latter
+        reservation.setsockopt(socket.SOL_SOCKET, reuse, 1)
         reservation.bind(("127.0.0.1", 0))
         weakref.finalize(self, reservation.close)
         self.port = reservation.getsockname()[1]

@@ -1,9 +1,10 @@
 """Run one tier of tests and print the seconds of each suite.
 
-Usage: `python tests/helpers/run_suites.py TIER`. TIER is one of `fast` (unit and contract tests),
-`default` (everything but `slow`) and `all`. The static checks run at the same time as the
-Python tests, which share the processor's cores. The check of types takes as long as a sixth of
-the fast tests and is left to the other tiers, and to `make lint`.
+Usage: `python tests/helpers/run_suites.py TIER`. TIER is one of `worker` (the worker's unit tests,
+which need neither the site nor a browser), `fast` (unit and contract tests), `default` (everything
+but `slow`) and `all`. The static checks run at the same time as the Python tests, which share the
+processor's cores. The check of types takes as long as a sixth of the fast tests and is left to the
+other tiers, and to `make lint`; the worker's tests run without any.
 """
 
 import argparse
@@ -29,10 +30,11 @@ CHECKS = {
 # What is only reported: a vulnerability of a dependency is no failure of this commit, and where no
 # registry answers nothing is known. Only CI asks each time; `make audit` does it for people.
 ADVISORY = {"audit": [PYTHON, "tests/helpers/dependency_audit.py"]}
-MARKERS = {"fast": "not slow and not integration", "default": "not slow", "all": ""}
+UNIT = "not slow and not integration"
+MARKERS = {"worker": UNIT, "fast": UNIT, "default": "not slow", "all": ""}
 # More processes than cores: tests of servers and swarms spend most of their time waiting. Fast
 # tests compute, and each process costs 20 s of a core for its start and its database.
-PROCESSES_PER_CORE = {"fast": 2, "default": 3, "all": 3}
+PROCESSES_PER_CORE = {"worker": 1, "fast": 2, "default": 3, "all": 3}
 
 
 class ChildCommands:
@@ -71,7 +73,9 @@ class StaticChecks:
     def __init__(self, tier: str, children: ChildCommands) -> None:
         """Start the tier's checks, and in CI the advisory ones."""
         self.commands = {**CHECKS, **(ADVISORY if os.environ.get("CI") else {})}
-        if tier == "fast":
+        if tier == "worker":
+            self.commands = {}
+        elif tier == "fast":
             self.commands.pop("types", None)
         self._children = children
         self.started = time.monotonic()
@@ -115,6 +119,9 @@ def run_python_tests(tier: str, rest: list[str], children: ChildCommands) -> tup
     command += ["-n", processes, "--dist", "loadgroup", "-m", MARKERS[tier], *rest]
     if tier != "all":  # only a slow test needs this plugin, which each process would import
         command += ["-p", "no:schemathesis"]
+    if tier == "worker":
+        # Commands are integration tests, and some of their modules need a POSIX terminal to load.
+        command += ["-p", "no:django", "--ignore=tests/worker/cli", "tests/worker"]
     environment = {**os.environ, "BARNRAISE_TESTS": tier}
     # Without bytecode, each of the hundreds of processes that tests start compiles the program.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -35,7 +35,7 @@ def main() -> None:
     state = Path(sys.argv[1])
     sys.stdin.read()
     if state.exists():
-        from coordinator.lib import embedded_servers
+        from coordinator.lib.embedded import embedded_servers
 
         embedded_servers.stop(state, force=True)
         shutil.rmtree(state, ignore_errors=True)

@@ -109,6 +109,7 @@ def test_parameters_are_those_of_the_tensors(name):
 # ---- memory ----------------------------------------------------------------------------------
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(("width", "heads", "sequences", "context"), BLOCK_SHAPES)
 def test_block_memory_is_predicted_within_three_percent(width, heads, sequences, context):
     """The prediction is never below what torch allocates."""
@@ -140,6 +141,7 @@ def test_block_memory_is_predicted_within_three_percent(width, heads, sequences,
     assert is_just_above(backward, peak_allocated(recompute_and_backward))
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(("width", "vocabulary", "sequences", "context"), HEAD_SHAPES)
 def test_head_memory_is_predicted_within_three_percent(width, vocabulary, sequences, context):
     model, threads = two_layer_model(width, 4, context, vocabulary), torch.get_num_threads()

@@ -209,6 +209,7 @@ def test_limit_is_a_part_of_the_whole_memory(monkeypatch):
     assert set_fractions == [(0.25, 1), (1.0, 1), (0.5, 0)]
 
 
+@pytest.mark.integration
 def test_command_with_an_unknown_device_prints_one_sentence(tmp_path):
     result = run_barnraise(tmp_path, "plan", "--model", "gpt-nano", "--device", "gpu")
     assert_fails(result, "there is no device 'gpu': write cpu, cuda, or cuda:1")

@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import platform
-import resource
 import signal
 import statistics
 import subprocess
@@ -67,6 +66,7 @@ def measurements(monkeypatch) -> list[Hardware]:
     return results
 
 
+@pytest.mark.integration
 def test_probe_measures_every_rate_and_leaves_no_files(quick, tmp_path):
     hardware = probe(tmp_path / "state", "cpu")
     assert hardware.device == "cpu" and hardware.device_memory == 0 and hardware.name
@@ -261,6 +261,8 @@ def test_unwritable_folder_is_named_with_the_space_it_needs(tmp_path, monkeypatc
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows limits no file sizes")
 def test_disk_that_fills_up_is_named_and_left_clean(tmp_path):
     """A limit on the size of files stands for a full disk: the write that exceeds it fails."""
+    import resource
+
     old = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20 << 20, old[1]))

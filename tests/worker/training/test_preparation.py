@@ -65,6 +65,7 @@ def corpus(tmp_path):
     return folder
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("stage", [pytest.param("reading", marks=pytest.mark.slow), "tokenising"])
 def test_killed_preparation_continues_to_the_same_manifest(tmp_path, corpus, stage):
     folder, other = tmp_path / "run", tmp_path / "other"

@@ -156,6 +156,7 @@ def test_interrupted_swap_restores_the_earlier_export(exporter, monkeypatch):
     assert contents(exporter.root) == {"model/a": "3"}
 
 
+@pytest.mark.integration
 def test_folder_that_a_killed_export_left_is_removed_by_the_next_one(tmp_path):
     target = ExportTarget.choose(tmp_path / "model", tmp_path / "records")
     foreign = tmp_path / ".model.new-0badc0de"  # nothing of ours, though it looks so
@@ -177,6 +178,7 @@ def test_folder_that_a_killed_export_left_is_removed_by_the_next_one(tmp_path):
     assert (tmp_path / "model" / "config.json").read_text() == "whole"
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("is_exchanged", [False, True], ids=["before", "after"])
 def test_exchange_that_was_killed_is_undone_or_finished(is_exchanged, exporter, monkeypatch):
     """Die with the earlier export aside, before or after the new one has taken its place."""
