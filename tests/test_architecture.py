@@ -106,14 +106,16 @@ def outline(path: Path) -> Outline:
 
 @cache
 def python_files(*folders: str) -> list[Path]:
-    """List the repository's Python files below `folders`, without generated migrations."""
+    """List the repository's Python files below `folders`, without migrations and `setup.py`."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.py"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     paths = [Path(name) for name in listed.splitlines()]
     return [
         ROOT / path
         for path in paths
-        if path.parts[0] in folders and "migrations" not in path.parts and (ROOT / path).exists()
+        if path.parts[0] in folders
+        and not {"migrations", "setup.py"} & set(path.parts)
+        and (ROOT / path).exists()
     ]
 
 
