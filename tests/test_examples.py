@@ -43,6 +43,7 @@ def test_train_alone_reduces_the_loss():
     assert losses[0] == pytest.approx(5.5, abs=0.2) and losses[-1] < 3.5
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_exported_model_writes_what_the_sample_shows(tmp_path):
     from transformers import GPT2LMHeadModel
