@@ -77,8 +77,10 @@ def find_servers(states: Iterable[Path]) -> list[str]:
 
 @pytest.mark.parametrize(
     ("command", "processes"),
-    [(PYTEST, 1), ((sys.executable, "-c", RUN_SUITES), 2)],
-    ids=["pytest alone", "all suites in several processes"],
+    [
+        pytest.param((sys.executable, "-c", RUN_SUITES), 2, id="suites in several processes"),
+        pytest.param(PYTEST, 1, id="pytest alone", marks=pytest.mark.slow),
+    ],
 )
 def test_sigterm_to_a_test_run_ends_its_servers(tmp_path, command, processes):
     waiting = WaitingRun(tmp_path, command, processes)
@@ -89,6 +91,7 @@ def test_sigterm_to_a_test_run_ends_its_servers(tmp_path, command, processes):
     assert not [state for state in waiting.states.values() if state.exists()]
 
 
+@pytest.mark.slow
 def test_killed_test_process_leaves_no_server(tmp_path):
     waiting = WaitingRun(tmp_path, PYTEST, 1)
     waiting.run.kill()
