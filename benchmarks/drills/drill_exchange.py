@@ -207,7 +207,7 @@ class Drill:
         """Measure what the exchange costs while nothing happens."""
         self.wait_for_updates(four, 2)
         cpu_before = [machine.read_cpu() for machine in four]
-        bytes_before = [machine.status["peer_bytes"] for machine in four]
+        bytes_before = [machine.status["peer_bytes_sent"] for machine in four]
         published_before = [machine.count_published() for machine in four]
         started = time.monotonic()
         goals = {machine.name: machine.updates_sent + MIN_MEASURED_UPDATES for machine in four}
@@ -228,7 +228,7 @@ class Drill:
             for part, part_seconds in now["parts"].items():
                 spent = part_seconds - before["parts"].get(part, 0.0)
                 parts[part] += spent / training / len(four)
-            sent = machine.status["peer_bytes"] - sent_before
+            sent = machine.status["peer_bytes_sent"] - sent_before
             uplink_shares.append(sent / seconds / UPLINK)
         published = [machine.count_published() for machine in four]
         steps = sum(s for s, _ in published) - sum(s for s, _ in published_before)

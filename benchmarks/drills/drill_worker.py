@@ -36,6 +36,7 @@ from barnraise.protocol.messages import Peer
 from barnraise.state_dir import StateDir
 from barnraise.swap.engine import Encode, EncodedFragment
 from barnraise.training import train as training
+from barnraise.training.local_status import LocalStatus
 from barnraise.training.train import Worker
 
 PROFILE = "profile.json"  # of a machine's exchange, in its state folder
@@ -69,7 +70,7 @@ def _train(setup: Setup, state_dir: StateDir, leaving: threading.Event) -> None:
     profile = ThreadProfile(EXCHANGE_THREADS) if setup.profiled else None
     ArrivalLog(state_dir.path / "arrivals").wrap_ledger()
 
-    def on_status(_: dict[str, Any]) -> None:
+    def on_status(_: LocalStatus) -> None:
         orders.obey(worker)
         transport.cut_off(orders.severed_peers())
         meter.write(state_dir.path / "cpu.json")

@@ -8,6 +8,16 @@ from pathlib import Path
 from helpers.paths import WORKER
 
 RUN = "01890000-0000-7000-8000-000000000001"
+EXCHANGE = {  # of a worker's status file
+    "round_steps": 12,
+    "scheme": "dense4",
+    "density": 1.0,
+    "bits_per_parameter": 4.01,
+    "sent_rate": 50_000.0,
+    "received_rate": 1_500_000.0,
+    "uplink_rate": 200_000.0,
+    "lag": 3,
+}
 
 
 def run_barnraise(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -26,6 +26,7 @@ from barnraise.state_dir import RunDir, StateDir
 from barnraise.text import shards
 from barnraise.text.stdlib_text import read_stdlib
 from barnraise.training.join import JoinedRun
+from barnraise.training.local_status import LocalStatus
 from barnraise.training.mixing_worker import MixingWorker
 from barnraise.training.train import Worker
 
@@ -183,8 +184,8 @@ class Swarm:
         status: dict[str, Any] = {}
         failure: list[BaseException] = []
 
-        def on_status(published: dict[str, Any]) -> None:
-            status.update(published)
+        def on_status(published: LocalStatus) -> None:
+            status.update(published.model_dump(mode="json"))
             if killing.is_set():
                 killing.clear()
                 raise Killed

@@ -30,7 +30,7 @@ def test_machines_that_average_train_one_model_and_finish(swarm):
     assert last[0] >= 50_000 and last[1] < first[1] - 0.7, "the published model has learnt"
     counts = [v.worker.mixing.counts for v in pair]
     assert all(each.messages > each.mixings / 2 > 5 for each in counts), counts
-    assert all(v.status["peer_bytes"] > 0 and v.status["tokens"] > 0 for v in pair)
+    assert all(v.status["peer_bytes_sent"] > 0 and v.status["tokens"] > 0 for v in pair)
 
 
 @pytest.mark.slow  # the test before averages over the same links

@@ -7,13 +7,16 @@ from helpers.command_line import RUN
 from barnraise.cli.last_words import WorkEnd, compose_last_words
 from barnraise.protocol.coordinator_messages import MirrorView
 from barnraise.state_dir import SiteMembership
+from barnraise.training.local_status import LocalStatus
 
 MEMBERSHIP = SiteMembership(
     url="https://train.example.org",
     mirror=MirrorView(key="a" * 64, name="s", protocols=[1], time=0),
     machine=RUN,
 )
-STATUS = {"tokens": 1_200_000, "ledger_tokens": 5_000_000, "updates_sent": 12}
+STATUS = LocalStatus.model_validate(
+    {"tokens": 1_200_000, "ledger_tokens": 5_000_000, "updates_sent": 12}
+)
 
 
 def last_words(**changes) -> str:

@@ -3,11 +3,13 @@
 import math
 
 import pytest
+from helpers.command_line import EXCHANGE
 from rich.cells import cell_len
 
 from barnraise.cli.panel import build_panel, draw_sparkline, format_status_line
+from barnraise.training.local_status import LocalStatus
 
-STATUS = {
+WRITTEN = {
     "name": "Letters A",
     "activity": "training",
     "step": 1234,
@@ -22,16 +24,25 @@ STATUS = {
     "validation_last": [3_000_000, 2.7101],
     "losses": [7 * math.exp(-i / 20) + 2.5 for i in range(64)],
     "run_rate": 3500.0,
-    "exchange": {"sent_rate": 120e3, "received_rate": 300e3, "lag": 3},
+    "exchange": {**EXCHANGE, "sent_rate": 120e3, "received_rate": 300e3, "lag": 3},
 }
 NEW = {"loss": None, "losses": [], "rate": 0.0, "run_rate": None, "tokens": 0, "exchange": None}
+OLDER = {key: WRITTEN[key] for key in WRITTEN if key not in ("losses", "run_rate", "exchange")}
 KEYS = "p pause  q stop"
+
+
+def show(**changes: object) -> LocalStatus:
+    """Return the status as written, with changes."""
+    return LocalStatus.model_validate(WRITTEN | changes)
+
+
+STATUS = show()
 VARIANTS = {
     "training": STATUS,
-    "long name": STATUS | {"name": "雪" * 40},
-    "new": STATUS | NEW | {"activity": "preparing", "waiting": "only one volunteer " * 9},
-    "warning": STATUS | {"warning": "trains alone " * 20},
-    "older": {key: STATUS[key] for key in STATUS if key not in ("losses", "run_rate", "exchange")},
+    "long name": show(name="雪" * 40),
+    "new": show(**NEW, activity="preparing", waiting="only one volunteer " * 9),
+    "warning": show(warning="trains alone " * 20),
+    "older": LocalStatus.model_validate(OLDER),
 }
 
 
@@ -55,7 +66,7 @@ def test_panel_of_sixty_columns_shows_everything():
 
 
 def test_panel_says_why_the_worker_waits_instead_of_its_limits():
-    paused = STATUS | {"activity": "paused", "reason": "paused on this machine"}
+    paused = show(activity="paused", reason="paused on this machine")
     last_line = build_panel(paused, "4 GB RAM", "r resume  q stop", 60).plain.split("\n")[-1]
     assert "paused on this machine" in last_line and last_line.endswith("r resume  q stop")
     assert "4 GB" not in last_line
@@ -63,24 +74,25 @@ def test_panel_says_why_the_worker_waits_instead_of_its_limits():
 
 
 def test_panel_shows_what_is_wrong_while_the_worker_trains():
-    lonely = STATUS | {"warning": "trains alone: its neighbours (c0ffee00) have averaged " * 3}
+    warning = "trains alone: its neighbours (c0ffee00) have averaged " * 3
+    lonely = show(warning=warning)
     last_line = build_panel(lonely, "4 GB RAM", KEYS, 60).plain.split("\n")[-1]
     assert last_line.startswith("Warning") and "c0ffee00" in last_line and KEYS not in last_line
     assert "(trains alone" in format_status_line(lonely)
-    paused = lonely | {"reason": "paused on this machine"}
+    paused = show(warning=warning, reason="paused on this machine")
     assert "paused on this machine" in build_panel(paused, "", "", 60).plain
 
 
 def test_panel_on_a_terminal_without_unicode_is_ascii():
-    drawn = build_panel(STATUS | {"exchange": None}, "", "", 60, is_ascii=True).plain
+    drawn = build_panel(show(exchange=None), "", "", 60, is_ascii=True).plain
     assert {c for c in drawn if not c.isascii()} <= {"·"}
 
 
 def test_time_left_follows_the_speed_of_all_machines_and_not_of_one():
-    own_only = STATUS | {"run_rate": None}
+    own_only = show(run_rate=None)
     assert "about 9 min" in build_panel(STATUS, "", "", 80).plain
     assert "about 26 min" in build_panel(own_only, "", "", 80).plain
-    over = STATUS | {"ledger_tokens": 6_000_000}
+    over = show(ledger_tokens=6_000_000)
     assert "none · 5.0 M of 5.0 M" in build_panel(over, "", "", 80).plain
 
 

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers.command_line import RUN
+from helpers.command_line import EXCHANGE, RUN
 from typer.testing import CliRunner
 
 from barnraise.cli.main import app
@@ -24,16 +24,6 @@ STATUS = {
     "peers": 2,
     "ledger_tokens": 50,
     "token_budget": 100,
-}
-EXCHANGE = {
-    "round_steps": 12,
-    "scheme": "dense4",
-    "density": 1.0,
-    "bits_per_parameter": 4.01,
-    "sent_rate": 50_000.0,
-    "received_rate": 1_500_000.0,
-    "uplink_rate": 200_000.0,
-    "lag": 3,
 }
 PEERS = [
     {"key": "a" * 64, "lag": 0, "up": 50_000.0, "down": 1_500_000.0, "agrees": True},

@@ -18,7 +18,7 @@ from barnraise.coordinator_client.failover import (
     MirrorSelector,
     median_clock_offset,
 )
-from barnraise.coordinator_client.reporter import Reporter, ReportSpool, WorkerFigures
+from barnraise.coordinator_client.reporter import Reporter, ReportSpool
 from barnraise.errors import CoordinatorError, CoordinatorUnreachableError
 from barnraise.protocol.coordinator_messages import (
     ConfirmedAnchor,
@@ -28,7 +28,7 @@ from barnraise.protocol.coordinator_messages import (
     Problem,
     RunView,
 )
-from barnraise.protocol.enums import Activity, RunStatus
+from barnraise.protocol.enums import RunStatus
 from barnraise.protocol.messages import Peer
 from barnraise.protocol.mirror_list import (
     Expulsion,
@@ -37,6 +37,7 @@ from barnraise.protocol.mirror_list import (
     parse_list,
     rank_mirrors,
 )
+from barnraise.protocol.reports import NO_FIGURES, Report
 from barnraise.protocol.signing import Identity, digest
 from barnraise.spec import ModelSpec, RunSpec, TextSpec
 from barnraise.state_dir import SiteMembership, StateDir
@@ -141,7 +142,7 @@ def reporter(home, client, tmp_path):
     )
     client.join_run(RUN, [])
     started = Reporter(client, RUN, MACHINE, first, ReportSpool(tmp_path / "spool.sqlite"))
-    started.update_figures(WorkerFigures(activity=Activity.TRAINING, addresses=("127.0.0.1:4000",)))
+    started.update_figures(Report(seq=1, at=0, addresses=["127.0.0.1:4000"], **dict(NO_FIGURES)))
     started.start()
     yield started
     started.stop()

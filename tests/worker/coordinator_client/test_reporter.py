@@ -19,21 +19,20 @@ from barnraise.coordinator_client.reporter import (
     LONGEST_PAUSE,
     Reporter,
     ReportSpool,
-    WorkerFigures,
     backoff,
     clock_warning,
 )
 from barnraise.errors import CoordinatorError, CoordinatorUnreachableError, StateError
 from barnraise.protocol.coordinator_messages import Directive, Problem, ReportReply, Reports
 from barnraise.protocol.enums import Activity, RunStatus
-from barnraise.protocol.reports import MeasuredLoss, Report
+from barnraise.protocol.reports import NO_FIGURES, MeasuredLoss, Report
 from barnraise.protocol.signing import Identity, open_signed
 from barnraise.spec import RunSpec, preset
 from barnraise.training.status import token_budget
 
 GOLDEN = paths.GOLDEN / "reports.json"
 
-FIGURES = WorkerFigures(activity=Activity.TRAINING)
+FIGURES = dict(NO_FIGURES) | {"activity": Activity.TRAINING}
 PLAN = Reports.model_validate_json(GOLDEN.read_text()).reports[0].plan
 wait_until = partial(wait_for.wait_until, seconds=10.0)
 
@@ -46,25 +45,8 @@ def test_wrong_clock_is_explained():
     assert "3,600 seconds behind the coordinator's" in clock_warning(-3600.0)
 
 
-def report(step: int) -> Report:
-    return Report(
-        seq=1,
-        at=0,
-        version="1",
-        activity=Activity.TRAINING,
-        incarnation="0" * 16,
-        addresses=[],
-        step=step,
-        tokens=0,
-        ledger_tokens=0,
-        rate=0,
-        updates_sent=0,
-        updates_received=0,
-        peers=0,
-        peer_bytes_sent=0,
-        peer_bytes_received=0,
-        vector="0" * 64,
-    )
+def report(step: int = 0, **changes) -> Report:
+    return Report(seq=1, at=0, addresses=[], **FIGURES | {"step": step} | changes)
 
 
 @contextmanager
@@ -167,7 +149,7 @@ def start(coordinator, tmp_path):
         reporter = Reporter(
             client, RUN, MACHINE, first, ReportSpool(tmp_path / f"spool{next(numbers)}.sqlite")
         )
-        reporter.update_figures(FIGURES)
+        reporter.update_figures(report())
         started.append(reporter)
         reporter.start()
         return reporter
@@ -184,13 +166,7 @@ def test_no_report_is_lost_while_the_coordinator_is_unreachable(coordinator, sta
     before = max(coordinator.reports)
     closed_at = time.monotonic()
     for n in range(5):
-        reporter.update_figures(
-            WorkerFigures(
-                activity=Activity.TRAINING,
-                step=n,
-                points=(MeasuredLoss(kind="train", tokens=n, loss=1.0),),
-            )
-        )
+        reporter.update_figures(report(n, points=[MeasuredLoss(kind="train", tokens=n, loss=1.0)]))
         time.sleep(0.3)
     intervals = (time.monotonic() - closed_at) / 0.2
     coordinator.open()
@@ -212,8 +188,8 @@ def test_first_loss_is_reported_at_once_and_later_ones_in_turn(coordinator, star
     reporter = start()
     wait_until(lambda: len(coordinator.reports) == 1 and reporter.directive.report_every == 3600)
     for tokens in (1, 2):
-        points = (MeasuredLoss(kind="train", tokens=tokens, loss=1.0),)
-        reporter.update_figures(WorkerFigures(activity=Activity.TRAINING, points=points))
+        points = [MeasuredLoss(kind="train", tokens=tokens, loss=1.0)]
+        reporter.update_figures(report(points=points))
         wait_until(lambda: len(coordinator.reports) == 2)
     assert [point.tokens for point in coordinator.reports[2].points][:1] == [1]
 
@@ -281,7 +257,7 @@ def test_old_foreign_or_forged_directive_is_ignored(coordinator, start):
 def test_stop_delivers_the_last_figures(coordinator, start):
     reporter = start()
     wait_until(lambda: coordinator.reports)
-    reporter.update_figures(WorkerFigures(activity=Activity.LEFT, step=77))
+    reporter.update_figures(report(77, activity=Activity.LEFT))
     reporter.stop()
     assert coordinator.reports[max(coordinator.reports)].step == 77
 
@@ -290,7 +266,7 @@ def test_every_report_contains_the_plan_and_the_step_time(coordinator, start):
     reporter = start()
     wait_until(lambda: coordinator.reports)
     assert coordinator.reports[1].plan is None and coordinator.reports[1].step_seconds is None
-    reporter.update_figures(WorkerFigures(activity=Activity.TRAINING, plan=PLAN, step_seconds=5.1))
+    reporter.update_figures(report(plan=PLAN, step_seconds=5.1))
     seen = len(coordinator.reports)
     wait_until(lambda: len(coordinator.reports) > seen + 2)
     newest = [report for _, report in sorted(coordinator.reports.items())[-2:]]

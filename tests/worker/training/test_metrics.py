@@ -9,8 +9,8 @@ from barnraise.exchange.stats import NeighbourStats
 from barnraise.ledger.anchor import Anchor
 from barnraise.protocol.coordinator_messages import Reports
 from barnraise.protocol.enums import Activity
-from barnraise.protocol.reports import PlanView
 from barnraise.spec import preset
+from barnraise.training.local_status import LocalStatus
 from barnraise.training.metrics import TrainingMetrics
 
 GOLDEN = paths.GOLDEN / "reports.json"
@@ -49,12 +49,12 @@ def test_status_file_contains_the_plan_and_the_measured_step():
     )
     stats = SimpleNamespace(peers=0, bytes_sent=0, bytes_received=0, summary=None, neighbours=())
     metrics = metrics_after(5.0)
-    bare = metrics.status_fields(metrics.compose_figures(anchor, stats, "0" * 16, ()))
-    assert bare["plan"] is None and bare["step_seconds"] == 5.0
+    bare = metrics.compose_report(anchor, stats, "0" * 16, ())
+    assert bare.plan is None and bare.step_seconds == 5.0
     metrics.plan = PLAN
-    figures = metrics.compose_figures(anchor, stats, "0" * 16, ())
-    assert (figures.plan, figures.step_seconds) == (PLAN, 5.0)
-    assert PlanView.model_validate(metrics.status_fields(figures)["plan"]) == PLAN
+    report = metrics.compose_report(anchor, stats, "0" * 16, ())
+    status = LocalStatus(**dict(report) | metrics.status_fields())
+    assert (status.plan, status.step_seconds, status.loss) == (PLAN, 5.0, 4.0)
 
 
 def test_checkpoint_is_in_all_later_reports_and_equal_on_two_machines():
@@ -64,9 +64,9 @@ def test_checkpoint_is_in_all_later_reports_and_equal_on_two_machines():
     checkpoints = []
     for anchor in (one, other):
         metrics = metrics_after(5.0)
-        assert metrics.compose_figures(anchor, stats, "0" * 16, ()).checkpoint is None
+        assert metrics.compose_report(anchor, stats, "0" * 16, ()).checkpoint is None
         metrics.record_checkpoint(anchor, 4 * sum(len(fragment) for fragment in anchor.fragments))
-        figures = metrics.compose_figures(anchor, stats, "0" * 16, ())
+        figures = metrics.compose_report(anchor, stats, "0" * 16, ())
         assert (figures.checkpoint.vector, figures.checkpoint.digest) == (
             figures.vector,
             figures.anchor,
@@ -91,7 +91,7 @@ def test_figures_contain_gradient_norm_learning_rate_and_busiest_links():
     anchor = SimpleNamespace(
         fragments=(), heads={}, retracted={}, vector={}, tokens=0, vector_digest=lambda: "0" * 64
     )
-    figures = metrics.compose_figures(anchor, exchange, "0" * 16, ())
+    figures = metrics.compose_report(anchor, exchange, "0" * 16, ())
     assert figures.learning_rate == 6e-4
     assert figures.gradient_norm == pytest.approx(0.95 * 4 + 0.05 * 2)
     assert [link.sent_rate for link in figures.links] == [19, 18, 17, 16, 15, 14, 13, 12]
@@ -107,5 +107,5 @@ def test_training_loss_stands_at_the_tokens_of_its_step_before_any_update():
     stats = SimpleNamespace(loss=5.0, tokens=4096, seconds=1.0, norm=1.0, abandoned=False)
     metrics.record_step(stats, 4096)
     metrics.set_idle(Activity.PAUSED)
-    [point] = metrics.compose_figures(anchor, exchange, "0" * 16, ()).points
+    [point] = metrics.compose_report(anchor, exchange, "0" * 16, ()).points
     assert (point.tokens, point.loss) == (4096, 5.0)

@@ -41,6 +41,7 @@ from barnraise.cli.signals import silence_terminals, stop_on_signals
 from barnraise.cli.site_access import check_trainable, find_run, open_site
 from barnraise.errors import CoordinatorError, PlanError
 from barnraise.planning.limits import Limits
+from barnraise.training.local_status import LocalStatus
 
 if TYPE_CHECKING:
     from barnraise.training.local_control import LocalControl
@@ -166,7 +167,7 @@ class StatusDisplay:
         self._live: Live | None = None
         self._has_keys = False
         self._last_logged = 0.0
-        self.last_status: dict[str, Any] | None = None
+        self.last_status: LocalStatus | None = None
 
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
@@ -182,7 +183,7 @@ class StatusDisplay:
             self._has_keys = has_keys
             yield
 
-    def show(self, status: dict[str, Any]) -> None:
+    def show(self, status: LocalStatus) -> None:
         """Show a status."""
         self.last_status = status
         self._update_panel(status)
@@ -191,7 +192,7 @@ class StatusDisplay:
             self._last_logged = time.monotonic()
             status_log.info("%s", format_status_line(status))
 
-    def _update_panel(self, status: dict[str, Any]) -> None:
+    def _update_panel(self, status: LocalStatus) -> None:
         if self._live is None:
             return
         try:
@@ -200,7 +201,7 @@ class StatusDisplay:
             log.debug("the status cannot be printed: %s", error)
             silence_terminals()
 
-    def _build_panel(self, status: dict[str, Any]) -> Any:
+    def _build_panel(self, status: LocalStatus) -> Any:
         is_ascii = not (errors.encoding or "").lower().startswith("utf")
         return build_panel(status, self._limits, self._describe_keys(), errors.width, is_ascii)
 

@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.markup import escape
 
 from barnraise.cli.console import out
 from barnraise.formats import format_count
 from barnraise.state_dir import SiteMembership
+from barnraise.training.local_status import LocalStatus
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class WorkEnd:
 
     run: str
     folder: Path
-    status: dict[str, Any] | None
+    status: LocalStatus | None
     has_left: bool
 
 
@@ -32,12 +32,12 @@ def compose_last_words(outcome: WorkEnd, membership: SiteMembership) -> list[str
     """Compose the sentences with which a worker ends, in the console's markup."""
     run = escape(outcome.run)
     status = outcome.status
-    own = status["tokens"] if status else 0
-    total = status["ledger_tokens"] if status else 0
+    own = status.tokens if status else 0
+    total = status.ledger_tokens if status else 0
     lines = ["Left." if outcome.has_left else "The run has ended."]
     if own:
         share = min(1.0, own / max(1, total))
-        sent = status["updates_sent"] if status else 0
+        sent = status.updates_sent if status else 0
         updates = "update" if sent == 1 else "updates"
         lines.append(
             f"This machine trained {format_count(own)} of the run's {format_count(total)} tokens "

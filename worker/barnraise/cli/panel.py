@@ -4,23 +4,30 @@ Pure: the width is an argument.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 from rich.cells import cell_len
 from rich.text import Text
 
 from barnraise.formats import format_byte_rate, format_count, format_duration
+from barnraise.protocol.enums import Activity
+from barnraise.training.local_status import LocalStatus
 
 LABEL_WIDTH = 11
 MIN_BAR = 6  # columns of a progress bar; less shows nothing
 BLOCKS = "▁▂▃▄▅▆▇█"
 ASCII_BLOCKS = "_.-=+*%#"
 BUSY = ("training", "finishing", "finished")
+STOPPED = "stopped"  # what a panel shows of a worker that ended before its run
 SEPARATOR = " · "
 
 
 def build_panel(
-    status: dict[str, Any], limits: str, keys: str, width: int, is_ascii: bool = False
+    status: LocalStatus,
+    limits: str,
+    keys: str,
+    width: int,
+    is_ascii: bool = False,
+    is_running: bool = True,
 ) -> Text:
     """Compose the six lines of a worker's status.
 
@@ -30,9 +37,14 @@ def build_panel(
         keys: the keys that do something now, for the end of the last line.
         width: columns of the terminal.
         is_ascii: whether it shows ASCII only.
+        is_running: whether the worker runs: of one that does not nothing of now is shown.
     """
+    if not is_running:
+        status = _without_movement(status)
+    is_stopped = not is_running and status.activity is not Activity.FINISHED
+    activity = STOPPED if is_stopped else status.activity
     lines = [
-        _build_headline(status, width, is_ascii),
+        _build_headline(status, activity, width, is_ascii),
         _label_value("Loss", _describe_loss(status, width - LABEL_WIDTH, is_ascii)),
         _label_value("Speed", _describe_speed(status, width - LABEL_WIDTH)),
         _label_value("Time left", _describe_time_left(status)),
@@ -44,17 +56,17 @@ def build_panel(
     return Text("\n", no_wrap=True, end="").join(lines)
 
 
-def format_status_line(status: dict[str, Any]) -> str:
+def format_status_line(status: LocalStatus) -> str:
     """Compose one line for a log: activity, step, loss, speed, peers, what is wrong."""
     parts = [
-        str(status["activity"]),
-        f"step {status['step']:,}",
+        str(status.activity),
+        f"step {status.step:,}",
         f"loss {_format_loss(status)}",
-        f"{status['rate']:,.0f} tokens/s",
+        f"{status.rate:,.0f} tokens/s",
         f"{_share_done(status):.0%} of the run",
         _count_peers(status),
     ]
-    reason = _describe_waiting(status) or status.get("warning")
+    reason = _describe_waiting(status) or status.warning
     return ", ".join(parts) + (f" ({reason})" if reason else "")
 
 
@@ -73,13 +85,18 @@ def draw_sparkline(values: Sequence[float], width: int, is_ascii: bool = False) 
     return "".join(blocks[round((mean - low) * scale)] for mean in means)
 
 
-def _build_headline(status: dict[str, Any], width: int, is_ascii: bool) -> Text:
+def _without_movement(status: LocalStatus) -> LocalStatus:
+    """Return the status of a worker that does not run: what it did, and nothing of now."""
+    nothing = {"rate": 0.0, "run_rate": None, "peers": 0, "exchange": None}
+    return status.model_copy(update=nothing | {"reason": "", "warning": "", "waiting": None})
+
+
+def _build_headline(status: LocalStatus, activity: str, width: int, is_ascii: bool) -> Text:
     """Return the run's name, what the worker does, and how far the run is, with a bar."""
-    activity = str(status["activity"])
     share = _share_done(status)
     percent = f"{share:.0%}"
     line = Text.assemble(
-        (str(status["name"]), "bold"),
+        (status.name, "bold"),
         "  ",
         (activity, "green" if activity in BUSY else "yellow"),
         "  ",
@@ -101,26 +118,26 @@ def _label_value(label: str, value: Text | str) -> Text:
     return Text.assemble((f"{label:<{LABEL_WIDTH}}", "dim"), value)
 
 
-def _describe_loss(status: dict[str, Any], width: int, is_ascii: bool) -> Text:
+def _describe_loss(status: LocalStatus, width: int, is_ascii: bool) -> Text:
     text = Text(_format_loss(status), "bold")
-    validation = status.get("validation_last")
+    validation = status.validation_last
     ending = f"  validation {validation[1]:.3f}" if validation else ""
     room = width - len(text.plain) - len(ending) - 2
-    drawn = draw_sparkline(status.get("losses") or (), min(room, 40), is_ascii)
+    drawn = draw_sparkline(status.losses, min(room, 40), is_ascii)
     if drawn:
         text.append("  ").append(drawn, "cyan")
     text.append(ending)
     return text
 
 
-def _format_loss(status: dict[str, Any]) -> str:
-    return f"{status['loss']:.3f}" if status["loss"] is not None else "–"
+def _format_loss(status: LocalStatus) -> str:
+    return f"{status.loss:.3f}" if status.loss is not None else "–"
 
 
-def _describe_speed(status: dict[str, Any], width: int) -> str:
+def _describe_speed(status: LocalStatus, width: int) -> str:
     """Return this machine's tokens per second, and its share of all that was trained."""
-    rate = f"{status['rate']:,.0f} tokens/s"
-    own, everybody = status.get("tokens", 0), status["ledger_tokens"]
+    rate = f"{status.rate:,.0f} tokens/s"
+    own, everybody = status.tokens, status.ledger_tokens
     if not own:
         return rate
     share = f"{min(1.0, own / max(1, everybody)):.0%}"
@@ -132,10 +149,10 @@ def _describe_speed(status: dict[str, Any], width: int) -> str:
     )
 
 
-def _describe_time_left(status: dict[str, Any]) -> str:
-    budget, done = status["token_budget"], status["ledger_tokens"]
+def _describe_time_left(status: LocalStatus) -> str:
+    budget, done = status.token_budget, status.ledger_tokens
     progress = f"{format_count(min(done, budget))} of {format_count(budget)} tokens"
-    rate = status.get("run_rate") or status["rate"]
+    rate = status.run_rate or status.rate
     if done >= budget:
         left = "none"
     elif rate:
@@ -145,24 +162,24 @@ def _describe_time_left(status: dict[str, Any]) -> str:
     return left + SEPARATOR + progress
 
 
-def _count_peers(status: dict[str, Any]) -> str:
-    peers = status["peers"]
+def _count_peers(status: LocalStatus) -> str:
+    peers = status.peers
     return f"{peers} peer" if peers == 1 else f"{peers} peers"
 
 
-def _describe_link(status: dict[str, Any], width: int, is_ascii: bool) -> str:
+def _describe_link(status: LocalStatus, width: int, is_ascii: bool) -> str:
     """Return the peers, the traffic with them, and the updates that went each way."""
-    peers = str(status["peers"])
-    sent, received = status["updates_sent"], status["updates_received"]
+    peers = str(status.peers)
+    sent, received = status.updates_sent, status.updates_received
     updates = f"{sent:,} updates sent, {received:,} received"
     short = f"{sent:,} sent, {received:,} received"
-    exchange = status.get("exchange")  # older versions did not write it
+    exchange = status.exchange
     if not exchange:
         return SEPARATOR.join([peers, updates])
-    up, down = format_byte_rate(exchange["sent_rate"]), format_byte_rate(exchange["received_rate"])
+    up, down = format_byte_rate(exchange.sent_rate), format_byte_rate(exchange.received_rate)
     rates = f"{up} up, {down} down"
     arrows = rates if is_ascii else f"↑{up} ↓{down}"
-    behind = [f"{exchange['lag']:,} behind"] if exchange["lag"] else []
+    behind = [f"{exchange.lag:,} behind"] if exchange.lag else []
     return _first_that_fits(
         width,
         SEPARATOR.join([peers, rates, updates, *behind]),
@@ -177,12 +194,12 @@ def _first_that_fits(width: int, *variants: str) -> str:
     return next((text for text in variants if cell_len(text) <= width), variants[-1])
 
 
-def _describe_waiting(status: dict[str, Any]) -> str:
+def _describe_waiting(status: LocalStatus) -> str:
     """Return why a worker waits; "" while it does not."""
-    return status.get("refused") or status.get("reason") or status.get("waiting") or ""
+    return status.refused or status.reason or status.waiting or ""
 
 
-def _last_line(status: dict[str, Any], limits: str, keys: str, width: int) -> Text:
+def _last_line(status: LocalStatus, limits: str, keys: str, width: int) -> Text:
     """Return why the worker waits, what is wrong or what it may use; the keys at the right edge.
 
     A reason that needs the whole line gets it: the keys were shown before.
@@ -190,7 +207,7 @@ def _last_line(status: dict[str, Any], limits: str, keys: str, width: int) -> Te
     room = width - cell_len(keys) - (2 if keys else 0)
     if reason := _describe_waiting(status):
         line = _label_value("Waiting", Text(reason, "yellow"))
-    elif warning := status.get("warning"):  # older versions did not write it
+    elif warning := status.warning:
         line = _label_value("Warning", Text(warning, "yellow"))
     else:
         line = _label_value("Limits", limits)
@@ -201,5 +218,5 @@ def _last_line(status: dict[str, Any], limits: str, keys: str, width: int) -> Te
     return line
 
 
-def _share_done(status: dict[str, Any]) -> float:
-    return min(1.0, status["ledger_tokens"] / max(1, status["token_budget"]))
+def _share_done(status: LocalStatus) -> float:
+    return min(1.0, status.ledger_tokens / max(1, status.token_budget))

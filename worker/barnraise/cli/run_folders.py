@@ -1,11 +1,9 @@
 """The folders of this machine's runs, for commands that show or control their workers."""
 
 import contextlib
-import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock, Timeout
 from pydantic import ValidationError
@@ -15,6 +13,7 @@ from barnraise.protocol.coordinator_messages import JoinReply, RunView
 from barnraise.spec import RunSpec
 from barnraise.state_dir import JOIN_REPLY_FILE, StateDir
 from barnraise.training.local_control import LocalControl
+from barnraise.training.local_status import LocalStatus, read_status
 
 BLOCK_BYTES = 512  # the unit of `st_blocks`, whatever the file system's blocks are
 
@@ -40,11 +39,9 @@ class RunFolder:
             return None
 
     @cached_property
-    def status(self) -> dict[str, Any] | None:
+    def status(self) -> LocalStatus | None:
         """Return what the worker wrote last; None if it wrote nothing, or a crash cut it off."""
-        with contextlib.suppress(OSError, json.JSONDecodeError):
-            return json.loads((self.path / "status.json").read_text())
-        return None
+        return read_status(self.path)
 
     @property
     def slug(self) -> str:
@@ -56,7 +53,7 @@ class RunFolder:
         """Return the run's name, as far as it is known, or else its id."""
         if self.view:
             return self.view.name
-        return str(self.status["name"]) if self.status else self.path.name
+        return self.status.name if self.status else self.path.name
 
     @property
     def control(self) -> LocalControl:

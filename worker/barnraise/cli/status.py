@@ -2,7 +2,8 @@
 
 import json
 import time
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated
 
 import typer
 from rich.markup import escape
@@ -16,7 +17,10 @@ from barnraise.cli.panel import build_panel
 from barnraise.cli.run_folders import RunFolder, list_run_folders
 from barnraise.errors import StateError
 from barnraise.formats import format_byte_rate, format_bytes, format_duration
+from barnraise.protocol.enums import Activity
+from barnraise.protocol.reports import ExchangeView
 from barnraise.state_dir import StateDir
+from barnraise.training.local_status import LocalStatus, NeighbourView
 
 WATCH_SECONDS = 2.0  # between two pictures of --watch
 
@@ -48,7 +52,8 @@ def _print_statuses_as_json(state_dir: StateDir) -> None:
     print(
         json.dumps(
             [
-                folder.status | {"running": folder.is_running, "disk_bytes": folder.disk_bytes()}
+                folder.status.model_dump(mode="json")
+                | {"running": folder.is_running, "disk_bytes": folder.disk_bytes()}
                 for folder in folders
                 if folder.status is not None
             ]
@@ -72,58 +77,41 @@ def _print_run(folder: RunFolder, limits: str, is_ascii: bool) -> None:
     if run_status is None:
         out.print(Text.assemble((folder.name, "bold"), "  not trained yet"))
     else:
-        shown = run_status if running else _without_movement(run_status)
-        out.print(build_panel(shown | {"warning": ""}, limits, "", out.width, is_ascii))
-        if warning := shown.get("warning"):  # whole, where the panel has one line
-            out.print(Text.assemble(("Warning    ", "dim"), (warning, "yellow")))
+        shown = run_status.model_copy(update={"warning": ""})
+        out.print(build_panel(shown, limits, "", out.width, is_ascii, running))
+        if running and run_status.warning:  # whole, where the panel has one line
+            out.print(Text.assemble(("Warning    ", "dim"), (run_status.warning, "yellow")))
     out.print(
         Text.assemble(("Worker     ", "dim"), _describe_worker(folder, running, run_status)),
         Text.assemble(("Disk       ", "dim"), format_bytes(folder.disk_bytes())),
         sep="\n",
     )
     if run_status is not None and running:
-        if run_status.get("exchange"):
-            out.print(
-                Text.assemble(("Rounds     ", "dim"), _describe_rounds(run_status["exchange"]))
-            )
-        if run_status.get("neighbours"):
-            out.print(_peer_table(run_status["neighbours"]))
+        if run_status.exchange:
+            out.print(Text.assemble(("Rounds     ", "dim"), _describe_rounds(run_status.exchange)))
+        if run_status.neighbours:
+            out.print(_peer_table(run_status.neighbours))
     out.print()
 
 
-def _describe_worker(folder: RunFolder, running: bool, run_status: dict[str, Any] | None) -> str:
+def _describe_worker(folder: RunFolder, running: bool, run_status: LocalStatus | None) -> str:
     """Describe whether a worker runs, and since when not."""
     if running:
         return "running"
-    if run_status is None or "at" not in run_status:
+    if run_status is None or not run_status.at:
         return "not running"
-    ago = format_duration(max(0.0, time.time() - run_status["at"]))
-    if run_status["activity"] == "finished":
+    ago = format_duration(max(0.0, time.time() - run_status.at))
+    if run_status.activity is Activity.FINISHED:
         return f"finished {ago} ago; barnraise export {folder.slug} FOLDER"
     return f"stopped {ago} ago; barnraise join {folder.slug}"
 
 
-def _without_movement(run_status: dict[str, Any]) -> dict[str, Any]:
-    """Return the status of a worker that does not run: what it did, and nothing of now."""
-    activity = "finished" if run_status["activity"] == "finished" else "stopped"
-    return run_status | {
-        "activity": activity,
-        "rate": 0.0,
-        "run_rate": None,
-        "peers": 0,
-        "exchange": None,
-        "reason": "",
-        "warning": "",
-        "waiting": None,
-    }
-
-
-def _describe_rounds(exchange: dict[str, Any]) -> str:
+def _describe_rounds(exchange: ExchangeView) -> str:
     """Describe how long a round is, how compressed its update, and the use of the uplink."""
-    text = f"{exchange['round_steps']} steps, {exchange['bits_per_parameter']:.3g} bits a parameter"
-    uplink = exchange["uplink_rate"]
-    if uplink > exchange["sent_rate"] > 0:
-        text += f", {exchange['sent_rate'] / uplink:.0%} of the uplink"
+    text = f"{exchange.round_steps} steps, {exchange.bits_per_parameter:.3g} bits a parameter"
+    uplink = exchange.uplink_rate
+    if uplink > exchange.sent_rate > 0:
+        text += f", {exchange.sent_rate / uplink:.0%} of the uplink"
     return text
 
 
@@ -136,17 +124,16 @@ def _describe_next_step(state_dir: StateDir) -> str:
     return "This machine has not trained yet: [bold]barnraise join RUN[/]"
 
 
-def _peer_table(peers: list[dict[str, Any]]) -> Table:
+def _peer_table(peers: Sequence[NeighbourView]) -> Table:
     """Return the linked peers: their lag, their traffic, and whether their weights equal ours."""
     table = new_table("  peer", "lag", "up", "down", "same weights")
     for peer in peers:
-        agrees = peer["agrees"]
         table.add_row(
-            f"  {escape(peer['key'][:8])}{' relayed' if peer.get('relayed') else ''}",
-            f"{peer['lag']:,}",
-            format_byte_rate(peer["up"]),
-            format_byte_rate(peer["down"]),
-            {True: "yes", False: "NO", None: "–"}[agrees],
-            style="bold red" if agrees is False else None,
+            f"  {escape(peer.key[:8])}{' relayed' if peer.relayed else ''}",
+            f"{peer.lag:,}",
+            format_byte_rate(peer.up),
+            format_byte_rate(peer.down),
+            {True: "yes", False: "NO", None: "–"}[peer.agrees],
+            style="bold red" if peer.agrees is False else None,
         )
     return table

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +28,11 @@ from barnraise.errors import (
 )
 from barnraise.protocol.clock import OWNER_CLOCK_SECONDS
 from barnraise.protocol.coordinator_messages import Attestation, Directive, ReportReply
-from barnraise.protocol.enums import Activity
 from barnraise.protocol.messages import Peer, Signed
 from barnraise.protocol.reports import (
-    CheckpointView,
-    ExchangeView,
-    LinkView,
+    MAX_POINTS,
+    NO_FIGURES,
     MeasuredLoss,
-    PlanView,
     Report,
     SamplesView,
 )
@@ -46,7 +43,6 @@ log = logging.getLogger("barnraise.coordinator_client.reporter")
 
 MAX_SPOOLED = 100_000  # reports, while no coordinator answers: eleven days at one in ten seconds
 BATCH_REPORTS = 45  # of one request
-REPORT_POINTS = 64  # of one report
 QUEUED_POINTS = 4096  # that wait for the next reports
 LONGEST_PAUSE = 60.0  # seconds between two tries when nobody answers
 # Seconds the mark may stand still before everything above it is sent again.
@@ -56,40 +52,6 @@ ORPHANED_SECONDS = 3600.0  # without any answer; then peers accept tickets that 
 # Seconds between two looks at the directive, where reports are sent less often.
 DIRECTIVE_SECONDS = 30.0
 GOODBYE_SECONDS = 10.0  # that a finished worker gives the coordinator to accept what is spooled
-
-
-@dataclass(frozen=True)
-class WorkerFigures:
-    """What the training loop reports of itself at one moment.
-
-    Rates are tokens a second; bytes and counts are since the run folder was created. `step_seconds`
-    is the measured duration of a step, to compare with what `plan` predicts.
-    """
-
-    activity: Activity = Activity.PREPARING
-    incarnation: str = "0" * 16
-    addresses: tuple[str, ...] = ()
-    step: int = 0
-    abandoned_steps: int = 0
-    tokens: int = 0
-    ledger_tokens: int = 0
-    rate: float = 0.0
-    updates_sent: int = 0
-    updates_received: int = 0
-    peers: int = 0
-    peer_bytes_sent: int = 0
-    peer_bytes_received: int = 0
-    vector: str = "0" * 64
-    anchor: str | None = None
-    plan: PlanView | None = None
-    step_seconds: float | None = None
-    exchange: ExchangeView | None = None
-    checkpoint: CheckpointView | None = None
-    learning_rate: float | None = None
-    gradient_norm: float | None = None
-    links: tuple[LinkView, ...] = ()
-    points: tuple[MeasuredLoss, ...] = field(default=(), compare=False)  # new ones only
-    samples: SamplesView | None = field(default=None, compare=False)  # new ones only
 
 
 @dataclass
@@ -194,7 +156,8 @@ class Reporter:
         self._spool = spool
         self._monitor = monitor
         self._lock = threading.Lock()
-        self._figures = WorkerFigures()
+        values = dict(NO_FIGURES) | {"version": __version__}
+        self._newest = Report(seq=1, at=0.0, addresses=[], **values)
         self._points: deque[MeasuredLoss] = deque(maxlen=QUEUED_POINTS)
         self._verdicts_after = 0  # the mirror's number of the last verdict that is applied here
         self._attestations: tuple[Attestation, ...] = ()
@@ -234,13 +197,13 @@ class Reporter:
             # A thread that still waits for an answer is left behind: everything is on disk.
             self._thread.join(timeout=seconds + 1)
 
-    def update_figures(self, figures: WorkerFigures) -> None:
+    def update_figures(self, report: Report) -> None:
         """Set the figures of the next report; their points are queued."""
         with self._lock:
-            self._figures = replace(figures, points=(), samples=None)
-            self._samples = figures.samples or self._samples
-            self._points.extend(figures.points)
-        if figures.points and not self._has_points:
+            self._newest = report
+            self._samples = report.samples or self._samples
+            self._points.extend(report.points)
+        if report.points and not self._has_points:
             # People wait for the first loss of a machine: it is sent at once.
             self._has_points = True
             self._wake.set()
@@ -376,23 +339,14 @@ class Reporter:
 
     def _build_report(self) -> Report:
         with self._lock:
-            figures = self._figures
-            count = min(REPORT_POINTS, len(self._points))
-            points = [self._points.popleft() for _ in range(count)]
-            samples = self._samples
+            count = min(MAX_POINTS, len(self._points))
+            news = {
+                "at": self._coordinator.now(),
+                "points": [self._points.popleft() for _ in range(count)],
+                "samples": self._samples,
+            }
             self._samples = None
-        new_only = ("points", "samples")
-        values = {
-            f.name: getattr(figures, f.name) for f in fields(figures) if f.name not in new_only
-        }
-        return Report(
-            seq=1,  # the spool numbers it
-            at=self._coordinator.now(),
-            version=__version__,
-            points=points,
-            samples=samples,
-            **(self._observe_machine() | values),
-        )
+            return self._newest.model_copy(update=news | self._observe_machine())
 
     def _observe_machine(self) -> dict[str, Any]:
         """Return the fields of a report that describe the machine, for its owner alone."""

@@ -4,7 +4,7 @@ A `Report` has one shape on its whole way: the worker spools and sends it, the s
 streams it to browsers as it is.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -26,6 +26,7 @@ from barnraise.protocol.types import (
 )
 from barnraise.spec import MAX_PROMPTS
 
+MAX_POINTS = 64  # measured losses in a report
 SAMPLE_LENGTH = 600  # characters of a sample
 MAX_LINKS = 8  # in a report: those that carry most
 MAX_LOG_LINES = 5  # in a report: the newest since the last one
@@ -157,25 +158,22 @@ class SamplesView(Message):
     texts: list[Sample] = Field(max_length=MAX_PROMPTS)
 
 
-class Report(Message):
-    """One machine's figures since its previous report.
+class MachineFigures(Message):
+    """What describes a machine in a run at one moment.
 
-    Totals count from the creation of the state folder. The plan, the exchange and the checkpoint
-    are in every report, so that a lost report, or a site that lost its state, loses nothing.
+    It is the one list of these figures: reports, the worker's status file, the site's database, its
+    live table and the pages between mirrors take their fields from it. Totals count from the
+    creation of the state folder.
     """
 
-    seq: int = Field(ge=1, lt=1 << 53)
-    at: UnixTime
     version: Version
     activity: Activity
     incarnation: Incarnation
-    addresses: Addresses
     step: Count
     abandoned_steps: Count = 0  # of this process: loss or gradient not finite
     tokens: Count  # total published by this machine
     ledger_tokens: Count  # total published by all machines, as far as this one knows
     rate: Rate  # tokens/s
-    points: list[MeasuredLoss] = Field(default=[], max_length=64)
     updates_sent: Count
     updates_received: Count
     peers: int = Field(ge=0, le=100_000)  # connected now
@@ -186,10 +184,53 @@ class Report(Message):
     plan: PlanView | None = None
     step_seconds: Seconds | None = None  # measured, without exchange; a mean over about 20 steps
     exchange: ExchangeView | None = None
-    checkpoint: CheckpointView | None = None  # the last one
-    samples: SamplesView | None = None  # new ones only
     learning_rate: Rate | None = None  # of the last step
     gradient_norm: Rate | None = None  # before clipping: a mean over about 20 steps
+
+    def dump_stated(self) -> dict[str, Any]:
+        """Return the figures as JSON values, without those that leave earlier ones valid.
+
+        These are a plan that is None, with the duration of a step under it, and an exchange that is
+        None.
+        """
+        unstated = set() if self.plan else {"plan", "step_seconds"}
+        if self.exchange is None:
+            unstated.add("exchange")
+        stated = MachineFigures.model_fields.keys() - unstated
+        return self.model_dump(mode="json", include=stated)
+
+
+# The figures of a machine that has measured nothing yet.
+NO_FIGURES = MachineFigures(
+    version="0",
+    activity=Activity.PREPARING,
+    incarnation="0" * 16,
+    step=0,
+    tokens=0,
+    ledger_tokens=0,
+    rate=0.0,
+    updates_sent=0,
+    updates_received=0,
+    peers=0,
+    peer_bytes_sent=0,
+    peer_bytes_received=0,
+    vector="0" * 64,
+)
+
+
+class Report(MachineFigures):
+    """One machine's figures, and what happened since its previous report.
+
+    The plan, the exchange and the checkpoint are in every report, so that a lost report, or a site
+    that lost its state, loses nothing.
+    """
+
+    seq: int = Field(ge=1, lt=1 << 53)
+    at: UnixTime
+    addresses: Addresses
+    points: list[MeasuredLoss] = Field(default=[], max_length=MAX_POINTS)
+    checkpoint: CheckpointView | None = None  # the last one
+    samples: SamplesView | None = None  # new ones only
     links: list[LinkView] = Field(default=[], max_length=MAX_LINKS)
     system: SystemView | None = None
     limits: LimitsView | None = None

@@ -1,7 +1,7 @@
 """Training metrics: the figures behind a worker's reports, its status file and its terminal line.
 
-`TrainingMetrics.compose_figures` composes what a report contains; the reporter stores and sends it
-as it is. The status file shows the same figures, with a few that concern only this machine.
+`TrainingMetrics.compose_report` composes what a report contains; the reporter stores and sends it.
+The status file shows the same figures, with a few that concern only this machine.
 """
 
 import logging
@@ -9,19 +9,22 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from barnraise.coordinator_client.reporter import WorkerFigures
+from barnraise import __version__
 from barnraise.exchange.stats import ExchangeStats, NeighbourStats
 from barnraise.ledger.anchor import Anchor
 from barnraise.protocol.enums import Activity
 from barnraise.protocol.reports import (
     MAX_LINKS,
+    MAX_POINTS,
     CheckpointView,
     LinkView,
     MeasuredLoss,
     PlanView,
+    Report,
     SamplesView,
 )
 from barnraise.swap.engine import StepStats
+from barnraise.training.local_status import NeighbourView
 
 log = logging.getLogger("barnraise")
 
@@ -169,10 +172,10 @@ class TrainingMetrics:
         """Return whether the last status is older than `STATUS_SECONDS`."""
         return time.monotonic() - self._last_status_at >= STATUS_SECONDS
 
-    def compose_figures(
+    def compose_report(
         self, anchor: Anchor, stats: ExchangeStats, incarnation: str, addresses: Sequence[str]
-    ) -> WorkerFigures:
-        """Compose a report's figures. The loss points are in it, and only in it.
+    ) -> Report:
+        """Compose a report, which the spool numbers. The loss points are in it, and only in it.
 
         Args:
             anchor: this machine's anchor.
@@ -186,16 +189,19 @@ class TrainingMetrics:
             self._digests = (vector, self._digest_if_affordable(anchor))
         if self._losses and self.tokens_per_second == 0.0:
             self._add_point(self._last_tokens)
-        points, self._points = tuple(self._points), []
+        points, self._points = self._points[:MAX_POINTS], self._points[MAX_POINTS:]
         samples = self._samples
         self._samples = None
         self._neighbours = stats.neighbours
         own_heads = [head for head in anchor.heads.values() if head.peer == self.key]
         other_heads = [head for head in anchor.heads.values() if head.peer != self.key]
-        return WorkerFigures(
+        return Report(
+            seq=1,
+            at=time.time(),
+            version=__version__,
             activity=self.activity,
             incarnation=incarnation,
-            addresses=tuple(addresses),
+            addresses=list(addresses),
             step=self.step,
             tokens=sum(head.total for head in own_heads),
             ledger_tokens=anchor.tokens,
@@ -219,40 +225,25 @@ class TrainingMetrics:
             samples=samples,
         )
 
-    def status_fields(self, numbers: WorkerFigures) -> dict[str, Any]:
-        """Return the content of the status file: the report's figures, and what is local."""
+    def status_fields(self) -> dict[str, Any]:
+        """Return the fields of a `LocalStatus` that a report does not have."""
         return {
-            "at": time.time(),
-            "activity": numbers.activity,
             "reason": self.reason,
             "warning": self.warning,
-            "step": numbers.step,
-            "tokens": numbers.tokens,
-            "ledger_tokens": numbers.ledger_tokens,
-            "rate": numbers.rate,
             "loss": self.loss,
             "validation_first": self._first_validation,
             "validation_last": self._last_validation,
-            "updates_sent": numbers.updates_sent,
-            "updates_received": numbers.updates_received,
-            "peers": numbers.peers,
-            "peer_bytes": numbers.peer_bytes_sent,
-            "exchange": numbers.exchange.model_dump() if numbers.exchange else None,
             "neighbours": [
-                {
-                    "key": neighbour.key,
-                    "lag": neighbour.lag,
-                    "up": neighbour.sent_rate,
-                    "down": neighbour.received_rate,
-                    "agrees": neighbour.agrees,
-                    "relayed": neighbour.is_relayed,
-                }
+                NeighbourView(
+                    key=neighbour.key,
+                    lag=neighbour.lag,
+                    up=neighbour.sent_rate,
+                    down=neighbour.received_rate,
+                    agrees=neighbour.agrees,
+                    relayed=neighbour.is_relayed,
+                )
                 for neighbour in self._neighbours
             ],
-            "vector": numbers.vector,
-            "anchor": numbers.anchor,
-            "plan": numbers.plan.model_dump() if numbers.plan else None,
-            "step_seconds": numbers.step_seconds,
         }
 
     def _digest_if_affordable(self, anchor: Anchor) -> str | None:
@@ -276,12 +267,12 @@ class TrainingMetrics:
         self._last_point_at = time.monotonic()
 
 
-def describe_links(neighbours: Sequence[NeighbourStats]) -> tuple[LinkView, ...]:
+def describe_links(neighbours: Sequence[NeighbourStats]) -> list[LinkView]:
     """Describe the connections that carry most, for the coordinator's graph of the swarm."""
     by_traffic = sorted(
         neighbours, key=lambda peer: peer.sent_rate + peer.received_rate, reverse=True
     )
-    return tuple(
+    return [
         LinkView(
             peer=peer.key[:16],
             sent_rate=round(peer.sent_rate),
@@ -290,4 +281,4 @@ def describe_links(neighbours: Sequence[NeighbourStats]) -> tuple[LinkView, ...]
             relayed=peer.is_relayed,
         )
         for peer in by_traffic[:MAX_LINKS]
-    )
+    ]

@@ -1,10 +1,8 @@
 """Open the model that this machine has saved last for a run, one fragment at a time."""
 
 import contextlib
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from torch import Tensor
 
@@ -16,6 +14,7 @@ from barnraise.spec import RunSpec
 from barnraise.state_dir import StateDir
 from barnraise.training.checkpoint import CheckpointSlots, StateHeader
 from barnraise.training.join import find_saved_run
+from barnraise.training.local_status import read_status
 from barnraise.training.resume import DiskState, read_state_header
 
 
@@ -82,6 +81,7 @@ def open_saved_model(state_dir: StateDir, run: str) -> Iterator[SavedModel]:
             state = DiskState(spec.model, folder / "state")
             open_files.callback(state.close)
             tensors, header = state, state.header
+        status = read_status(folder)
         yield SavedModel(
             run=view.id,
             slug=view.slug or view.id,
@@ -90,14 +90,5 @@ def open_saved_model(state_dir: StateDir, run: str) -> Iterator[SavedModel]:
             header=header,
             tensors=tensors,
             tokenizer=tokenizer,
-            validation=_read_validation(folder / "status.json"),
+            validation=status.validation_last if status else None,
         )
-
-
-def _read_validation(status: Path) -> tuple[int, float] | None:
-    """Return the last validation that the status file states, if it states one."""
-    try:
-        tokens, loss = json.loads(status.read_bytes())["validation_last"]
-        return int(tokens), float(loss)
-    except (OSError, ValueError, TypeError, KeyError):
-        return None

@@ -8,7 +8,6 @@ import logging
 import time
 from collections import deque
 from dataclasses import asdict
-from typing import Any
 
 from barnraise.coordinator_client.reporter import Reporter, VerdictBatch
 from barnraise.durable_io import write_atomically
@@ -30,6 +29,7 @@ from barnraise.protocol.verdicts import SignedVerdict
 from barnraise.spec import RunSpec
 from barnraise.training.attestation import Attester
 from barnraise.training.join import DIRECTIVE_FILE, JoinedRun
+from barnraise.training.local_status import ChecksumView, LocalStatus
 from barnraise.training.metrics import TrainingMetrics
 from barnraise.training.progress_history import ProgressHistory
 
@@ -77,7 +77,7 @@ class StatusPublisher:
         self._reach = ""  # the sentence that was logged last
         self._revoked_keys = joined.directive.revoked
 
-    def publish(self, anchor: Anchor, at_once: bool = False) -> dict[str, Any] | None:
+    def publish(self, anchor: Anchor, at_once: bool = False) -> LocalStatus | None:
         """Publish to the coordinator, the peers and the status file, when it is due.
 
         Args:
@@ -90,19 +90,19 @@ class StatusPublisher:
         if not (at_once or self._metrics.is_status_due()):
             return None
         stats = self._exchange.stats
-        figures = self._metrics.compose_figures(
+        report = self._metrics.compose_report(
             anchor, stats, self._joined.folder.label.incarnation, self._exchange.addresses()
         )
 
         # To the coordinator, through the reporter's thread.
-        self._reporter.update_figures(figures)
+        self._reporter.update_figures(report)
         attestations = self._attester.attest_new_updates(anchor.heads, at_once)
         if attestations and not self._reporter.has_attestations:
             self._reporter.set_attestations(attestations)
 
         # To the peers.
-        if figures.anchor:
-            self._exchange.report_anchor_digest(figures.vector, figures.anchor)
+        if report.anchor:
+            self._exchange.report_anchor_digest(report.vector, report.anchor)
             self._exchange.remember_vector(anchor)
         self._exchange.announce_rate(self._metrics.tokens_per_second)
 
@@ -110,11 +110,10 @@ class StatusPublisher:
         self._obey_coordinator()
 
         # To people and programs on this machine.
-        is_training = figures.activity is Activity.TRAINING
-        self._history.record(
-            time.monotonic(), figures.ledger_tokens, self._metrics.loss, is_training
-        )
-        status = {
+        is_training = report.activity is Activity.TRAINING
+        loss = self._metrics.loss
+        self._history.record(time.monotonic(), report.ledger_tokens, loss, is_training)
+        local = {
             "run": self._joined.run,
             "name": self._joined.name,
             "device": self._plan.device,
@@ -126,15 +125,15 @@ class StatusPublisher:
             "reach_facts": asdict(self._exchange.reach_facts),
             "run_rate": self._history.tokens_per_second,
             "losses": self._history.losses,
-            "checksum": {
-                "checked": stats.fragments_checked,
-                "corruptions": stats.corruptions,
-                "repaired": stats.repaired,
-                "damaged": stats.damaged_fragment,
-            },
-            **self._metrics.status_fields(figures),
+            "checksum": ChecksumView(
+                checked=stats.fragments_checked,
+                corruptions=stats.corruptions,
+                repaired=stats.repaired,
+                damaged=stats.damaged_fragment,
+            ),
         }
-        self._joined.folder.write_status(status)
+        status = LocalStatus(**dict(report) | local | self._metrics.status_fields())
+        self._joined.folder.write_status(status.model_dump(mode="json"))
         return status
 
     @property

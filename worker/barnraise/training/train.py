@@ -49,6 +49,7 @@ from barnraise.text.batches import TokenDataset
 from barnraise.training.checkpoint import StateHeader
 from barnraise.training.join import JoinedRun
 from barnraise.training.local_control import LocalControl
+from barnraise.training.local_status import LocalStatus
 from barnraise.training.memory_watch import MemoryWatch
 from barnraise.training.metrics import TrainingMetrics
 from barnraise.training.prefetch import Prefetch
@@ -108,7 +109,7 @@ class Worker:
         leaving: threading.Event,
         hardware: Hardware,
         limits: Limits | None = None,
-        on_status: Callable[[dict[str, Any]], None] = lambda status: None,
+        on_status: Callable[[LocalStatus], None] = lambda status: None,
         transport: Transport | None = None,
     ) -> None:
         """Plan the training and open the run's files. Nothing large is allocated or fetched yet.

@@ -6,6 +6,7 @@ import struct
 
 import pytest
 from example_hardware import cpu_machine
+from helpers.command_line import EXCHANGE
 from helpers.fake_coordinator import MACHINE, FakeCoordinator
 from typer.testing import CliRunner
 
@@ -85,7 +86,7 @@ def test_line_rates_are_those_of_the_last_workers(tmp_path):
     home = StateDir(tmp_path)
     assert read_line_rates(home) == (0.0, 0.0)
     folder = home.open_run("01890000-0000-7000-8000-000000000001")
-    exchange = {"uplink_rate": 2e6, "received_rate": 3e6}
+    exchange = EXCHANGE | {"uplink_rate": 2e6, "received_rate": 3e6}
     (folder.path / "status.json").write_text(json.dumps({"exchange": exchange}))
     assert read_line_rates(home) == (2e6, 3e6)
     folder.close()

@@ -1,8 +1,6 @@
 """Measure what `findings.py` judges: programs, memory, disk, the site, the network, the models."""
 
-import contextlib
 import importlib
-import json
 import os
 import shutil
 import socket
@@ -26,6 +24,7 @@ from barnraise.planning.search import make_plan
 from barnraise.protocol.mirror_list import MirrorEntry
 from barnraise.spec import PRESETS, preset
 from barnraise.state_dir import StateDir
+from barnraise.training.local_status import read_status
 
 MIRROR_TRIES = 3  # the fastest one counts
 # Addresses that are only looked up in the routing table: nothing is sent to them.
@@ -205,10 +204,10 @@ def read_line_rates(state_dir: StateDir) -> tuple[float, float]:
     """Return bytes/s that the uplink carried and that were received, as workers here measured."""
     uplink = downlink = 0.0
     for folder in state_dir.run_folders():
-        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-            exchange = json.loads((folder / "status.json").read_text())["exchange"]
-            uplink = max(uplink, float(exchange["uplink_rate"]))
-            downlink = max(downlink, float(exchange["received_rate"]))
+        status = read_status(folder)
+        if status and status.exchange:
+            uplink = max(uplink, status.exchange.uplink_rate)
+            downlink = max(downlink, status.exchange.received_rate)
     return uplink, downlink
 
 

@@ -1,7 +1,6 @@
 """Meet other machines of a run as a worker does, and learn how they see this one."""
 
 import contextlib
-import json
 import logging
 import secrets
 import tempfile
@@ -22,6 +21,7 @@ from barnraise.protocol.enums import JoinPurpose
 from barnraise.protocol.polling import LOOP_POLL_SECONDS
 from barnraise.spec import RunSpec
 from barnraise.state_dir import StateDir
+from barnraise.training.local_status import read_status
 
 log = logging.getLogger("barnraise")
 
@@ -128,10 +128,11 @@ def read_worker_reach(state_dir: StateDir, run: str, network: NetworkFacts) -> N
         run: the run's id.
         network: what is known so far.
     """
-    path = state_dir.path / "runs" / run / "status.json"
+    status = read_status(state_dir.path / "runs" / run)
+    if status is None:
+        return network
+    reach = status.reach_facts
     try:
-        status = json.loads(path.read_text())
-        reach = status["reach_facts"]
         facts = ReachFacts(
             local_addresses=tuple(reach["local_addresses"]),
             observations=tuple(Observation(**seen) for seen in reach["observations"]),
@@ -140,7 +141,6 @@ def read_worker_reach(state_dir: StateDir, run: str, network: NetworkFacts) -> N
             announced_addresses=tuple(reach["announced_addresses"]),
             dial_backs=tuple(DialBack(**tried) for tried in reach.get("dial_backs", [])),
         )
-        peers = int(status["peers"])
-    except (OSError, ValueError, TypeError, LookupError):
+    except (TypeError, LookupError):
         return network  # an older worker, or one that has just started
-    return replace(network, peers_tried=peers, peers_connected=peers, reach=facts)
+    return replace(network, peers_tried=status.peers, peers_connected=status.peers, reach=facts)

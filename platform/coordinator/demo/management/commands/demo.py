@@ -167,7 +167,7 @@ class Command(BaseCommand):
                     "loss_first": round(first, 4),
                     "loss_last": round(last, 4),
                     "agree": agree,
-                    "peer_bytes": sum(s["peer_bytes"] for s in statuses),
+                    "peer_bytes": sum(s["peer_bytes_sent"] for s in statuses),
                     "coordinator_bytes": sum(s["coordinator_bytes"] for s in statuses),
                     "seconds": round(time.monotonic() - started, 1),
                     "url": url,
