@@ -1,12 +1,14 @@
 """The rules that keep the code base legible: layers, names, language, and what must not exist."""
 
 import ast
+import hashlib
 import re
 import subprocess
 import sys
 from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -289,10 +291,24 @@ def test_nothing_shadows_the_standard_library_or_breaks_test_imports():
     assert not list(TESTS.rglob("__init__.py"))
 
 
-def test_each_app_has_one_initial_migration():
+def test_published_migrations_never_change():
+    lines = (TESTS / "published_migrations.txt").read_text().splitlines()  # as sha256sum prints
+    published = {path: digest for digest, path in map(str.split, lines)}
+    assert {str(p.relative_to(PLATFORM)) for p in PLATFORM.glob("*/migrations/0001*.py")} <= {
+        *published
+    }, "a new app's first migration belongs into the list"
+    for path, digest in published.items():
+        found = hashlib.sha256((PLATFORM / path).read_bytes()).hexdigest()
+        assert found == digest, f"deployed sites have applied {path}: write another migration"
+
+
+def test_migrations_of_each_app_are_one_chain():
     for app in PLATFORM.iterdir():
-        migrations = sorted(path.name for path in app.glob("migrations/0*.py"))
-        assert migrations in ([], ["0001_initial.py"]), app.name
+        names = sorted(path.stem for path in app.glob("migrations/0*.py"))
+        assert [int(name[:4]) for name in names] == list(range(1, len(names) + 1)), app.name
+        for before, name in pairwise(names):
+            text = (app / "migrations" / f"{name}.py").read_text()
+            assert f'("{app.name}", "{before}")' in text, f"{app.name} {name} follows {before}"
 
 
 def test_top_level_holds_only_the_agreed_entries():

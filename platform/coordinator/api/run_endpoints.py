@@ -312,7 +312,8 @@ def run_out(request: HttpRequest, run: Run) -> schemas.RunOut:
 
 def member_out(membership: Membership) -> schemas.MemberOut:
     """Describe a machine in a run."""
-    machine = membership.machine
+    machine, figures = membership.machine, membership.all_figures
+    shown = {name: figures[name] for name in figures if name in schemas.MemberOut.model_fields}
     return schemas.describe(
         schemas.MemberOut,
         membership,
@@ -320,6 +321,7 @@ def member_out(membership: Membership) -> schemas.MemberOut:
         name=machine.name,
         person=machine.owner.shown_name,
         alive=machine.revoked is None and membership.is_alive,
+        **shown,
     )
 
 

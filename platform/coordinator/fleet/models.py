@@ -10,6 +10,7 @@ from django.utils import timezone
 from uuid6 import uuid7
 
 from barnraise.protocol.enums import Activity
+from barnraise.protocol.reports import NO_FIGURES, MachineFigures
 from coordinator.accounts.models import Machine
 from coordinator.fleet.machine_state import HardwareMeasurement as HardwareMeasurement
 from coordinator.fleet.machine_state import MachinePause as MachinePause
@@ -109,7 +110,6 @@ class Membership(models.Model):
     ticket_expires = models.DateTimeField(null=True)
     # Of the last ticket: the tokens per second that the machine's updates may state.
     max_tokens_per_second = models.BigIntegerField(default=0)
-    step = models.BigIntegerField(default=0)
     # Steps of the worker's process whose loss or gradient was not finite.
     abandoned_steps = models.BigIntegerField(default=0, db_default=0)
     tokens = models.BigIntegerField(default=0)
@@ -117,14 +117,11 @@ class Membership(models.Model):
     rate = models.FloatField(default=0)
     updates_sent = models.BigIntegerField(default=0)
     updates_received = models.BigIntegerField(default=0)
-    peers = models.PositiveIntegerField(default=0)
     peer_bytes_sent = models.BigIntegerField(default=0)
     peer_bytes_received = models.BigIntegerField(default=0)
-    vector = models.CharField(max_length=64, blank=True)
-    anchor = models.CharField(max_length=64, blank=True)
-    plan: Any = models.JSONField(null=True)  # the last `reports.PlanView`
-    step_seconds = models.FloatField(null=True)  # as measured under that plan
     exchange: Any = models.JSONField(null=True)  # the last `reports.ExchangeView`
+    # The other figures of `reports.MachineFigures`: no query selects or sums them.
+    figures: Any = models.JSONField(default=dict, db_default={})
     # When the machine first reported that it holds the whole final checkpoint.
     final_checkpoint_at = models.DateTimeField(null=True)
     # High-water mark: Postgres holds every report up to this number.
@@ -132,7 +129,7 @@ class Membership(models.Model):
     latest = models.BigIntegerField(default=0)  # the number of the report these figures are from
     # The change stamp for other mirrors (`rollup.next_change_stamp`); null on another mirror's row.
     changed = models.BigIntegerField(null=True, default=0, db_default=0)
-    # The change stamp at which `plan` last became another one.
+    # The change stamp at which the plan last became another one.
     planned = models.BigIntegerField(default=0, db_default=0)
 
     objects: ClassVar[Any] = LocalMembershipManager()
@@ -156,6 +153,19 @@ class Membership(models.Model):
     def __str__(self) -> str:
         return f"{self.machine} in {self.run}"
 
+    def update_figures(self, values: dict[str, Any]) -> None:
+        """Set figures by their names: those with a column of their own, and the others."""
+        for name in FIGURE_COLUMNS & values.keys():
+            setattr(self, name, values[name])
+        others = {name: value for name, value in values.items() if name not in FIGURE_COLUMNS}
+        self.figures = self.figures | others
+
+    @property
+    def all_figures(self) -> dict[str, Any]:
+        """Every figure by its name, as JSON values."""
+        columns = {name: getattr(self, name) for name in FIGURE_COLUMNS}
+        return complete_figures(self.figures, columns)
+
     @property
     def is_alive(self) -> bool:
         """Whether the machine reports."""
@@ -165,6 +175,23 @@ class Membership(models.Model):
             self.run.report_every,
             timezone.now().timestamp(),
         )
+
+
+# The figures that have a column.
+FIGURE_COLUMNS = MachineFigures.model_fields.keys() & {
+    field.name for field in Membership._meta.concrete_fields
+}
+_NO_FIGURES = NO_FIGURES.model_dump(mode="json")
+
+
+def complete_figures(figures: dict[str, Any], columns: dict[str, Any]) -> dict[str, Any]:
+    """Return every figure by its name; one that the machine has never reported is that of none.
+
+    Args:
+        figures: the column `figures` of a membership.
+        columns: its columns in `FIGURE_COLUMNS`.
+    """
+    return _NO_FIGURES | figures | columns
 
 
 def is_alive(last_seen: float, activity: str, report_every: float, now: float) -> bool:

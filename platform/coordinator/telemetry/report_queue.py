@@ -31,21 +31,6 @@ MAX_LIVE_POINTS = 5_000  # of a run
 MAX_COSTS = ((3600, 500_000), (86_400, 3_000_000))  # (seconds, cost within them)
 REPORT_COST = 4  # rows of rollups, receipts and events
 VALIDATION_COST = 100  # validation losses are kept for ever
-SHOWN_FIELDS = (
-    "seq",
-    "activity",
-    "version",
-    "tokens",
-    "ledger_tokens",
-    "rate",
-    "step",
-    "updates_sent",
-    "updates_received",
-    "peers",
-    "vector",
-    "anchor",
-    "links",
-)
 MAX_CACHED_RUNS = 16  # runs whose parsed rows a process keeps
 LIVE_TTL_SECONDS = 7 * 86_400  # of live figures after the last report of a run
 
@@ -185,13 +170,8 @@ def publish_point(run: object, machine: object, point: dict[str, Any]) -> None:
 
 def _table_row(report: Report, now: float) -> dict[str, Any]:
     """Select what the machines' table shows of a report."""
-    # A report without a plan or exchange figures leaves the stored ones valid.
-    names = {*SHOWN_FIELDS}
-    if report.plan:
-        names |= {"plan", "step_seconds"}
-    if report.exchange:
-        names |= {"exchange"}
-    return {**report.model_dump(mode="json", include=names), "last_seen": now}
+    links = [link.model_dump(mode="json") for link in report.links]
+    return report.dump_stated() | {"seq": report.seq, "links": links, "last_seen": now}
 
 
 # run → machine → its row as JSON, and parsed.

@@ -57,22 +57,6 @@ MAX_SUM = (1 << 63) - 1  # that a column holds
 Sums = dict[tuple, dict[str, float]]  # (membership, its finest bucket) → how much grew there
 FIXED = ("id", "run", "machine", "mirror", "joined")
 CHANGING = [f.name for f in Membership._meta.concrete_fields if f.name not in FIXED]
-LATEST = (
-    "version",
-    "activity",
-    "incarnation",
-    "step",
-    "abandoned_steps",
-    "tokens",
-    "ledger_tokens",
-    "rate",
-    "updates_sent",
-    "updates_received",
-    "peers",
-    "peer_bytes_sent",
-    "peer_bytes_received",
-    "vector",
-)
 
 
 def drain_queue(*, wait: bool = False) -> int:
@@ -356,18 +340,13 @@ def _add_rollups(
             into[name] += min(
                 now - before if now >= before else now, MAX_GROWTH
             )  # less than before: a new state folder
-        for name in LATEST:
-            setattr(member, name, getattr(report, name))
-        if report.plan:  # the last one stays, with the time measured under it
-            plan = report.plan.model_dump()
-            member.planned = member.planned if plan == member.plan else changed
-            member.plan, member.step_seconds = plan, report.step_seconds
-        if report.exchange:
-            member.exchange = report.exchange.model_dump()
+        plan_before = member.figures.get("plan")
+        member.update_figures(report.dump_stated())
+        if member.figures.get("plan") != plan_before:
+            member.planned = changed
         member.updates_by_incarnation = count_incarnation_updates(
             member.updates_by_incarnation, report.incarnation, report.updates_sent
         )
-        member.anchor = report.anchor or ""
         member.addresses = list(report.addresses)
         member.latest = report.seq
 

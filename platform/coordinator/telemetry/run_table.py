@@ -11,7 +11,7 @@ from django.db.models.functions import Cast
 from barnraise.protocol.enums import Activity, RunStatus
 from coordinator.accounts.models import Machine, machine_name, shown_name
 from coordinator.fleet.lifecycle_facts import ACTIVITIES_WITH_LEDGER, gather_facts
-from coordinator.fleet.models import Membership, is_alive
+from coordinator.fleet.models import FIGURE_COLUMNS, Membership, complete_figures, is_alive
 from coordinator.fleet.people_count import (
     MAX_REPORTED_RATIO,
     RunCount,
@@ -54,22 +54,6 @@ COLUMNS = (
     "machine__owner__name",
     "machine__owner__left",
 )
-FIGURES = (
-    "activity",
-    "version",
-    "tokens",
-    "ledger_tokens",
-    "rate",
-    "step",
-    "updates_sent",
-    "updates_received",
-    "peers",
-    "vector",
-    "anchor",
-    "plan",
-    "step_seconds",
-    "exchange",
-)
 
 
 def machine_rows(run: Run, now: float | None = None) -> list[dict[str, Any]]:
@@ -83,10 +67,8 @@ def machine_rows(run: Run, now: float | None = None) -> list[dict[str, Any]]:
 
     Returns:
         Rows with id, name, person, owner (the person's id), mirror (the key of the mirror whose
-        figures these are; "" for this site), activity, alive, last_seen, version, tokens, rate
-        (tokens/s; 0 when gone), step, step_seconds, updates_sent, updates_received, peers,
-        ledger_tokens, plan and exchange (a `PlanView` and an `ExchangeView`, or None), agrees
-        (`weights_agree`, of this machine), vector and anchor.
+        figures these are; "" for this site), alive, last_seen, agrees (`weights_agree`, of this
+        machine) and all of `MachineFigures`; the rate of a machine that is gone is 0.
     """
     now = time.time() if now is None else now
     live = report_queue.live_rows(run.pk)
@@ -335,5 +317,5 @@ def _sum_by_person(rows: list[dict[str, Any]], name: str) -> dict[str, float]:
 
 def _load_figures(pks: list[str]) -> dict[str, dict[str, Any]]:
     """Return membership → its figures in Postgres."""
-    rows = Membership.everywhere.filter(pk__in=pks).values("pk", *FIGURES)
-    return {str(row.pop("pk")): row | {"anchor": row["anchor"] or None} for row in rows}
+    rows = Membership.everywhere.filter(pk__in=pks).values("pk", "figures", *FIGURE_COLUMNS)
+    return {str(row.pop("pk")): complete_figures(row.pop("figures"), row) for row in rows}

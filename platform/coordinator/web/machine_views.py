@@ -64,9 +64,8 @@ def show_machine(request: AuthenticatedRequest, pk: uuid.UUID) -> HttpResponse:
     speed = None
     if current:
         last_report = "" if current.is_alive else ago(current.last_seen)
-        speed = machine_condition.explain_speed(
-            current.plan, current.step_seconds, system, last_report
-        )
+        plan, step_seconds = current.figures.get("plan"), current.figures.get("step_seconds")
+        speed = machine_condition.explain_speed(plan, step_seconds, system, last_report)
     version = condition.version if condition else ""
     context = {
         "machine": machine,

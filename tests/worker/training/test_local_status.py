@@ -7,7 +7,7 @@ import pytest
 from barnraise.protocol.reports import NO_FIGURES, MachineFigures, Report
 from barnraise.training.local_status import STATUS_FILE, LocalStatus, read_status
 
-# What version 1.0 wrote, shortened: other names, and none of the later fields.
+# What an earlier version wrote, shortened: other names, and none of the later fields.
 OLDER = {
     "at": 1_795_848_887.0,
     "run": "01890000-0000-7000-8000-000000000001",

@@ -20,7 +20,6 @@ from coordinator.telemetry.remote.protocol import (
     MAX_MACHINE_ROWS,
     MAX_ROLLUPS,
     MAX_WITNESS_ROWS,
-    MEMBERSHIP_FIELDS,
     WITNESS_BYTES,
     EventRow,
     LossRow,
@@ -166,12 +165,14 @@ def _build_machine_row(
         now: seconds since 1970.
         known: the change stamp up to which the receiver has plans.
     """
+    figures = member.all_figures
+    if member.planned < known:
+        figures["plan"] = None
     return MachineRow(
         machine_index=machine_index,
         age=max(0.0, now - member.last_report.timestamp()),
-        anchor=member.anchor or None,
+        latest=member.latest,
+        high_water_mark=member.high_water_mark,
         has_final_checkpoint=member.final_checkpoint_at is not None,
-        exchange=member.exchange,
-        plan=member.plan if member.planned >= known else None,
-        **{name: getattr(member, name) for name in MEMBERSHIP_FIELDS},
+        **figures,
     )

@@ -16,13 +16,12 @@ from barnraise.errors import MessageError
 from barnraise.protocol.coordinator_messages import Attestation
 from barnraise.protocol.signing import check_attestation
 from coordinator.accounts.models import Machine
-from coordinator.fleet.models import NEVER, Membership
+from coordinator.fleet.models import FIGURE_COLUMNS, NEVER, Membership
 from coordinator.fleet.verdict_models import excluded_machines
 from coordinator.runs.models import Run
 from coordinator.telemetry import report_queue
 from coordinator.telemetry.models import LossPoint, RemoteCursor, Rollup, RunEvent
 from coordinator.telemetry.remote.protocol import (
-    MEMBERSHIP_FIELDS,
     MachineRow,
     RollupRow,
     TelemetryPage,
@@ -35,11 +34,11 @@ MAX_AHEAD = 60.0  # seconds that another mirror's clock may be ahead
 MAX_EARLY = 3600.0  # seconds that a rollup may begin before its run
 RECENT_SECONDS = 600.0  # seconds; newer losses are shown to watchers at once
 UPDATED_FIELDS = (
-    *MEMBERSHIP_FIELDS,
-    "exchange",
-    "anchor",
+    *FIGURE_COLUMNS,
+    "figures",
+    "latest",
+    "high_water_mark",
     "final_checkpoint_at",
-    "plan",
     "last_report",
     "last_seen",
 )
@@ -212,11 +211,10 @@ def _find_members(key: str, page: TelemetryPage) -> list[Membership | None]:
 
 
 def _copy_figures(member: Membership, row: MachineRow, now: datetime) -> None:
-    for name in MEMBERSHIP_FIELDS:
-        setattr(member, name, getattr(row, name))
-    member.exchange = row.exchange and row.exchange.model_dump()
-    member.plan = row.plan.model_dump() if row.plan else member.plan
-    member.anchor = row.anchor or ""
+    # A plan that did not change is not sent, but the duration of a step under it is.
+    member.update_figures(row.dump_stated() | {"step_seconds": row.step_seconds})
+    member.latest = row.latest
+    member.high_water_mark = row.high_water_mark
     member.final_checkpoint_at = (
         (member.final_checkpoint_at or now) if row.has_final_checkpoint else None
     )

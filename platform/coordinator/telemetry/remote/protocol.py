@@ -9,21 +9,18 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import ConfigDict, Field, model_validator
 
 from barnraise.protocol.coordinator_messages import SignedHeader, SignedStatement
-from barnraise.protocol.enums import Activity
 from barnraise.protocol.messages import Signed
-from barnraise.protocol.reports import ExchangeView, PlanView
+from barnraise.protocol.reports import MachineFigures
 from barnraise.protocol.types import (
     Count,
     Digest,
     Id,
-    Incarnation,
     Loss,
     Message,
     PublicKey,
     Rate,
     Seconds,
     UnixTime,
-    Version,
 )
 
 MAX_MACHINE_ROWS, MAX_ROLLUPS, MAX_LOSSES, MAX_EVENTS = 200, 2000, 2000, 200  # of one page
@@ -66,7 +63,7 @@ class TelemetryRequest(Message):
     nonce: Nonce
 
 
-class MachineRow(Message):
+class MachineRow(MachineFigures):
     """A machine's newest report in a run.
 
     `age` is how long ago it arrived, because mirrors' clocks differ. `high_water_mark`: all
@@ -78,41 +75,10 @@ class MachineRow(Message):
     age: Seconds
     latest: Seq
     high_water_mark: Seq
-    activity: Activity
-    version: Version
-    incarnation: Incarnation
-    step: Count
-    tokens: Count
-    ledger_tokens: Count
-    rate: Rate
-    updates_sent: Count
-    updates_received: Count
-    peers: int = Field(ge=0, le=100_000)
-    vector: Digest
-    anchor: Digest | None
     has_final_checkpoint: bool
-    step_seconds: Seconds | None
-    exchange: ExchangeView | None
-    plan: PlanView | None = None
-
-
-# Fields of a machine's row that a membership has under the same name.
-MEMBERSHIP_FIELDS = (
-    "latest",
-    "high_water_mark",
-    "activity",
-    "version",
-    "incarnation",
-    "step",
-    "tokens",
-    "ledger_tokens",
-    "rate",
-    "updates_sent",
-    "updates_received",
-    "peers",
-    "vector",
-    "step_seconds",
-)
+    # Older mirrors do not send these two figures.
+    peer_bytes_sent: Count = 0
+    peer_bytes_received: Count = 0
 
 
 class RollupRow(NamedTuple):
