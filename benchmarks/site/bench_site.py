@@ -1,8 +1,8 @@
 """Measure what one site bears: `make bench-site`, docs/benchmarks/site.md.
 
     pages   how long pages take with 1,000 runs and 100,000 machines in the database, without load
-    30 s    2,000 workers that report every 30 s and 2,000 browsers on one run, for five minutes
-    10 s    the same, reporting every 10 s, for two minutes
+    load    2,000 workers and 2,000 browsers on one run with the default report interval, which the
+            site stretches by its load, for five minutes
 
 Everything is real and on this machine, including the load: Postgres and Valkey (embedded), Celery's
 worker and beat, uvicorn, signed requests, websockets. The script prints tables as it goes, and one
@@ -42,8 +42,6 @@ WARM_UP_SHARE = 0.1  # of a load's time, at its beginning, that does not count
 ARRIVALS_PER_SECOND = 40.0  # of watchers
 USAGE_SECONDS = 5.0  # between two measurements of what the processes use
 SLEEP_SECONDS = 0.02  # that the load sleeps to measure its own delay
-LONG_INTERVAL = 30.0  # seconds between two reports of a worker in the first load
-SHORT_INTERVAL = 10.0  # and in the second
 
 
 @dataclass(frozen=True)
@@ -120,6 +118,7 @@ async def run_load(
     cores = {name: (last[name][0] - first[name][0]) / (last_at - first_at) for name in last}
     return {
         "every": size.report_every,
+        "answered_interval_s": round(median(worker.interval for worker in workers), 1),
         "came_in_s": round(arrival_seconds, 1),
         "reports": len(posts.sent),
         "confirmed": posts.confirmed,
@@ -215,15 +214,14 @@ def measure_pages(site: Site, quick: bool) -> float:
     return round(ascending[int(0.95 * len(ascending))], 1)
 
 
-def measure_loads(
+def measure_load(
     site: Site, run: "Run", workers: int, watchers: int, options: argparse.Namespace
 ) -> dict[str, Any]:
-    """Apply the loads that the options name and return the figures of the last line."""
+    """Apply the load and return the figures of the last line."""
     import seed_site
     from site_workers import SimulatedWorker
 
     from coordinator.lib import site_identity
-    from coordinator.runs.models import Run
 
     simulated: list[SimulatedWorker] = []
     mirror = site_identity.identity().key
@@ -232,29 +230,23 @@ def measure_loads(
     # Without this the load stops for a third of a second now and then, to look through all objects.
     gc.collect()
     gc.freeze()
-    result: dict[str, Any] = {}
     seconds = options.seconds or (60.0 if options.quick else 300.0)
-    reports_before = 0  # of the earlier loads
-    for every, duration in ((LONG_INTERVAL, seconds), (SHORT_INTERVAL, min(120.0, seconds))):
-        if options.only not in (None, str(int(every))) or not simulated:
-            continue
-        Run.objects.filter(pk=run.pk).update(report_every=every)
-        figures = uvloop.run(run_load(site, run, simulated, LoadSize(watchers, every, duration)))
-        site.children.catch_signals()
-        reports_before += figures["reports"]
-        figures["lost_reports"] = count_lost_reports(run, reports_before)
-        print(json.dumps(figures), flush=True)
-        suffix = "" if every == LONG_INTERVAL else "_at_10_s"
-        for name in ("report_p99_ms", "effect_p95_s", "lost_reports", "memory_growth_mb"):
-            result[name + suffix] = figures[name]
-    return result
+    size = LoadSize(watchers, run.report_every, seconds)
+    figures = uvloop.run(run_load(site, run, simulated, size))
+    site.children.catch_signals()
+    figures["lost_reports"] = count_lost_reports(run, figures["reports"])
+    print(json.dumps(figures), flush=True)
+    names = ("report_p99_ms", "effect_p95_s", "lost_reports", "memory_growth_mb")
+    return {name: figures[name] for name in (*names, "answered_interval_s")}
 
 
 def measure(site: Site, workers: int, watchers: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Fill the site, start it, and measure the pages and the loads that the options name."""
+    """Fill the site, start it, and measure the pages and the load, or the part that is named."""
     import seed_site
 
-    run = seed_site.create_training_run("The first", LONG_INTERVAL)
+    from coordinator.runs.models import NewRun
+
+    run = seed_site.create_training_run("The first", NewRun.report_every)
     result: dict[str, Any] = {}
     with_pages = options.only in (None, "pages")
     if with_pages:
@@ -267,7 +259,7 @@ def measure(site: Site, workers: int, watchers: int, options: argparse.Namespace
     if with_pages:
         result["page_p95_ms"] = measure_pages(site, options.quick)
     if options.only != "pages":
-        result |= measure_loads(site, run, workers, watchers, options)
+        result |= measure_load(site, run, workers, watchers, options)
     return result
 
 
@@ -279,9 +271,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a tenth of everything")
     parser.add_argument("--workers", type=int)
     parser.add_argument("--watchers", type=int)
-    parser.add_argument("--seconds", type=float, help="duration of the first load")
+    parser.add_argument("--seconds", type=float, help="duration of the load")
     parser.add_argument("--web", type=int, default=2, help="number of web processes")
-    parser.add_argument("--only", choices=["pages", "30", "10"], help="measure only this part")
+    parser.add_argument("--only", choices=["pages", "load"], help="measure only this part")
     options = parser.parse_args()
     default = 200 if options.quick else 2000
     workers = options.workers or default

@@ -1,17 +1,19 @@
 """Simulate workers as a site sees them.
 
-Each posts one signed report an interval over a connection of its own, and sends a report that was
-not confirmed again with the next one.
+Each posts one signed report an interval over a connection of its own. It obeys the interval of the
+site's last answer, and sends a report that was not confirmed again with the next one.
 """
 
 import asyncio
 import math
 import random
+import re
 import time
 from dataclasses import dataclass, field
 
 from seed_site import EnrolledMachine
 
+from barnraise.coordinator_client.reporter import backoff
 from barnraise.protocol import coordinator_messages, enums, messages, reports
 from barnraise.protocol.signing import digest
 from coordinator.runs.models import Run
@@ -20,6 +22,7 @@ TIMEOUT = 15.0  # seconds, as the worker's own
 ATTESTATION_SECONDS = 60.0  # between two batches, as the worker's own
 RETRY_SECONDS = 60.0  # at the end, for reports that are not confirmed yet
 MAX_REPORTS = 20  # in one post
+ANSWERED_INTERVAL = re.compile(rb'report_every\\":([0-9.]+)')  # in the signed directive's text
 FRAGMENT = messages.FragmentUpdate(digest=digest("payload"), size=1_800_000, sketch="0" * 16)
 FRAGMENTS = 14  # of an update, as for a model of 124 M parameters
 INCARNATION = "a" * 16
@@ -98,18 +101,26 @@ class SimulatedWorker:
         self.results = PostResults()
         self.seq = 0
         self.unconfirmed: list[reports.Report] = []
+        self.interval = 0.0  # seconds from a report to the next one
+        self.failures = 0  # of posts in a row
         self.next_attestation = time.monotonic() + random.random() * ATTESTATION_SECONDS
         self.head: messages.Signed | None = None  # of its last update
 
     async def work(self, every: float, results: PostResults) -> None:
-        """Post a report every `every` seconds until `results.ends`, from a random moment on."""
+        """Post reports until `results.ends`, from a random moment of the first interval on.
+
+        Args:
+            every: seconds to the next report until the site has answered one.
+            results: what became of the posts.
+        """
         self.results = results
+        self.interval = every
         due = time.monotonic() + random.random() * every
         while due < results.ends:
             await asyncio.sleep(max(0.0, due - time.monotonic()))
             self.unconfirmed.append(self._next_report())
             await self._post_report()
-            due += every
+            due = time.monotonic() + backoff(self.interval, self.failures)
         while self.unconfirmed and time.monotonic() < results.ends + RETRY_SECONDS:
             await asyncio.sleep(1.0)
             await self._post_report()
@@ -198,6 +209,7 @@ class SimulatedWorker:
             self.results.sent.setdefault((self.machine.id, report.seq), start)
         status = await self._request(head.encode() + body)
         self.results.milliseconds.append((start, 1000 * (time.monotonic() - start)))
+        self.failures = 0 if status == "200" else self.failures + 1
         if status == "200":
             self.results.confirmed += len(self.unconfirmed[:MAX_REPORTS])
             del self.unconfirmed[:MAX_REPORTS]
@@ -216,4 +228,6 @@ class SimulatedWorker:
                     writer.close()
         except (OSError, TimeoutError) as error:
             return type(error).__name__
+        if answered := ANSWERED_INTERVAL.search(answer):
+            self.interval = float(answered[1])
         return answer[9:12].decode() or "nothing"

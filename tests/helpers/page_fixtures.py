@@ -165,7 +165,7 @@ def store_reports_of_a_day(member: Membership, share: float, **newest) -> None:
         if seq == REPORTS_A_DAY:
             fields |= newest
         reports.append(REPORT.model_copy(update=fields))
-    rollup.store_reports({member.pk: (reports, [], TODAY)})
+    rollup.store_reports({member.pk: rollup.SentReports(reports, [], TODAY)})
 
 
 def attest(
@@ -265,7 +265,9 @@ def store_reports(active: ActiveRun) -> None:
             "ledger_tokens": LEDGER_TOKENS,
             "rate": 900 * TOKEN_SHARES[index],
         }
-        rollup.store_reports({member.pk: ([REPORT.model_copy(update=fields)], attestations, now)})
+        newest_report = REPORT.model_copy(update=fields)
+        sent = rollup.SentReports([newest_report], attestations, now)
+        rollup.store_reports({member.pk: sent})
 
 
 def create_enrolment() -> Enrolment:

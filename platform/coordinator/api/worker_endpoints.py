@@ -36,6 +36,7 @@ from coordinator.runs.invitations import RunInvitation
 from coordinator.runs.models import Run
 from coordinator.telemetry import report_queue
 from coordinator.telemetry.checkpoints import list_confirmed_anchors
+from coordinator.telemetry.report_pace import report_pace
 from coordinator.telemetry.rollup import drain_queue
 
 MAX_CLOCK_DIFFERENCE = 600  # seconds between a machine's clock and ours when it enrols
@@ -156,7 +157,7 @@ def join_run(
     return coordinator_messages.JoinReply(
         run=membership.run.to_message(),  # consistent with the ticket, even if it was just launched
         ticket=renew_ticket(membership, always=True),
-        directive=build_directive(membership),
+        directive=build_directive(membership, report_pace.choose_interval(run.report_every)),
         peers=peer_hints(membership),
         confirmed_anchors=list_confirmed_anchors(run),
         # A machine with a new folder continues its numbers after all reports that were received.
@@ -230,7 +231,7 @@ def require_signer(request: HttpRequest, run: Run) -> None:
 def post_reports(
     request: HttpRequest, name: str, sent: coordinator_messages.Reports
 ) -> coordinator_messages.ReportReply:
-    """Send reports and get a directive.
+    """Send reports and get a directive, which says in how many seconds the next one is due.
 
     All reports up to the number `acknowledged` are stored in the database.
     """
@@ -247,8 +248,9 @@ def post_reports(
             check_attestation(attestation, str(membership.run_id), requesting_machine(request).key)
         except MessageError as error:
             raise ApiError(422, str(error), {"attestations": str(error)}) from None
+    interval = report_pace.choose_interval(membership.run.report_every)
     try:
-        report_queue.queue_reports(membership, sent.reports, sent.attestations)
+        report_queue.queue_reports(membership, sent.reports, sent.attestations, interval)
     except report_queue.QueueFullError:
         raise ApiError(
             503, "the site is behind with its reports; keep yours and try again in a minute"
@@ -259,7 +261,7 @@ def post_reports(
         verdicts, verdicts_until = VerdictRecord.list_after(membership.run_id, sent.verdicts_after)
     return coordinator_messages.ReportReply(
         acknowledged=membership.high_water_mark,
-        directive=build_directive(membership),
+        directive=build_directive(membership, interval),
         ticket=renew_ticket(membership),
         peers=peer_hints(membership),
         verdicts=verdicts,
@@ -275,6 +277,7 @@ def get_directive(request: HttpRequest, name: str) -> coordinator_messages.Repor
     Machines that report rarely use it, so that a revocation reaches them in time.
     """
     membership = require_membership(request, name)
+    interval = report_pace.choose_interval(membership.run.report_every)
     return coordinator_messages.ReportReply(
-        acknowledged=membership.high_water_mark, directive=build_directive(membership)
+        acknowledged=membership.high_water_mark, directive=build_directive(membership, interval)
     )

@@ -58,14 +58,20 @@ def _lock_tickets(run: Run, machine: Machine) -> None:
         cursor.execute(lock, [f"tickets of {machine.owner_id} in {run.pk}"])
 
 
-def build_directive(membership: Membership) -> messages.Signed:
-    """Sign the directive for a machine: the run's status and what the machine should do."""
+def build_directive(membership: Membership, interval: float) -> messages.Signed:
+    """Sign the directive for a machine: the run's status and what the machine should do.
+
+    Args:
+        membership: the machine in its run.
+        interval: in how many seconds its next report is due.
+    """
     run, machine = membership.run, membership.machine
     return tickets.sign_directive(
         run,
         machine,
         get_broadcast(run).revoked,
         should_prepare_text(membership),
+        report_every=interval,
         paused=is_paused(machine),
     )
 

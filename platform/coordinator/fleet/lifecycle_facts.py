@@ -30,6 +30,7 @@ COLUMNS = (
     "last_seen",
     "last_report",
     "ticket_expires",
+    "report_interval",
 )
 
 
@@ -45,7 +46,12 @@ def _gather(run: Run) -> tuple[LifecycleFacts, RunCount]:
     alive = [
         row
         for row in rows
-        if is_alive(row["last_seen"].timestamp(), row["activity"], run.report_every, now)
+        if is_alive(
+            row["last_seen"].timestamp(),
+            row["activity"],
+            max(run.report_every, row["report_interval"]),
+            now,
+        )
     ]
     contributors = {row["machine__owner"] for row in rows if row["tokens"]}
     others = contributors - {run.owner_id}

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from uuid import UUID
 
 from django.db import models
-from django.db.models import Exists, ExpressionWrapper, F, OuterRef, Q
+from django.db.models import Exists, ExpressionWrapper, F, OuterRef, Q, Value
+from django.db.models.functions import Greatest
 from django.utils import timezone
 from uuid6 import uuid7
 
@@ -23,6 +24,8 @@ from coordinator.runs.models import Run
 # A machine counts as gone when it has missed so many reports and these seconds have passed as well.
 MAX_MISSED_REPORTS = 3
 GRACE_SECONDS = 5.0
+MAX_INTERVAL_SECONDS = 3600.0  # between two reports
+LONGEST_SILENCE = timedelta(seconds=MAX_MISSED_REPORTS * MAX_INTERVAL_SECONDS + GRACE_SECONDS)
 NOT_AT_WORK = (Activity.LEFT, Activity.FETCHING)
 NEVER = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -32,15 +35,7 @@ class MembershipQuerySet(models.QuerySet["Membership"]):
 
     def alive(self) -> "MembershipQuerySet":
         """Select machines that report, are not revoked and have not left."""
-        silence = ExpressionWrapper(
-            F("run__report_every") * MAX_MISSED_REPORTS * timedelta(seconds=1)
-            + timedelta(seconds=GRACE_SECONDS),
-            output_field=models.DurationField(),
-        )
-        since = ExpressionWrapper(timezone.now() - silence, output_field=models.DateTimeField())
-        return self.filter(last_seen__gt=since, machine__revoked=None).exclude(
-            activity__in=NOT_AT_WORK
-        )
+        return self._not_silent(F("run__report_every")).exclude(activity__in=NOT_AT_WORK)
 
     def alive_in(self, run: Run) -> "MembershipQuerySet":
         """Select those that are alive in one run, without a join with runs."""
@@ -48,10 +43,21 @@ class MembershipQuerySet(models.QuerySet["Membership"]):
 
     def reachable_in(self, run: Run) -> "MembershipQuerySet":
         """Select those that peers in one run can connect to, also those that only download."""
-        silence = timedelta(seconds=MAX_MISSED_REPORTS * run.report_every + GRACE_SECONDS)
-        since = timezone.now() - silence
-        return self.filter(run=run, last_seen__gt=since, machine__revoked=None).exclude(
-            activity=Activity.LEFT
+        mine = self.filter(run=run)._not_silent(Value(run.report_every))
+        return mine.exclude(activity=Activity.LEFT)
+
+    def _not_silent(self, report_every: Any) -> "MembershipQuerySet":
+        """Select machines whose next report is not long overdue, and that are not revoked."""
+        interval = Greatest(report_every, F("report_interval"))
+        silence = ExpressionWrapper(
+            interval * MAX_MISSED_REPORTS * timedelta(seconds=1) + timedelta(seconds=GRACE_SECONDS),
+            output_field=models.DurationField(),
+        )
+        now = timezone.now()
+        since = ExpressionWrapper(now - silence, output_field=models.DateTimeField())
+        # The first condition lets Postgres use the index.
+        return self.filter(last_seen__gt=now - LONGEST_SILENCE, machine__revoked=None).filter(
+            last_seen__gt=since
         )
 
     def newest(self) -> "MembershipQuerySet":
@@ -97,6 +103,8 @@ class Membership(models.Model):
     # When the site last received anything from the machine, and when its last report.
     last_seen = models.DateTimeField(default=timezone.now)
     last_report = models.DateTimeField(default=NEVER, db_default=NEVER)
+    # Seconds from the last report to the next one, as the site answered it; 0 if it did not.
+    report_interval = models.FloatField(default=0, db_default=0)
     addresses = models.JSONField(default=list)  # as the machine reports them
     # The address that its requests come from, which proves one of `addresses`.
     source_address = models.CharField(max_length=45, blank=True, default="", db_default="")
@@ -172,7 +180,7 @@ class Membership(models.Model):
         return is_alive(
             self.last_seen.timestamp(),
             self.activity,
-            self.run.report_every,
+            max(self.run.report_every, self.report_interval),
             timezone.now().timestamp(),
         )
 
@@ -194,7 +202,7 @@ def complete_figures(figures: dict[str, Any], columns: dict[str, Any]) -> dict[s
     return _NO_FIGURES | figures | columns
 
 
-def is_alive(last_seen: float, activity: str, report_every: float, now: float) -> bool:
+def is_alive(last_seen: float, activity: str, interval: float, now: float) -> bool:
     """Return whether a machine counts as alive; one that has left is gone at once.
 
     One that downloads the weights is no machine of the run.
@@ -202,8 +210,8 @@ def is_alive(last_seen: float, activity: str, report_every: float, now: float) -
     Args:
         last_seen: seconds since 1970.
         activity: what the machine last reported.
-        report_every: seconds between two reports.
+        interval: seconds from its last report to the next one.
         now: seconds since 1970.
     """
-    silence = MAX_MISSED_REPORTS * report_every + GRACE_SECONDS
+    silence = MAX_MISSED_REPORTS * interval + GRACE_SECONDS
     return activity not in NOT_AT_WORK and now - last_seen < silence

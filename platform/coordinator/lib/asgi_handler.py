@@ -19,6 +19,8 @@ from django.http import FileResponse, HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.urls import set_script_prefix
 
+from coordinator.lib.request_delay import request_delay
+
 BUSY_REQUESTS = 4  # running at once in one process; further requests wait
 # A request that runs longer no longer counts as busy: it waits for something other than the
 # interpreter, as all requests do while Postgres is away.
@@ -119,7 +121,9 @@ class ThreadedHandler(ASGIHandler):
         try:
             loop = asyncio.get_running_loop()
             slots = self._slots.setdefault(loop, asyncio.Semaphore(BUSY_REQUESTS))
+            waits_since = loop.time()
             await slots.acquire()
+            request_delay.record(loop.time() - waits_since)
             slot = BusySlot(slots)
             try:
                 if disconnected.done():

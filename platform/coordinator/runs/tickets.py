@@ -45,7 +45,13 @@ def sign_ticket(
 
 
 def sign_directive(
-    run: Run, machine: Machine, revoked: Sequence[str], prepare: bool, *, paused: bool = False
+    run: Run,
+    machine: Machine,
+    revoked: Sequence[str],
+    prepare: bool,
+    *,
+    report_every: float,
+    paused: bool = False,
 ) -> messages.Signed:
     """Sign a machine's directive.
 
@@ -54,6 +60,7 @@ def sign_directive(
         machine: the machine.
         revoked: keys of machines whose tickets are not valid any longer.
         prepare: the machine should prepare the run's text.
+        report_every: in how many seconds the machine's next report is due.
         paused: the owner has paused this one machine. A run that ends still ends for this machine
             too.
     """
@@ -64,7 +71,7 @@ def sign_directive(
         status=enums.RunStatus.PAUSED if paused and run.state in PAUSABLE else run.state,
         revoked=list(revoked),
         prepare=prepare,
-        report_every=run.report_every,
+        report_every=report_every,
         token_budget=run.token_budget if run.extra_tokens else None,
         mirror_list_version=version,
         mirror_list_digest=mirror_list_digest,

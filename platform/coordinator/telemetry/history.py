@@ -189,9 +189,11 @@ class _Slots:
 
 def _find_slots(run: Run) -> _Slots | None:
     """Return the slots that cover a run's rollups with at most MAX_POINTS; None without rollups."""
+    longest = Membership.everywhere.filter(run=run).aggregate(most=Max("report_interval"))["most"]
+    interval = max(run.report_every, longest or 0.0)
     narrow = (
-        math.ceil(max(1.0, 1.5 * run.report_every / BUCKET_SECONDS)) * BUCKET_SECONDS
-        if run.report_every > 5
+        math.ceil(max(1.0, 1.5 * interval / BUCKET_SECONDS)) * BUCKET_SECONDS
+        if interval > 5
         else BUCKET_SECONDS
     )
     with connection.cursor() as cursor:

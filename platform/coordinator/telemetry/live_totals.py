@@ -50,7 +50,12 @@ def _from_live_store(runs: list[tuple[UUID, float]]) -> LiveTotals:
         alive = {
             machine: row["rate"]
             for machine, row in report_queue.live_rows(run).items()
-            if is_alive(row["last_seen"], row["activity"], report_every, now)
+            if is_alive(
+                row["last_seen"],
+                row["activity"],
+                max(report_every, row.get("report_interval", 0.0)),
+                now,
+            )
         }
         if alive:
             by_run[run] = len(alive), sum(alive.values())

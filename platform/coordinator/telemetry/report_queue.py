@@ -57,7 +57,10 @@ def cost_of(reports: Sequence[Report]) -> int:
 
 
 def queue_reports(
-    membership: Membership, reports: list[Report], witnessed: Sequence[Attestation] = ()
+    membership: Membership,
+    reports: list[Report],
+    witnessed: Sequence[Attestation] = (),
+    interval: float = 0.0,
 ) -> None:
     """Queue what Postgres does not hold yet, and show it to watchers.
 
@@ -65,6 +68,7 @@ def queue_reports(
         membership: the machine in its run.
         reports: its reports, in ascending order of their numbers.
         witnessed: its attestations, whose signatures are checked.
+        interval: in how many seconds the answer asks for the next report; 0 if it does not.
 
     Raises:
         QueueFullError: the queue has `MAX_PENDING` entries, or the machine has sent too much.
@@ -78,6 +82,7 @@ def queue_reports(
         "id": secrets.token_hex(8),
         "membership": str(membership.pk),
         "received": now,
+        "interval": interval,
         "reports": [r.model_dump(mode="json") for r in fresh],
         "attestations": [attestation.model_dump(mode="json") for attestation in witnessed],
     }
@@ -87,7 +92,8 @@ def queue_reports(
         for point in _live_points(machine, report, now)
         if point["tokens"] <= most
     ]
-    values = [json.dumps(value) for value in (entry, _table_row(newest, now), *points)]
+    row = _table_row(newest, now) | {"report_interval": interval}
+    values = [json.dumps(value) for value in (entry, row, *points)]
     keys = [PENDING_KEY, workers_key(run), points_key(run)]
     keys += [f"limit:reports:{machine}:{s}:{int(now) // s}" for s, _ in MAX_COSTS]
     limits = [bound for limit in MAX_COSTS for bound in limit]

@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.db import DataError, IntegrityError, connection, transaction
@@ -126,8 +126,23 @@ def _try_lock() -> bool:
         return bool(_first_row(cursor)[0])
 
 
-# membership → its reports of a batch, what it witnessed, and when the last of them came
-Sent = dict[UUID, tuple[list[Report], list[Attestation], float]]
+class SentReports(NamedTuple):
+    """What a machine has sent in a batch of entries.
+
+    Attributes:
+        reports: its reports.
+        attestations: what it witnessed.
+        received: when the last of them came, in seconds since 1970.
+        interval: seconds from then to its next report, as it was answered; 0 if it was not.
+    """
+
+    reports: list[Report]
+    attestations: list[Attestation]
+    received: float
+    interval: float = 0.0
+
+
+Sent = dict[UUID, SentReports]  # membership → what it has sent
 
 
 def _first_row(cursor: Any) -> tuple[Any, ...]:
@@ -138,11 +153,12 @@ def _first_row(cursor: Any) -> tuple[Any, ...]:
 def _store_all(raw: list[str]) -> None:
     reports: dict[UUID, list[Report]] = defaultdict(list)
     witnessed: dict[UUID, list[Attestation]] = defaultdict(list)
-    received: dict[UUID, float] = {}
+    received: dict[UUID, tuple[float, float]] = {}
     for text in raw:
         try:
             entry = json.loads(text)
-            pk, when = UUID(entry["membership"]), float(entry["received"])
+            pk = UUID(entry["membership"])
+            when = float(entry["received"]), float(entry.get("interval", 0.0))
             parsed = [Report.model_validate(r) for r in entry["reports"]]
             attested = [Attestation.model_validate(t) for t in entry.get("attestations", ())]
         except (ValueError, KeyError, TypeError, AttributeError, ValidationError) as error:
@@ -153,7 +169,7 @@ def _store_all(raw: list[str]) -> None:
         reports[pk] += parsed
         witnessed[pk] += attested
         received[pk] = when
-    sent = {pk: (reports[pk], witnessed[pk], received[pk]) for pk in sorted(reports)}
+    sent = {pk: SentReports(reports[pk], witnessed[pk], *received[pk]) for pk in sorted(reports)}
     if sent and not _try_store(sent):
         for pk, theirs in sent.items():
             if not _try_store({pk: theirs}):
@@ -191,7 +207,7 @@ def store_reports(sent: Sent) -> None:
     here = {
         m.pk: {
             n
-            for n in (*stored_beyond[m.pk], *(r.seq for r in sent[m.pk][0]))
+            for n in (*stored_beyond[m.pk], *(r.seq for r in sent[m.pk].reports))
             if n > m.high_water_mark
         }
         for m in members
@@ -206,7 +222,7 @@ def store_reports(sent: Sent) -> None:
     attestations: list[tuple[Membership, list[Attestation]]] = []
     readings: list[tuple[Membership, list[tuple[Report, float]]]] = []
     for member in members:
-        reports, attested, received = sent[member.pk]
+        reports, attested, received, member.report_interval = sent[member.pk]
         fresh = {
             r.seq: r
             for r in reports

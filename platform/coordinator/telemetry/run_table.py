@@ -46,6 +46,7 @@ COLUMNS = (
     Cast("machine", TextField()),
     EpochSeconds("last_seen"),
     EpochSeconds("last_report"),
+    "report_interval",
     "latest",
     "machine__revoked",
     "machine__key",
@@ -75,7 +76,7 @@ def machine_rows(run: Run, now: float | None = None) -> list[dict[str, Any]]:
     members = _select_newest(run, live)
     pks = [
         pk
-        for pk, mirror, machine, _, _, latest, *_ in members
+        for pk, mirror, machine, _, _, _, latest, *_ in members
         if mirror or not _is_whole(live.get(machine), latest)
     ]
     stored = _load_figures(pks) if pks else {}
@@ -86,6 +87,7 @@ def machine_rows(run: Run, now: float | None = None) -> list[dict[str, Any]]:
         machine,
         last_seen,
         _,
+        interval,
         latest,
         revoked,
         key,
@@ -107,10 +109,11 @@ def machine_rows(run: Run, now: float | None = None) -> list[dict[str, Any]]:
         if newer and newer["seq"] >= latest:
             row |= newer
             row["last_seen"] = max(last_seen, newer["last_seen"])
+            interval = row.pop("report_interval", 0.0)
             del row["seq"]
             row.pop("links", None)  # for the graph of the swarm alone
         row["alive"] = revoked is None and is_alive(
-            row["last_seen"], row["activity"], run.report_every, now
+            row["last_seen"], row["activity"], max(run.report_every, interval), now
         )
         row["rate"] = row["rate"] if row["alive"] else 0.0
         if row["activity"] != Activity.FETCHING or row["tokens"]:

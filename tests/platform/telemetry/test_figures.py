@@ -1,6 +1,7 @@
 """A new figure of a machine is added in one place, and is then in every shape but the page's."""
 
 import pytest
+from helpers.remote_telemetry import EXCHANGE
 
 from barnraise.protocol.reports import MachineFigures, Report
 from barnraise.training.local_status import LocalStatus
@@ -21,8 +22,8 @@ OTHER_LIVE_FIELDS = {"id", "name", "person", "alive", "last_seen", "agrees"}
 def reported(person, launched_run, numbered_report, plan):
     """Return a run, and the figures that a machine has reported in it."""
     run, machine = launched_run(person())
-    changes = {"plan": plan, "step_seconds": 1.5, "learning_rate": 0.5, "gradient_norm": 2.0}
-    report = numbered_report(1, anchor="c" * 64, **changes)
+    changes = {"plan": plan, "step_seconds": 1.5, "exchange": EXCHANGE, "anchor": "c" * 64}
+    report = numbered_report(1, learning_rate=0.5, gradient_norm=2.0, **changes)
     assert machine.report(run, report).status_code == 200
     return run, report.model_dump(mode="json", include={*MachineFigures.model_fields})
 

@@ -21,7 +21,7 @@ from coordinator.lib.embedded import embedded_servers, valkey_server
 from coordinator.telemetry import report_queue, rollup
 from coordinator.telemetry.history import MAX_POINTS, load_history
 from coordinator.telemetry.models import BUCKET_WIDTHS, LossPoint, ReportReceipt, Rollup
-from coordinator.telemetry.rollup import drain_queue, store_reports
+from coordinator.telemetry.rollup import SentReports, drain_queue, store_reports
 from coordinator.telemetry.run_cards import load_run_cards
 from coordinator.telemetry.tasks import drain_reports
 
@@ -106,7 +106,7 @@ def test_reports_in_any_order_with_duplicates_give_the_same_totals(
         count = rng.randint(1, 5)
         batch = posts[:count]
         posts = posts[count:]
-        store_reports({member.pk: (batch, [], now)})
+        store_reports({member.pk: SentReports(batch, [], now)})
         member.refresh_from_db()
         stored_seqs = set(LossPoint.objects.values_list("seq", flat=True))
         assert all(seq in stored_seqs for seq in range(1, member.high_water_mark + 1))

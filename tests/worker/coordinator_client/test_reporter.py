@@ -254,6 +254,30 @@ def test_old_foreign_or_forged_directive_is_ignored(coordinator, start):
     assert forged.key != coordinator.identity.key
 
 
+def test_interval_of_each_answer_is_obeyed(coordinator, start):
+    coordinator.directive["report_every"] = 3600.0
+    reporter = start()
+    wait_until(lambda: len(coordinator.reports) == 1 and reporter.directive.report_every == 3600)
+    time.sleep(0.6)
+    assert len(coordinator.reports) == 1, "it waits as long as the site asked it to"
+    coordinator.directive["report_every"] = 0.3
+    points = [MeasuredLoss(kind="train", tokens=1, loss=1.0)]
+    reporter.update_figures(report(points=points))  # the first loss is reported at once
+    wait_until(lambda: len(coordinator.reports) >= 4)
+
+
+@pytest.mark.parametrize("nonsense", [0.0, -1.0, 1e9, float("nan"), float("inf"), "soon"])
+def test_interval_out_of_bounds_is_refused_and_the_last_one_stays(coordinator, start, nonsense):
+    reporter = start()
+    wait_until(lambda: coordinator.reports)
+    valid = Directive(**coordinator.directive, issued=time.time() + 60)
+    body = valid.model_copy(update={"report_every": nonsense})
+    coordinator.signed_directive = lambda: coordinator.identity.sign("directive", body)
+    seen = len(coordinator.reports)
+    wait_until(lambda: len(coordinator.reports) > seen + 2)
+    assert reporter.directive.report_every == 0.2
+
+
 def test_stop_delivers_the_last_figures(coordinator, start):
     reporter = start()
     wait_until(lambda: coordinator.reports)

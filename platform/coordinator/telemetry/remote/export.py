@@ -173,6 +173,7 @@ def _build_machine_row(
         age=max(0.0, now - member.last_report.timestamp()),
         latest=member.latest,
         high_water_mark=member.high_water_mark,
+        report_interval=member.report_interval,
         has_final_checkpoint=member.final_checkpoint_at is not None,
         **figures,
     )

@@ -38,6 +38,7 @@ UPDATED_FIELDS = (
     "figures",
     "latest",
     "high_water_mark",
+    "report_interval",
     "final_checkpoint_at",
     "last_report",
     "last_seen",
@@ -215,6 +216,7 @@ def _copy_figures(member: Membership, row: MachineRow, now: datetime) -> None:
     member.update_figures(row.dump_stated() | {"step_seconds": row.step_seconds})
     member.latest = row.latest
     member.high_water_mark = row.high_water_mark
+    member.report_interval = row.report_interval
     member.final_checkpoint_at = (
         (member.final_checkpoint_at or now) if row.has_final_checkpoint else None
     )

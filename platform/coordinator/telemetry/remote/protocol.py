@@ -22,6 +22,7 @@ from barnraise.protocol.types import (
     Seconds,
     UnixTime,
 )
+from coordinator.fleet.models import MAX_INTERVAL_SECONDS
 
 MAX_MACHINE_ROWS, MAX_ROLLUPS, MAX_LOSSES, MAX_EVENTS = 200, 2000, 2000, 200  # of one page
 MAX_WITNESS_ROWS = 100  # of one page, each with two signed documents of at most 62 kB
@@ -76,7 +77,9 @@ class MachineRow(MachineFigures):
     latest: Seq
     high_water_mark: Seq
     has_final_checkpoint: bool
-    # Older mirrors do not send these two figures.
+    # Seconds from that report to the next one, as the mirror answered. Older mirrors do not send
+    # this, nor the two figures below it.
+    report_interval: float = Field(default=0.0, ge=0, le=MAX_INTERVAL_SECONDS)
     peer_bytes_sent: Count = 0
     peer_bytes_received: Count = 0
 

@@ -1,0 +1,122 @@
+"""Reports become rarer while requests wait at the site, and frequent again, without oscillation."""
+
+import heapq
+import random
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from barnraise.protocol.coordinator_messages import Directive
+from barnraise.protocol.signing import open_signed
+from coordinator.api import worker_endpoints
+from coordinator.fleet.models import Membership
+from coordinator.lib.request_delay import RequestDelay
+from coordinator.telemetry.report_pace import (
+    LONGEST_INTERVAL_SECONDS,
+    MAX_STRETCH,
+    ReportPace,
+    next_stretch,
+    stretch_interval,
+)
+from coordinator.telemetry.rollup import drain_queue
+from coordinator.telemetry.run_table import machine_rows
+
+STRETCHES = st.floats(1.0, MAX_STRETCH)
+DELAYS = st.tuples(*[st.floats(0.0, 1e6)] * 2)
+SECONDS = st.floats(0.0, 1e6)
+
+
+@given(stretch=STRETCHES, delays=DELAYS, seconds=SECONDS)
+def test_stretch_is_bounded_and_moves_only_as_both_delays_say(stretch, delays, seconds):
+    after = next_stretch(stretch, delays, seconds)
+    assert 1.0 <= after <= MAX_STRETCH
+    if after > stretch:
+        assert min(delays) > 0.025
+    if after < stretch:
+        assert max(delays) < 0.008
+    assert next_stretch(stretch, (delays[0], 0.0), seconds) <= stretch, "a burst changes nothing"
+
+
+@given(every=st.floats(0.2, 3600.0), stretch=STRETCHES, spread=st.floats(0.0, 1.0))
+def test_interval_is_the_runs_own_or_longer_and_one_that_workers_accept(every, stretch, spread):
+    interval = stretch_interval(every, stretch, spread)
+    assert every <= interval <= max(every, LONGEST_INTERVAL_SECONDS)
+    assert stretch_interval(every, 1.0, spread) == every
+    run = machine = "01890000-0000-7000-8000-000000000001"
+    fields = {"run": run, "machine": machine, "status": "training", "issued": 0.0}
+    assert Directive(**fields, report_every=interval).report_every == interval
+
+
+class Simulation:
+    """A process that serves one report after the other, and workers that obey its answers."""
+
+    def __init__(self, workers: int, service_seconds: float) -> None:
+        chance = random.Random(7)
+        self.now = 0.0
+        self.service_seconds = service_seconds
+        self.free_at = 0.0
+        self.delay = RequestDelay()
+        self.pace = ReportPace(self.delay, lambda: self.now)
+        self.due = [(10.0 * chance.random(), n) for n in range(workers)]
+        heapq.heapify(self.due)
+
+    def run(self, seconds: float) -> tuple[list[float], list[float]]:
+        """Let time pass; return the delays of the reports and the intervals they were answered."""
+        end, delays, intervals = self.now + seconds, [], []
+        while self.due[0][0] < end:
+            arrived, worker = heapq.heappop(self.due)
+            self.now = max(arrived, self.free_at)
+            self.free_at = self.now + self.service_seconds
+            self.delay.record(self.now - arrived)
+            delays.append(self.now - arrived)
+            intervals.append(self.pace.choose_interval(10.0))
+            heapq.heappush(self.due, (self.free_at + intervals[-1], worker))
+        self.now = end
+        return delays, intervals
+
+
+def test_site_without_load_answers_the_runs_own_interval():
+    delays, intervals = Simulation(workers=100, service_seconds=0.01).run(600)
+    assert set(intervals) == {10.0} and max(delays) < 1.0
+
+
+@pytest.mark.parametrize("workers", [1_500, 2_000, 4_000])
+def test_overloaded_site_recovers_and_does_not_oscillate(workers):
+    site = Simulation(workers, service_seconds=0.01)  # 100 reports a second at most
+    site.run(300)
+    means = []
+    for _ in range(20):
+        delays, intervals = site.run(60)
+        assert sorted(delays)[int(0.99 * len(delays))] < 0.25
+        means.append(sum(intervals) / len(intervals))
+    assert min(means) > workers / 100 * 0.9
+    assert all(0.8 < after / before < 1.25 for before, after in pairwise(means)), means
+
+
+def test_intervals_return_after_the_load():
+    site = Simulation(2_000, service_seconds=0.01)
+    site.run(120)
+    site.service_seconds = 0.0001
+    _, intervals = site.run(1_200)
+    assert intervals[-1] == 10.0
+
+
+def test_machine_that_obeys_a_long_interval_is_not_taken_for_gone(
+    person, launched_run, numbered_report, monkeypatch
+):
+    run, machine = launched_run(person())
+    monkeypatch.setattr(worker_endpoints.report_pace, "choose_interval", lambda every: 60.0)
+    reply = machine.report(run, numbered_report(1)).json()
+    signed = worker_endpoints.messages.Signed.model_validate(reply["directive"])
+    assert open_signed(signed, "directive", Directive).report_every == 60.0
+    (row,) = machine_rows(run)
+    seen = row["last_seen"]
+    (row,) = machine_rows(run, seen + 150)
+    assert row["alive"], "two reports may be missed"
+    (row,) = machine_rows(run, seen + 200)
+    assert not row["alive"]
+    drain_queue(wait=True)
+    member = Membership.objects.get(machine=machine.machine)
+    assert member.report_interval == 60.0
