@@ -129,7 +129,7 @@ class Membership(models.Model):
     peer_bytes_received = models.BigIntegerField(default=0)
     exchange: Any = models.JSONField(null=True)  # the last `reports.ExchangeView`
     # The other figures of `reports.MachineFigures`: no query selects or sums them.
-    figures: Any = models.JSONField(default=dict, db_default={})
+    figures: Any = models.JSONField(default=dict)
     # When the machine first reported that it holds the whole final checkpoint.
     final_checkpoint_at = models.DateTimeField(null=True)
     # High-water mark: Postgres holds every report up to this number.

@@ -14,10 +14,10 @@ REPORT = Reports.model_validate_json((GOLDEN / "reports.json").read_text()).repo
 MOVED = ("step", "peers", "vector", "anchor", "plan", "step_seconds")
 
 
-def migrate_fleet(name: str) -> None:
-    """Bring the tables of the app to a migration."""
+def migrate_fleet(name: str = "") -> None:
+    """Bring the tables of the app to a migration; "" for the newest."""
     executor = MigrationExecutor(connection)
-    executor.migrate([("fleet", name)])
+    executor.migrate([("fleet", name)] if name else executor.loader.graph.leaf_nodes("fleet"))
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def first_tables(transactional_db) -> Iterator[None]:
     """Provide the tables of the app's first migration during a test."""
     migrate_fleet("0001_initial")
     yield
-    migrate_fleet("0002_figures")
+    migrate_fleet()
 
 
 @pytest.mark.parametrize("has_reported", [True, False])
@@ -42,7 +42,7 @@ def test_upgrade_to_one_column_of_figures_loses_nothing(
         columns |= {"latest": 5, "high_water_mark": 4, "planned": 7, "changed": 8}
     before = MigrationExecutor(connection).loader.project_state(("fleet", "0001_initial")).apps
     before.get_model("fleet", "Membership").objects.create(**columns)
-    migrate_fleet("0002_figures")
+    migrate_fleet()
     after = Membership.objects.get()
     values = {name: getattr(after, name, None) for name in columns} | after.all_figures
     assert values["version"] == "9"

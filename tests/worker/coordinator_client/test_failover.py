@@ -148,6 +148,14 @@ def reporter(home, client, tmp_path):
     started.stop()
 
 
+def test_interval_is_the_one_that_the_answering_mirror_asks_for(mirrors, reporter):
+    for mirror, seconds in zip(mirrors, (0.3, 0.4, 0.4), strict=True):
+        mirror.directive["report_every"] = seconds
+    wait_until(lambda: reporter.directive.report_every == 0.3)
+    mirrors[0].close()
+    wait_until(lambda: reporter.directive.report_every == 0.4)
+
+
 def test_client_learns_all_mirrors_and_reports_to_the_preferred_one(home, mirrors, reporter):
     wait_until(lambda: mirrors[0].reports)
     stored = MirrorLists.model_validate_json((home.path / MIRROR_LIST_FILE).read_bytes())

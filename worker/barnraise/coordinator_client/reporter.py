@@ -156,7 +156,7 @@ class Reporter:
         self._spool = spool
         self._monitor = monitor
         self._lock = threading.Lock()
-        values = dict(NO_FIGURES) | {"version": __version__}
+        values: dict[str, Any] = dict(NO_FIGURES) | {"version": __version__}
         self._newest = Report(seq=1, at=0.0, addresses=[], **values)
         self._points: deque[MeasuredLoss] = deque(maxlen=QUEUED_POINTS)
         self._verdicts_after = 0  # the mirror's number of the last verdict that is applied here

@@ -20,7 +20,12 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name="membership",
             name="figures",
-            field=models.JSONField(db_default={}, default=dict),
+            field=models.JSONField(default=dict),
+        ),
+        migrations.AddField(
+            model_name="membership",
+            name="report_interval",
+            field=models.FloatField(db_default=0, default=0),
         ),
         migrations.RunSQL(MOVE_FIGURES, migrations.RunSQL.noop),
         *(
