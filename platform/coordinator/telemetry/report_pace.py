@@ -6,6 +6,7 @@ not waited for a while, the intervals shrink, slowly: machines obey only with th
 a quick return would overshoot. Between the two delays nothing changes.
 """
 
+import math
 import random
 import threading
 import time
@@ -51,7 +52,7 @@ def stretch_interval(report_every: float, stretch: float, spread: float = 0.0) -
     """
     longest = max(report_every, LONGEST_INTERVAL_SECONDS)
     interval = min(longest, report_every * stretch)
-    return max(report_every, round(interval * (1 - SPREAD * spread), 1))
+    return max(report_every, math.floor(10 * interval * (1 - SPREAD * spread)) / 10)
 
 
 class ReportPace:
