@@ -83,7 +83,7 @@ def test_machine_that_reports_for_two_runs_in_one_batch_keeps_both_logs(
 def test_page_of_a_silent_machine_says_when_it_last_reported(reported_machine):
     plan = {"predicted_seconds": 2.0, "sentence": "All in RAM."}
     memberships = Membership.objects.filter(machine=reported_machine)
-    memberships.update(plan=plan, step_seconds=8.0)
+    memberships.update(figures={"plan": plan, "step_seconds": 8.0})
     client = Client()
     client.force_login(reported_machine.owner)
     path = f"/machines/{reported_machine.pk}/"

@@ -266,7 +266,7 @@ def test_interval_of_each_answer_is_obeyed(coordinator, start):
     wait_until(lambda: len(coordinator.reports) >= 4)
 
 
-@pytest.mark.parametrize("nonsense", [0.0, -1.0, 1e9, float("nan"), float("inf"), "soon"])
+@pytest.mark.parametrize("nonsense", [0.0, -1.0, 1e9, float("nan"), float("inf")])
 def test_interval_out_of_bounds_is_refused_and_the_last_one_stays(coordinator, start, nonsense):
     reporter = start()
     wait_until(lambda: coordinator.reports)
