@@ -87,7 +87,8 @@ def test_page_of_a_silent_machine_says_when_it_last_reported(reported_machine):
     client = Client()
     client.force_login(reported_machine.owner)
     path = f"/machines/{reported_machine.pk}/"
-    assert "Steps take 4.0 times as long as planned: " in client.get(path).content.decode()
+    page = client.get(path).content.decode()
+    assert "Steps take 4.0 times as long as planned: " in page and "All in RAM." in page
     memberships.update(last_seen=timezone.now() - timedelta(days=3))
     page = client.get(path).content.decode()
     assert "last reported, 3\xa0days ago, its steps took 4.0 times as long as planned." in page
