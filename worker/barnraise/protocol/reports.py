@@ -193,7 +193,7 @@ class MachineFigures(Message):
         These are a plan that is None, with the duration of a step under it, and an exchange that is
         None.
         """
-        unstated = set() if self.plan else {"plan", "step_seconds"}
+        unstated: set[str] = set() if self.plan else {"plan", "step_seconds"}
         if self.exchange is None:
             unstated.add("exchange")
         stated = MachineFigures.model_fields.keys() - unstated
