@@ -1,5 +1,13 @@
 """Which missing update is requested from which peer, and when: alone, and as gossip's part."""
 
+import copy
+import heapq
+import itertools
+import math
+from dataclasses import dataclass, field
+
+import hypothesis.strategies as st
+from helpers.effort import examples
 from helpers.simulated_swarm import (
     Simulation,
     author_of,
@@ -8,11 +16,185 @@ from helpers.simulated_swarm import (
     peer_state,
     update_requests,
 )
+from hypothesis import given, settings
 
 from barnraise.exchange.gossip import gossip as g
 from barnraise.exchange.gossip import requests
 from barnraise.exchange.gossip.gossip import Gossip
-from barnraise.exchange.gossip.requests import ArrivedBytes
+from barnraise.exchange.gossip.requests import ArrivedBytes, RequestScheduler
+
+RESPONSE_SECONDS = requests.RESPONSE_TIMEOUT
+AUTHOR_WINDOW = requests.AUTHOR_WINDOW
+MAX_PER_PEER = requests.MAX_PER_PEER
+PEERS = st.sampled_from("abc")
+AUTHORS = st.sampled_from("xyz")
+
+
+# ---- the scheduler alone
+
+
+@dataclass
+class Source:
+    """A linked peer as the scheduler sees it."""
+
+    key: str
+    eager: bool = True
+    vector: dict[str, int] = field(default_factory=dict)
+    pruned: dict[str, int] = field(default_factory=dict)
+
+
+class RequestingMachine:
+    """A machine that requests updates, and checks each request against what is open already."""
+
+    def __init__(self) -> None:
+        self.scheduler = RequestScheduler(0)
+        self.links = {key: Source(key) for key in "abc"}
+        self.ours: dict[str, int] = {}
+        self.now = 0.0
+        self.open: dict[tuple[str, int], tuple[str, float]] = {}  # → peer, and until when
+
+    def announce(self, key: str, author: str, count: int) -> None:
+        link = self.links[key]
+        link.vector[author] = link.vector.get(author, 0) + count
+        self.scheduler.on_vector(key, link.vector, self.ours)
+
+    def prune(self, key: str, author: str, seq: int) -> None:
+        self.links[key].pruned[author] = min(seq, self.links[key].vector.get(author, 0))
+
+    def send_header(self, key: str, author: str, ahead: int) -> None:
+        seq = self.ours.get(author, 0) + ahead
+        self.scheduler.on_header(key, author, seq, self.now)
+
+    def send_piece(self, key: str, author: str, ahead: int) -> None:
+        seq = self.ours.get(author, 0) + ahead
+        self.scheduler.on_payload_bytes(key, author, seq, self.now, ArrivedBytes(1))
+
+    def fail(self, key: str, author: str, ahead: int) -> None:
+        seq = self.ours.get(author, 0) + ahead
+        if self.scheduler.is_expected(key, author, seq):
+            self.scheduler.on_failed(key, author, seq, self.now)
+            self.open.pop((author, seq), None)
+
+    def store(self, key: str, author: str, count: int) -> None:
+        for _ in range(count):
+            self.ours[author] = seq = self.ours.get(author, 0) + 1
+            self.scheduler.on_stored(author, seq)
+            self.open.pop((author, seq), None)
+
+    def reconnect(self, key: str, author: str, _: int) -> None:
+        self.scheduler.on_disconnected(key)
+        self.open = {update: (peer, at) for update, (peer, at) in self.open.items() if peer != key}
+        self.links[key] = Source(key)
+
+    def wait(self, key: str, author: str, tenths: int) -> None:
+        self.now += tenths / 10
+
+    def look(self) -> list[tuple[str, str, int]]:
+        """Choose requests, and check them."""
+        before = set(self.scheduler.incoming)
+        self.scheduler.expire(self.links, self.ours, self.now)
+        still_incoming = set(self.scheduler.incoming)
+        chosen = self.scheduler.choose_requests(self.links, self.ours, self.now)
+        for key, author, seq in chosen:
+            link, last = self.links[key], self.ours.get(author, 0)
+            assert link.pruned.get(author, 0) < seq <= link.vector.get(author, 0)
+            assert last < seq <= last + AUTHOR_WINDOW
+            assert (author, seq) not in still_incoming, "it is on its way already"
+            _, until = self.open.get((author, seq), ("", 0.0))
+            assert self.now >= until, "requested from two peers at once"
+            self.open[author, seq] = key, self.now + RESPONSE_SECONDS
+        assert len({(author, seq) for _, author, seq in chosen}) == len(chosen)
+        for _, group in itertools.groupby(chosen, lambda request: request[1]):
+            seqs = [seq for _, _, seq in group]
+            assert seqs == sorted(seqs)
+        for key in self.links:
+            load = [update for update, on in self.scheduler.incoming.items() if on.source == key]
+            grown = [update for update in load if update not in before]
+            assert not grown or len(load) <= MAX_PER_PEER
+        return chosen
+
+    @property
+    def wakeup(self) -> float:
+        deadlines = [incoming.deadline for incoming in self.scheduler.incoming.values()]
+        return min([self.scheduler.wake_at, *deadlines])
+
+
+EVENTS = [
+    RequestingMachine.announce,
+    RequestingMachine.prune,
+    RequestingMachine.send_header,
+    RequestingMachine.send_piece,
+    RequestingMachine.fail,
+    RequestingMachine.store,
+    RequestingMachine.reconnect,
+    RequestingMachine.wait,
+    RequestingMachine.wait,
+]
+STEPS = st.lists(
+    st.tuples(st.sampled_from(EVENTS), PEERS, AUTHORS, st.integers(1, 90)), max_size=60
+)
+
+
+@settings(max_examples=examples(150, 2000), deadline=None)
+@given(STEPS)
+def test_requests_are_open_once_bounded_and_of_peers_that_have_them(steps):
+    machine = RequestingMachine()
+    for event, key, author, number in steps:
+        event(machine, key, author, number)
+        machine.look()
+        assert machine.look() == [], "nothing has happened since"
+
+
+@settings(max_examples=examples(150, 2000), deadline=None)
+@given(STEPS, st.floats(0.0, 0.999))
+def test_nothing_is_due_before_the_scheduler_wants_to_wake(steps, fraction):
+    machine = RequestingMachine()
+    for event, key, author, number in steps:
+        event(machine, key, author, number)
+        machine.look()
+        early = copy.deepcopy(machine)
+        early.now += fraction * min(early.wakeup - early.now, 100.0)
+        assert early.look() == [], "due before the time at which the scheduler wants to wake"
+
+
+@settings(max_examples=examples(100, 1000), deadline=None)
+@given(
+    st.dictionaries(AUTHORS, st.integers(1, 150), min_size=1),
+    st.lists(st.integers(0, 160), max_size=4),
+    st.lists(st.floats(0.01, 4.0), min_size=1, max_size=3),
+)
+def test_every_missing_update_comes_in_the_end_despite_silent_peers(totals, liars, delays):
+    """Let liars claim updates and send nothing; one honest peer has all, others only some."""
+    machine = RequestingMachine()
+    machine.links = {f"liar{n}": Source(f"liar{n}") for n in range(len(liars))}
+    for number, claimed in enumerate(liars):
+        for author in totals:
+            machine.announce(f"liar{number}", author, claimed)
+    for number, _ in enumerate(delays):
+        machine.links[f"honest{number}"] = Source(f"honest{number}")
+        for author, total in totals.items():
+            machine.announce(f"honest{number}", author, total // (number + 1))
+    deliveries: list[tuple[float, str, int, str]] = []
+    ends = {(author, total + 1) for author, total in totals.items()}
+    missing = {(author, seq) for author, total in totals.items() for seq in range(1, total + 1)}
+    while missing and machine.now < 3600:
+        for key, author, seq in machine.look():
+            if key.startswith("honest"):
+                at = machine.now + delays[int(key[6:])]
+                heapq.heappush(deliveries, (at, author, seq, key))
+        machine.now = min([machine.wakeup, *(at for at, *_ in deliveries[:1])])
+        assert machine.now < math.inf, f"nothing will be requested any longer: {missing}"
+        while deliveries and deliveries[0][0] <= machine.now:
+            _, author, seq, key = heapq.heappop(deliveries)
+            machine.send_header(key, author, seq - machine.ours.get(author, 0))
+            machine.scheduler.on_buffered(author, seq)
+            missing.discard((author, seq))
+            while (author, machine.ours.get(author, 0) + 1) not in missing | ends:
+                machine.store(key, author, 1)
+    assert not missing
+
+
+# ---- as a part of gossip
 
 
 def test_requests_stalled_update_is_requested_from_another_peer():
