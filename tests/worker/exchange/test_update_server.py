@@ -89,3 +89,18 @@ def test_machines_link_again_after_three_hours_of_sleep(world, monkeypatch):
     ada.publish_round(1)
     world.wait_for_agreement(ada, ben, seconds=60)
     assert ben.ledger.vector() == ada.ledger.vector() != {}
+
+
+def test_ticket_of_a_peer_is_found_while_linked_and_by_its_updates(world):
+    a, b, c = (world.machine(n).start() for n in (1, 2, 3))
+    for machine in (b, c):
+        machine.add_peers(a)
+    b.publish_round(1)
+    world.wait_for_agreement(a, b, c)
+    server = a.exchange.server
+    for machine in (b, c):
+        assert server.find_ticket(machine.identity.key) == machine.ticket
+        machine.exchange.stop()
+    wait_until(lambda: not a.exchange.stats.peers)
+    assert server.find_ticket(b.identity.key) == b.ticket
+    assert server.find_ticket(c.identity.key) is None, "it has published nothing"

@@ -171,3 +171,18 @@ async def test_peer_behind_a_relay_that_does_not_answer_is_given_up() -> None:
             await transport.connect(Peer(key="a" * 64, addresses=[RELAYS[0]]))
     finally:
         await transport.close()
+
+
+async def test_probe_of_a_stranger_is_answered_counted_and_opens_no_channel() -> None:
+    a, b = await start_transports("iroh")
+    try:
+        assert await a.probe(Peer(key=b.key, addresses=b.addresses()))
+        assert b.probes_received == 1 and a.probes_received == 0
+        # At this address another key listens than the one that is probed.
+        async with asyncio.timeout(SECONDS):
+            assert not await a.probe(Peer(key=IDENTITIES[2].key, addresses=b.addresses()))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(b.accept(), 0.1)
+    finally:
+        await a.close()
+        await b.close()
