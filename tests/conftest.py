@@ -36,6 +36,7 @@ INTEGRATION_MODULES = {
     "test_embedded_servers",
     "test_faults",
     "test_gpu_first",
+    "test_iroh_transport",
     "test_memory_model",
     "test_permissions",
     "test_queries",

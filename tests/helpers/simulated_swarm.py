@@ -55,6 +55,10 @@ def connected_gossip(number: int, *others: int) -> Gossip:
     return me
 
 
+def update_requests(actions: list[g.Action]) -> list[g.RequestUpdates]:
+    return [action for action in actions if isinstance(action, g.RequestUpdates)]
+
+
 class Simulation:
     """A swarm in simulated time.
 

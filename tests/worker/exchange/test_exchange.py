@@ -104,33 +104,6 @@ def test_weight_of_new_peers_is_equal_at_least_and_one_alone(world):
     wait_until(lambda: a.exchange.compute_weight(100.0) == 1.0)
 
 
-def test_announcing_what_can_wait_does_not_wake_the_server(world, monkeypatch):
-    """A worker announces its values twice a second; the next State sends them."""
-    exchange = world.machine(1).start().exchange
-    gossip = exchange.server.gossip
-    calls: list[tuple] = []
-    exchange.announce_rate(100.0)
-    wait_until(lambda: gossip.rate == 100.0)
-    monkeypatch.setattr(exchange.thread, "call", lambda call, *values: calls.append(values))
-    exchange.announce_rate(103.0)
-    exchange.report_anchor_digest("a vector", "an anchor")
-    assert not calls and gossip.rate == 103.0
-    exchange.announce_rate(150.0)
-    assert calls == [(150.0, False)]
-    monkeypatch.undo()  # the fixture stops the exchange
-
-
-def test_reported_anchor_digest_is_in_the_next_state(world):
-    a, b = (world.machine(n).start() for n in (1, 2))
-    b.add_peers(a)
-    wait_until(lambda: len(a.exchange.server.gossip.links) == 1)
-    for machine in (a, b):
-        machine.exchange.report_anchor_digest("a" * 64, "b" * 64)
-    for machine in (a, b):
-        links = machine.exchange.server.gossip.links
-        wait_until(lambda links=links: [link.anchor_agrees for link in links.values()] == [True])
-
-
 def test_update_in_flight_is_predicted_for_its_fragments_until_it_arrives(world):
     a, b = (world.machine(n).start() for n in (1, 2))
     b.add_peers(a)
@@ -224,19 +197,6 @@ def test_unproven_claim_of_own_updates_keeps_the_incarnation(world):
     assert a.exchange.author.endswith(a.incarnation)
 
 
-def test_more_authors_than_a_state_holds_keep_the_server_alive(world):
-    a, b = (world.machine(n).start() for n in (1, 2))
-    authors = {f"{number:064x}.{'0' * 16}": 1 for number in range(2100)}
-    a.exchange.thread.call(a.exchange.server.gossip.vector.update, authors)
-    b.add_peers(a)
-    # The invented authors cannot answer probes, so the real one is to be pushed.
-    links = a.exchange.server.gossip.links
-    wait_until(lambda: [link for link in links.values() if link.has_state])
-    a.publish_round(1)
-    wait_until(lambda: a.exchange.author in b.ledger.vector())
-    assert a.exchange.thread.is_alive() and b.exchange.thread.is_alive()
-
-
 def test_server_failure_while_running_does_not_stop_training(world, monkeypatch):
     a = world.machine(1).start()
 
@@ -274,20 +234,6 @@ def test_start_without_a_listening_transport_raises_at_once(world):
     with pytest.raises(OSError, match="on this network already"):
         same_key.start()
     assert a.exchange.stats.peers == 0
-
-
-def test_peer_that_does_not_read_delays_no_other_peer(world):
-    a, b = (world.machine(n).start() for n in (1, 2))
-    big = a.ledger.blobs.store(bytes(40_000_000))
-    with connect_raw_peer(world, a, reads=False) as send:
-        for _ in range(3):
-            send(messages.BlobRequest(digest=big))
-        b.add_peers(a)
-        wait_until(lambda: a.exchange.stats.peers == 2)
-        with within(30):
-            for seed in range(5):
-                a.publish_round(seed)
-            world.wait_for_agreement(a, b)
 
 
 def test_start_with_an_anchor_before_the_ledgers_base_is_refused(world):

@@ -1,10 +1,8 @@
-"""Tests of the ledger, the blob store and the validation of updates."""
+"""Tests of the ledger and the validation of updates."""
 
 import contextlib
-import errno
 import os
 import sqlite3
-import stat
 import tempfile
 import threading
 from pathlib import Path
@@ -12,14 +10,12 @@ from pathlib import Path
 import hypothesis.strategies as st
 import pytest
 import torch
-from blake3 import blake3
 from helpers.effort import examples
 from hypothesis import given, settings
 
 from barnraise.errors import MessageError, StateError
 from barnraise.exchange.updates.update_sender import requested_seqs
 from barnraise.ledger.anchor import compute_sketch
-from barnraise.ledger.blob_store import EMPTY_DIGEST, AppendResult, BlobStore
 from barnraise.ledger.codec import encode
 from barnraise.ledger.ledger import GENESIS_DIGEST, Ledger, LedgerHead, Outcome
 from barnraise.ledger.validation import (
@@ -309,101 +305,6 @@ def test_ledger_flipped_bit_in_file_raises_or_changes_nothing_signed(data):
         ledger.close()
 
 
-# ---- blobs
-
-
-def test_append_piece_blob_appears_once_complete_and_verified(tmp_path):
-    blobs, data = BlobStore(tmp_path), bytes(range(256)) * 10
-    name = blake3(data).hexdigest()
-    assert blobs.append_piece(name, 0, data[:1000], len(data)) is AppendResult.INCOMPLETE
-    assert not blobs.has(name) and blobs.partial_size(name) == 1000 and blobs.size(name) is None
-    assert blobs.append_piece(name, 1500, data[1500:], len(data)) is AppendResult.INCOMPLETE, (
-        "the piece does not continue the stored ones"
-    )
-    blobs = BlobStore(tmp_path)  # a restart
-    assert blobs.partial_size(name) == 1000
-    assert blobs.append_piece(name, 0, data[:1400], len(data)) is AppendResult.INCOMPLETE, (
-        "a piece may overlap the stored ones"
-    )
-    assert blobs.partial_size(name) == 1400
-    assert blobs.append_piece(name, 1400, data[1400:], len(data)) is AppendResult.COMPLETE
-    assert blobs.read(name) == data and blobs.read(name, 100, 5) == data[100:105]
-    assert blobs.append_piece(name, 0, b"late", len(data)) is AppendResult.COMPLETE
-    assert blobs.store(data) == name and blobs.partial_size(name) == 0
-
-
-def test_append_piece_with_wrong_digest_is_discarded(tmp_path):
-    blobs = BlobStore(tmp_path)
-    assert blobs.append_piece("a" * 64, 0, b"wrong", 5) is AppendResult.CORRUPT
-    assert blobs.append_piece("a" * 64, 0, b"far too long", 5) is AppendResult.CORRUPT
-    assert blobs.append_piece("a" * 64, 0, b"wr", 5) is AppendResult.INCOMPLETE
-    assert blobs.append_piece("a" * 64, 2, b"ong", 5) is AppendResult.CORRUPT
-    assert not blobs.has("a" * 64) and blobs.partial_size("a" * 64) == 0
-
-
-DATA = bytes(range(256)) * 4
-NAME = blake3(DATA).hexdigest()
-
-
-def append_in_two_pieces(blobs: BlobStore) -> None:
-    blobs.append_piece(NAME, 0, DATA[:400], len(DATA))
-    blobs.append_piece(NAME, 400, DATA[400:], len(DATA))
-
-
-@pytest.mark.parametrize(
-    "store",
-    [
-        lambda blobs: blobs.store(DATA),
-        lambda blobs: blobs.append_piece(NAME, 0, DATA, len(DATA)),
-        append_in_two_pieces,
-    ],
-    ids=["whole", "in one piece", "in two pieces"],
-)
-def test_blob_is_fsynced_before_it_has_its_name(tmp_path, monkeypatch, store):
-    blobs, events = BlobStore(tmp_path), []
-    fsync, replace = os.fsync, Path.replace
-
-    def recorded_fsync(fd: int) -> None:
-        status = os.fstat(fd)
-        events.append("folder" if stat.S_ISDIR(status.st_mode) else status.st_size)
-        fsync(fd)
-
-    def recorded_replace(source: Path, target: Path) -> Path:
-        events.append("name")
-        return replace(source, target)
-
-    monkeypatch.setattr(os, "fsync", recorded_fsync)
-    monkeypatch.setattr(Path, "replace", recorded_replace)
-    store(blobs)
-    assert events == ["folder", len(DATA), "name", "folder"] and blobs.read(NAME) == DATA
-
-
-def test_blob_store_full_disk_leaves_nothing_of_a_blob(tmp_path, monkeypatch):
-    blobs = BlobStore(tmp_path)
-
-    def fail_for_files(fd: int) -> None:
-        if stat.S_ISREG(os.fstat(fd).st_mode):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", fail_for_files)
-        with pytest.raises(OSError, match="No space left"):
-            blobs.store(DATA)
-        with pytest.raises(OSError, match="No space left"):
-            blobs.append_piece(NAME, 0, DATA, len(DATA))
-    assert not blobs.has(NAME) and not [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert blobs.store(DATA) == NAME
-
-
-def test_blob_store_removes_leftovers_and_fresh_folder_starts_empty(tmp_path):
-    blobs = BlobStore(tmp_path)
-    name = blobs.store(b"stored")
-    leftover = blobs.path(name).with_name("x.new")
-    leftover.write_bytes(b"half")
-    assert BlobStore(tmp_path).has(name) and not leftover.exists()
-    assert not BlobStore(tmp_path, fresh=True).has(name)
-
-
 # ---- validation
 
 
@@ -496,15 +397,6 @@ def test_validate_header_empty_parts_have_exactly_one_encoding():
             validate_header(altered(valid_update(), fragments=parts)[0], ticket(), RULES)
 
 
-def test_empty_blob_always_exists_without_a_file(tmp_path):
-    blobs = BlobStore(tmp_path)
-    assert blobs.store(b"") == EMPTY_DIGEST and blobs.has(EMPTY_DIGEST)
-    assert (blobs.size(EMPTY_DIGEST), blobs.read(EMPTY_DIGEST)) == (0, b"")
-    assert blobs.read_verified(EMPTY_DIGEST) == b"" and not list(tmp_path.rglob("*"))
-    blobs.delete(EMPTY_DIGEST)
-    assert blobs.remove_unless_pinned(EMPTY_DIGEST) and blobs.has(EMPTY_DIGEST)
-
-
 def test_decode_payload_refuses_wrong_checksum():
     payload, units = encode(torch.arange(100, dtype=torch.int32))
     part = messages.FragmentUpdate(
@@ -515,16 +407,6 @@ def test_decode_payload_refuses_wrong_checksum():
         decode_payload(payload, part.model_copy(update={"sketch": "f" * 16}), 100)
     with pytest.raises(MessageError, match="bytes"):
         decode_payload(payload, part.model_copy(update={"size": 5}), 100)
-
-
-def test_partial_blobs_are_removed_after_their_maximum_age(tmp_path):
-    blobs = BlobStore(tmp_path)
-    fresh, old = (blake3(data).hexdigest() for data in (b"fresh", b"old"))
-    for name in (fresh, old):
-        assert blobs.append_piece(name, 0, b"x", 10) is AppendResult.INCOMPLETE
-    os.utime(tmp_path / old[:2] / f"{old}.part", (1, 1))
-    again = BlobStore(tmp_path)
-    assert (again.partial_size(fresh), again.partial_size(old)) == (1, 0)
 
 
 def test_can_continue_from_anchor_within_the_ledger_only(tmp_path):

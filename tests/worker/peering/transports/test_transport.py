@@ -1,47 +1,15 @@
 """Channels of frames: over iroh on this machine, and the test double in memory."""
 
 import asyncio
-import contextlib
 import time
 
-import iroh
 import pytest
 from helpers.memory_transport import SEND_WINDOW, MemoryNetwork
-from helpers.stream_pieces import split_stream
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from helpers.transport_pairs import IDENTITIES, open_channel, start_transports
 
-from barnraise.errors import MessageError
-from barnraise.peering.transports.framing import pack, unpack
-from barnraise.peering.transports.iroh_transport import ALPN, IrohTransport
+from barnraise.peering.transports.iroh_transport import IrohTransport
 from barnraise.peering.transports.transport import LEAVING, ChannelClosedError
-from barnraise.protocol import messages
 from barnraise.protocol.messages import MAX_FRAME_BYTES, Peer
-from barnraise.protocol.signing import Identity
-
-IDENTITIES = [Identity(bytes([number]) * 32) for number in (1, 2, 3)]
-
-
-async def start_transports(kind: str, count: int = 2, **network):
-    if kind == "iroh":
-        transports = [
-            IrohTransport(identity.secret, "127.0.0.1") for identity in IDENTITIES[:count]
-        ]
-    else:
-        memory = MemoryNetwork(**network)
-        transports = [memory.transport(identity.key) for identity in IDENTITIES[:count]]
-    for transport in transports:
-        await transport.start()
-    return transports
-
-
-async def open_channel(one, other):
-    """Return both ends of a channel, with one frame sent: before that QUIC opens no stream."""
-    dialled = await one.connect(Peer(key=other.key, addresses=other.addresses()))
-    await dialled.send(b"hello")
-    accepted = await asyncio.wait_for(other.accept(), 10)
-    assert await accepted.receive() == b"hello"
-    return dialled, accepted
 
 
 @pytest.mark.parametrize("kind", ["iroh", "memory"])
@@ -147,102 +115,6 @@ async def test_connect_to_an_absent_peer_raises_channel_closed():
         await a.close()
 
 
-async def test_too_long_frame_is_refused_before_it_is_read():
-    a, b = await start_transports("iroh")
-    try:
-        dialled, accepted = await open_channel(a, b)
-        await dialled.send_stream.write_all((MAX_FRAME_BYTES + 1).to_bytes(4, "big"))
-        with pytest.raises(ChannelClosedError, match=str(MAX_FRAME_BYTES + 1)):
-            await asyncio.wait_for(accepted.receive(), 10)
-        with pytest.raises(ChannelClosedError, match="at most"):
-            await asyncio.wait_for(dialled.receive(), 10)
-    finally:
-        await a.close()
-        await b.close()
-
-
-@settings(max_examples=20, deadline=None)
-@given(
-    st.lists(st.integers(0, 30_000), max_size=12),
-    st.lists(st.integers(1, 20_000), min_size=1, max_size=8),
-)
-def test_frames_arrive_whole_however_the_stream_is_split(sizes, piece_sizes):
-    frames = [bytes([n + 1]) * size for n, size in enumerate(sizes)]
-
-    async def send_in_pieces():
-        a, b = await start_transports("iroh")
-        try:
-            dialled, accepted = await open_channel(a, b)
-            stream = b"".join(len(frame).to_bytes(4, "big") + frame for frame in frames)
-            for piece in split_stream(stream, piece_sizes):
-                await dialled.send_stream.write_all(piece)
-            assert [await asyncio.wait_for(accepted.receive(), 10) for _ in frames] == frames
-            assert accepted.bytes_received == len(stream) + len(b"hello") + 4
-        finally:
-            await a.close()
-            await b.close()
-
-    asyncio.run(send_in_pieces())
-
-
-async def test_stream_that_ends_within_a_frame_raises_channel_closed():
-    a, b = await start_transports("iroh")
-    try:
-        dialled, accepted = await open_channel(a, b)
-        await dialled.send_stream.write_all((10).to_bytes(4, "big") + b"half")
-        await dialled.send_stream.finish()
-        with pytest.raises(ChannelClosedError, match="ended the channel"):
-            await asyncio.wait_for(accepted.receive(), 10)
-    finally:
-        await a.close()
-        await b.close()
-
-
-async def bind_endpoint() -> iroh.Endpoint:
-    builder = iroh.EndpointBuilder()
-    builder.apply_minimal()
-    builder.relay_mode(iroh.RelayMode.disabled())
-    builder.bind_addr("127.0.0.1:0")
-    return await builder.bind()
-
-
-async def test_flood_of_bare_connections_is_bounded_and_keeps_nobody_out():
-    """One address opens connections without a stream; another machine connects meanwhile."""
-    a, b = await start_transports("iroh", 2)
-    endpoint = await bind_endpoint()
-    address = iroh.EndpointAddr(iroh.EndpointId.from_string(a.key), None, a.addresses()[:1])
-    opened, largest = [], 0
-
-    async def open_bare():
-        with contextlib.suppress(iroh.IrohError):
-            opened.append(await endpoint.connect(address, ALPN))
-
-    flood = [asyncio.create_task(open_bare()) for _ in range(200)]
-    try:
-        for _ in range(10):
-            await asyncio.sleep(0.05)
-            largest = max(largest, a.pending_connections)
-        await open_channel(b, a)
-        assert largest <= 4, "connections of one address that are being established"
-        assert len(opened) <= 20, "connections of one address that were accepted"
-    finally:
-        for task in flood:
-            task.cancel()
-        await asyncio.gather(*flood, return_exceptions=True)
-        for listening in (a, b, endpoint):
-            await listening.close()
-
-
-async def test_start_on_a_used_port_raises_os_error():
-    (a,) = await start_transports("iroh", 1)
-    port = int(next(at for at in a.addresses() if at.startswith("127.")).rpartition(":")[2])
-    try:
-        with pytest.raises(OSError, match="cannot listen on"):
-            await IrohTransport(IDENTITIES[1].secret, "127.0.0.1", port).start()
-    finally:
-        await a.close()
-
-
 async def test_memory_channel_obeys_bandwidth_and_keeps_the_order():
     a, b = await start_transports("memory", bandwidth=1e6, delay=0.05, loss=0.3, seed=4)
     dialled, accepted = await open_channel(a, b)
@@ -283,34 +155,3 @@ async def test_partition_closes_channels_and_refuses_dials_until_healed():
     assert await remaining_end.receive() == b"still here"
     a.network.heal()
     await open_channel(a, b)
-
-
-# ---- frames
-
-
-@given(st.binary(max_size=300))
-def test_unpack_of_garbage_raises_message_error(data):
-    with pytest.raises(MessageError):
-        unpack(data)
-
-
-def test_unpack_returns_the_packed_message_and_payload():
-    part = messages.BlobPart(digest="a" * 64, offset=7, total=30)
-    message, payload = unpack(pack(part, b"payload"))
-    assert message == part and bytes(payload) == b"payload"
-
-
-@pytest.mark.parametrize(
-    "frame",
-    [
-        (1 << 30).to_bytes(4, "big") + b"{}",
-        (10).to_bytes(4, "big") + b"{}",
-        (2).to_bytes(4, "big") + b"{}",
-        (16).to_bytes(4, "big") + b'{"type":"spell"}',
-        b"\0" * (MAX_FRAME_BYTES + 1),
-        pack(messages.Goodbye(reason="x")) + b"an unexpected payload",
-    ],
-)
-def test_unpack_of_an_inconsistent_frame_raises_message_error(frame):
-    with pytest.raises(MessageError):
-        unpack(frame)

@@ -100,19 +100,22 @@ class UpdateSender:
         return self._ledger.blobs, self._snapshots.blobs
 
     def _read_blob(self, stores: Sequence[BlobStore], digest: str, offset: int) -> OutgoingMessages:
-        """Yield the pieces of a blob. An empty blob is one empty piece."""
+        """Yield the pieces of a blob, an empty one if nothing is left after `offset`.
+
+        A peer that crashed before it verified the last bytes has all of them, and needs a piece.
+        """
         for blobs in stores:
             total = blobs.size(digest)
             if total is None:
                 continue
-            while offset < total or total == 0:
+            while offset <= total:
                 try:
                     data = blobs.read(digest, offset, self._uplink.piece_bytes)
                 except FileNotFoundError:  # a snapshot's blob that was deleted meanwhile
                     return
                 yield BlobPart(digest=digest, offset=offset, total=total), data
                 offset += len(data)
-                if not data:
+                if offset == total or not data:
                     return
             return
 
