@@ -6,7 +6,14 @@ import time
 
 import hypothesis.strategies as st
 import pytest
-from helpers.simulated_swarm import Simulation, author_of, connected_gossip, key_of, peer_state
+from helpers.simulated_swarm import (
+    Simulation,
+    author_of,
+    connected_gossip,
+    key_of,
+    peer_state,
+    update_requests,
+)
 from hypothesis import given, settings
 
 from barnraise.exchange.gossip import authors, requests
