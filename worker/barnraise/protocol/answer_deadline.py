@@ -19,13 +19,9 @@ _CONNECTED = ("connect_tcp.complete", "start_tls.complete")
 
 @dataclass
 class LimitedRequest:
-    """A request that has a deadline.
+    """A request that has a deadline."""
 
-    Attributes:
-        has_timed_out: Whether it took longer and was ended.
-    """
-
-    has_timed_out: bool = False
+    has_timed_out: bool = False  # whether it took longer and was ended
 
 
 class AnswerDeadline:
