@@ -117,24 +117,18 @@ class FragmentStorage(Protocol):
 
 @dataclass(frozen=True)
 class Retraction:
-    """An update that must not be in the sum.
-
-    Attributes:
-        update: The update.
-        multiplier: How its integers are added: -1 to subtract them, 0 if they are not in the sum, 1
-            to add a single update again that no verdict retracts any longer.
-        single: Whether its author's later updates count. If not, it is its author's last update in
-            the anchor.
-        previous: Its author's update before it, which becomes the last, unless `single`; None if
-            there is none.
-        tokens: The tokens that the verdict states for a single update.
-    """
+    """An update that must not be in the sum."""
 
     update: Update
+    # How its integers are added: -1 to subtract them, 0 if they are not in the sum, 1 to add a
+    # single update again that no verdict retracts any longer.
     multiplier: int
+    # Whether its author's later updates count. If not, it is its author's last update in the
+    # anchor.
     single: bool
+    # Its author's update before it, which becomes the last, unless `single`; None if there is none.
     previous: Update | None = None
-    tokens: int = 0
+    tokens: int = 0  # the tokens that the verdict states for a single update
 
 
 class Anchor:
@@ -423,17 +417,11 @@ def _mix_int(x: int) -> int:
 
 @dataclass(frozen=True)
 class TokenClaim:
-    """What one author, which is one incarnation of a key, states.
+    """What one author, which is one incarnation of a key, states."""
 
-    Attributes:
-        started_ms: When it began to train, in milliseconds since 1970.
-        time_ms: When it signed its last update.
-        tokens: The tokens of its updates that count.
-    """
-
-    started_ms: int
-    time_ms: int
-    tokens: int
+    started_ms: int  # when it began to train, in milliseconds since 1970
+    time_ms: int  # when it signed its last update
+    tokens: int  # the tokens of its updates that count
 
 
 def count_tokens(claims: Mapping[str, TokenClaim]) -> int:

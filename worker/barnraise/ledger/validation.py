@@ -30,19 +30,12 @@ EMPTY_PART = FragmentUpdate(digest=EMPTY_DIGEST, size=0, sketch="0" * 16)
 
 @dataclass(frozen=True)
 class UpdateRules:
-    """What decides in a run whether updates and verdicts count.
+    """What decides in a run whether updates and verdicts count."""
 
-    Attributes:
-        mirrors: The run, and the mirrors whose tickets count in it.
-        sizes: The elements of each fragment.
-        max_tokens: The tokens that one update may state.
-        owner: Key of the run's owner, who may sign verdicts alone.
-    """
-
-    mirrors: RunMirrors
-    sizes: tuple[int, ...]
-    max_tokens: int
-    owner: str = ""
+    mirrors: RunMirrors  # the run, and the mirrors whose tickets count in it
+    sizes: tuple[int, ...]  # the elements of each fragment
+    max_tokens: int  # the tokens that one update may state
+    owner: str = ""  # key of the run's owner, who may sign verdicts alone
 
     @classmethod
     def from_spec(cls, spec: RunSpec, run: str, mirrors: frozenset[str]) -> "UpdateRules":

@@ -29,19 +29,16 @@ Kept = Mapping[str, int]  # author → its last update that stays; none of the o
 
 @dataclass(frozen=True)
 class VerdictSet:
-    """Verdicts and forks, and what follows from them.
+    """Verdicts and forks, and what follows from them."""
 
-    Attributes:
-        rulings: The signed verdicts by the digest of their text.
-        forks: Author → the sequence number that it signed twice, and the proof.
-        parsed: The texts of `rulings`, by the same digest.
-        volunteers: Author → the volunteer that its updates name, as far as authors are known. A
-            ledger shares its own table, which grows.
-    """
-
+    # The signed verdicts by the digest of their text.
     rulings: Mapping[str, SignedVerdict] = field(default_factory=dict[str, SignedVerdict])
+    # Author → the sequence number that it signed twice, and the proof.
     forks: Mapping[str, tuple[int, Fork]] = field(default_factory=dict[str, tuple[int, Fork]])
+    # The texts of `rulings`, by the same digest.
     parsed: Mapping[str, Verdict] = field(default_factory=dict[str, Verdict], compare=False)
+    # Author → the volunteer that its updates name, as far as authors are known. A ledger shares its
+    # own table, which grows.
     volunteers: Mapping[str, str] = field(default_factory=dict[str, str], compare=False)
 
     @classmethod
