@@ -74,32 +74,21 @@ def _create_incarnation() -> str:
 
 @dataclass(frozen=True)
 class ExchangeConfig:
-    """Who takes part in which run.
-
-    Attributes:
-        spec: The run's spec.
-        run: The run's id.
-        identity: This machine's key.
-        incarnation: The incarnation of its state directory.
-        ticket: Its ticket.
-        mirrors: Keys of the run's mirrors.
-        clock: Returns seconds since 1970, by the coordinators' clock.
-        reincarnate: Creates a new incarnation of the state directory and stores it durably; called
-            when a peer proves that updates of ours were lost here, or a verdict ended the old one.
-        announced: host:port pairs that this machine's owner announces; a host may be a name.
-        port_mapping: Whether the router may be asked to forward the port.
-    """
+    """Who takes part in which run."""
 
     spec: RunSpec
     run: str
     identity: Identity
-    incarnation: str
+    incarnation: str  # the incarnation of its state directory
     ticket: Signed
-    mirrors: frozenset[str]
-    clock: Callable[[], float] = time.time
+    mirrors: frozenset[str]  # keys of the run's mirrors
+    clock: Callable[[], float] = time.time  # returns seconds since 1970, by the coordinators' clock
+    # Creates a new incarnation of the state directory and stores it durably; called when a peer
+    # proves that updates of ours were lost here, or a verdict ended the old one.
     reincarnate: Callable[[], str] = _create_incarnation
+    # Host:port pairs that this machine's owner announces; a host may be a name.
     announced: tuple[str, ...] = ()
-    port_mapping: bool = False
+    port_mapping: bool = False  # whether the router may be asked to forward the port
 
 
 class Exchange:

@@ -97,60 +97,41 @@ class LinkState:
 
     All times are in seconds. A `vector` maps authors to the sequence number of their last update,
     and `pruned` to the one up to which their payloads have been removed.
-
-    Attributes:
-        key: The peer's key.
-        connected_at: When the link was established.
-        volunteer: Digest of its volunteer, from its ticket; its key if that is unknown.
-        meeting: How it came about: whose machine it is, who dialled and from where.
-        last_received_at: When its last message arrived.
-        next_full_state_at: When it is sent our next full State.
-        next_state_at: When it is sent our next State at the latest.
-        last_state_at: When it was sent our last State.
-        next_peers_at: When it is sent our next message about other peers.
-        has_news: Whether something worth a State has changed since the last one.
-        changed_authors: Authors whose changes it has not been sent (an ordered set).
-        to_decline: Author → sequence number up to which the next State declines pushes.
-        eager: Whether new updates are pushed to it, not only announced.
-        lazy_keys: Machines whose updates are only announced to it, as they reach it over other
-            links (an ordered set).
-        leaving_since: When one side said goodbye; None if neither did.
-        vector: What it has, of authors that are known here.
-        pruned: What it has no payloads of.
-        declined: Author → sequence number up to which it has declined pushes.
-        rate: Tokens per second at which it trains.
-        anchor_vector: Digest of the vector of its anchor.
-        anchor_digest: Digest of its anchor at that vector.
-        anchor_agrees: Whether its anchor equals ours, when both were last at one vector; None if
-            they never were.
-        complete: Whether it will publish no further updates.
-        has_state: Whether its first State has arrived.
     """
 
-    key: str
+    key: str  # the peer's key
     connected_at: float
-    last_received_at: float
-    next_full_state_at: float
-    volunteer: str = ""
-    next_state_at: float = 0.0
-    last_state_at: float = -math.inf
-    next_peers_at: float = 0.0
-    has_news: bool = True
+    last_received_at: float  # when its last message arrived
+    next_full_state_at: float  # when it is sent our next full State
+    volunteer: str = ""  # digest of its volunteer, from its ticket; its key if that is unknown
+    next_state_at: float = 0.0  # when it is sent our next State at the latest
+    last_state_at: float = -math.inf  # when it was sent our last State
+    next_peers_at: float = 0.0  # when it is sent our next message about other peers
+    has_news: bool = True  # whether something worth a State has changed since the last one
+    # Authors whose changes it has not been sent (an ordered set).
     changed_authors: dict[str, None] = field(default_factory=dict[str, None])
+    # Author → sequence number up to which the next State declines pushes.
     to_decline: dict[str, int] = field(default_factory=dict[str, int])
+    # How it came about: whose machine it is, who dialled and from where.
     meeting: Meeting = field(default_factory=Meeting)
-    eager: bool = True
+    eager: bool = True  # whether new updates are pushed to it, not only announced
+    # Machines whose updates are only announced to it, as they reach it over other links (an ordered
+    # set).
     lazy_keys: dict[str, None] = field(default_factory=dict[str, None])
+    # When one side said goodbye; None if neither did.
     leaving_since: float | None = None
+    # What it has, of authors that are known here.
     vector: dict[str, int] = field(default_factory=dict[str, int])
-    pruned: dict[str, int] = field(default_factory=dict[str, int])
+    pruned: dict[str, int] = field(default_factory=dict[str, int])  # what it has no payloads of
+    # Author → sequence number up to which it has declined pushes.
     declined: dict[str, int] = field(default_factory=dict[str, int])
-    rate: float = 0.0
-    anchor_vector: str | None = None
-    anchor_digest: str | None = None
+    rate: float = 0.0  # tokens per second at which it trains
+    anchor_vector: str | None = None  # digest of the vector of its anchor
+    anchor_digest: str | None = None  # digest of its anchor at that vector
+    # Whether its anchor equals ours, when both were last at one vector; None if they never were.
     anchor_agrees: bool | None = None
-    complete: bool = False
-    has_state: bool = False
+    complete: bool = False  # whether it will publish no further updates
+    has_state: bool = False  # whether its first State has arrived
 
     def is_state_due(self, now: float, min_interval: float, slack: float = 0.0) -> bool:
         """Return whether this peer is to be sent a State.

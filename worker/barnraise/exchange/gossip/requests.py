@@ -30,52 +30,31 @@ MAX_EXAMINED = 4096  # missing updates that one look examines; the next look goe
 
 @dataclass
 class IncomingUpdate:
-    """An update on its way to this machine.
+    """An update on its way to this machine."""
 
-    Attributes:
-        source: Key of the peer that sends it; empty if it is here and waits for earlier ones.
-        deadline: When another peer may be asked for it, in seconds.
-        has_header: Whether its header has arrived.
-        since: When its source sent the first of it, in seconds.
-        received: New bytes of its payloads since then.
-        is_slow: Whether another peer should continue the transfer.
-    """
-
-    source: str
-    deadline: float
-    has_header: bool = False
-    since: float = math.inf
-    received: int = 0
-    is_slow: bool = False
+    source: str  # key of the peer that sends it; empty if it is here and waits for earlier ones
+    deadline: float  # when another peer may be asked for it, in seconds
+    has_header: bool = False  # whether its header has arrived
+    since: float = math.inf  # when its source sent the first of it, in seconds
+    received: int = 0  # new bytes of its payloads since then
+    is_slow: bool = False  # whether another peer should continue the transfer
 
 
 @dataclass(frozen=True)
 class ArrivedBytes:
-    """What a piece adds to an update.
+    """What a piece adds to an update."""
 
-    Attributes:
-        size: The bytes that were not here before.
-        remaining: The bytes of the update's payloads that are missing after it.
-    """
-
-    size: int = 0
-    remaining: int = 0
+    size: int = 0  # the bytes that were not here before
+    remaining: int = 0  # the bytes of the update's payloads that are missing after it
 
 
 class UpdateSource(Protocol):
-    """A linked peer as a source of updates.
+    """A linked peer as a source of updates."""
 
-    Attributes:
-        key: The peer's key.
-        eager: Whether new updates are pushed over the link.
-        vector: Author → sequence number of the last update that the peer has.
-        pruned: Author → sequence number up to which the peer has removed the payloads.
-    """
-
-    key: str
-    eager: bool
-    vector: dict[str, int]
-    pruned: dict[str, int]
+    key: str  # the peer's key
+    eager: bool  # whether new updates are pushed over the link
+    vector: dict[str, int]  # author → sequence number of the last update that the peer has
+    pruned: dict[str, int]  # author → sequence number up to which the peer has removed the payloads
 
 
 class RequestScheduler:

@@ -72,16 +72,11 @@ class PendingRequest:
 
 @dataclass
 class RecentSnapshot:
-    """A snapshot whose bytes are on disk.
+    """A snapshot whose bytes are on disk."""
 
-    Attributes:
-        manifest: What it consists of.
-        built_at: Event loop time at which it was built.
-        used_at: Event loop time at which a peer last received its manifest or some of its bytes.
-    """
-
-    manifest: SnapshotManifest
-    built_at: float
+    manifest: SnapshotManifest  # what it consists of
+    built_at: float  # event loop time at which it was built
+    # Event loop time at which a peer last received its manifest or some of its bytes.
     used_at: float
 
 

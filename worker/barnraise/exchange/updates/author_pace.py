@@ -36,15 +36,10 @@ BATCH_SECONDS = 1.0  # between two batches
 
 @dataclass(frozen=True)
 class PaceLimits:
-    """What one machine can honestly publish, by the run's recipe.
+    """What one machine can honestly publish, by the run's recipe."""
 
-    Attributes:
-        round_tokens: Tokens of the shortest round.
-        round_bytes: Bytes that a round is published in.
-    """
-
-    round_tokens: float
-    round_bytes: int
+    round_tokens: float  # tokens of the shortest round
+    round_bytes: int  # bytes that a round is published in
 
     @classmethod
     def from_spec(cls, spec: RunSpec) -> "PaceLimits":
@@ -73,21 +68,13 @@ class PaceLimits:
 
 @dataclass(frozen=True)
 class PacedUpdate:
-    """What the pace of an author depends on, of one update.
+    """What the pace of an author depends on, of one update."""
 
-    Attributes:
-        key: The author's key, in all incarnations.
-        begins: Whether it is the first one of an incarnation.
-        size: Bytes of its payloads.
-        time: When it says that it was published, in seconds since 1970.
-        tokens_per_second: What its ticket permits.
-    """
-
-    key: str
-    begins: bool
-    size: int
-    time: float
-    tokens_per_second: float
+    key: str  # the author's key, in all incarnations
+    begins: bool  # whether it is the first one of an incarnation
+    size: int  # bytes of its payloads
+    time: float  # when it says that it was published, in seconds since 1970
+    tokens_per_second: float  # what its ticket permits
 
 
 class AuthorPace:
@@ -170,12 +157,10 @@ class GrowthMeter:
     would end in a moment. So the growth is also compared with the clock: a leaky bucket fills with
     the tokens of the updates that arrive and leaks at the sum of the rates that the tickets of
     their authors allow.
-
-    Attributes:
-        started_at: When it began, in seconds since 1970. Updates of an earlier time do not count:
-            a machine that was away catches up.
     """
 
+    # When it began, in seconds since 1970. Updates of an earlier time do not count: a machine that
+    # was away catches up.
     started_at: float
     _rates: dict[str, int] = field(default_factory=dict[str, int])  # by key
     _excess: float = 0.0  # tokens

@@ -44,35 +44,24 @@ class PayloadPiece:
 
 @dataclass
 class IncompleteUpdate:
-    """An update whose header is here and that is not in the ledger yet.
+    """An update whose header is here and that is not in the ledger yet."""
 
-    Attributes:
-        push: The signed header and the signed ticket that it names.
-        update: The header.
-        ticket: The ticket.
-        source: The peer that sent the header.
-        missing: Payload digest → bytes, of payloads that have not arrived.
-        arrived: Payload digest → bytes of it that are here, of those that are missing.
-        buffered: Payload digest → payloads of those that are missing on disk and here in memory.
-        is_expected: Whether it is recorded on disk that these payloads are on their way.
-        is_verified: Whether all payloads are here and match the header.
-        is_ahead: Whether its key had published more than it can have trained when it was appended.
-        units: What they decode to, where that is kept in memory.
-        samples: The elements by which the update is judged.
-    """
-
-    push: UpdatePush
+    push: UpdatePush  # the signed header and the signed ticket that it names
     update: Update
     ticket: Ticket
-    source: str
+    source: str  # the peer that sent the header
+    # Payload digest → bytes, of payloads that have not arrived.
     missing: dict[str, int] = field(default_factory=dict)
+    # Payload digest → bytes of it that are here, of those that are missing.
     arrived: dict[str, int] = field(default_factory=dict)
+    # Payload digest → payloads of those that are missing on disk and here in memory.
     buffered: dict[str, PayloadPiece] = field(default_factory=dict)
-    is_expected: bool = False
-    is_verified: bool = False
+    is_expected: bool = False  # whether it is recorded on disk that these payloads are on their way
+    is_verified: bool = False  # whether all payloads are here and match the header
+    # Whether its key had published more than it can have trained when it was appended.
     is_ahead: bool = False
-    units: Units = ()
-    samples: Samples = ()
+    units: Units = ()  # what they decode to, where that is kept in memory
+    samples: Samples = ()  # the elements by which the update is judged
 
     @property
     def signed(self) -> Signed:

@@ -59,25 +59,16 @@ MAX_VALIDATED = 256  # headers whose signatures are not verified again, of some 
 
 @dataclass(frozen=True)
 class ReceiverParts:
-    """What the receiver passes updates on to.
+    """What the receiver passes updates on to."""
 
-    Attributes:
-        queue: Where changes wait for the training loop.
-        verdicts: Receives proofs of forks, and headers that may lead to them.
-        fetcher: Receives the pieces of blobs that are no update's payload.
-        pace: How fast each author's updates enter the ledger.
-        clock: Returns seconds since 1970, by the coordinators' clock.
-        on_own_update: Called with an update of this machine's key that a peer sends.
-        sample: Returns the elements of a fragment's units by which an update is judged, in any
-            thread.
-    """
-
-    queue: UpdateQueue
-    verdicts: VerdictHandler
-    fetcher: BlobFetcher
-    pace: AuthorPace
-    clock: Callable[[], float]
+    queue: UpdateQueue  # where changes wait for the training loop
+    verdicts: VerdictHandler  # receives proofs of forks, and headers that may lead to them
+    fetcher: BlobFetcher  # receives the pieces of blobs that are no update's payload
+    pace: AuthorPace  # how fast each author's updates enter the ledger
+    clock: Callable[[], float]  # returns seconds since 1970, by the coordinators' clock
+    # Called with an update of this machine's key that a peer sends.
     on_own_update: Callable[[Update], None]
+    # Returns the elements of a fragment's units by which an update is judged, in any thread.
     sample: Callable[[int, torch.Tensor], torch.Tensor]
 
 
