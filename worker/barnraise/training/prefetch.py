@@ -40,24 +40,15 @@ SNAPSHOT_TRIES = 3  # tries while the reason why no anchor comes is unknown
 
 @dataclass(frozen=True)
 class Prefetch:
-    """Fetches what a machine needs before its first round, and states meanwhile why it waits.
-
-    Attributes:
-        joined: this machine's part in the run.
-        ledger: this machine's; fetched blobs are stored in its blob store.
-        exchange: connects to the peers.
-        metrics: receives what this machine waits for.
-        leaving: set once this machine is to leave, which ends every fetch.
-        report: called while a fetch blocks.
-        describe_end: returns why this machine has nothing to do in the run; "" while it has.
-    """
+    """Fetches what a machine needs before its first round, and states meanwhile why it waits."""
 
     joined: JoinedRun
-    ledger: Ledger
-    exchange: Exchange
-    metrics: TrainingMetrics
-    leaving: threading.Event
-    report: Callable[[], None]
+    ledger: Ledger  # this machine's; fetched blobs are stored in its blob store
+    exchange: Exchange  # connects to the peers
+    metrics: TrainingMetrics  # receives what this machine waits for
+    leaving: threading.Event  # set once this machine is to leave, which ends every fetch
+    report: Callable[[], None]  # called while a fetch blocks
+    # Returns why this machine has nothing to do in the run; "" while it has.
     describe_end: Callable[[], str]
 
     def fetch_snapshot(self, trust_one: bool) -> Snapshot | None:

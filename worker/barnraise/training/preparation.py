@@ -56,18 +56,13 @@ def confirm_usable(inspection: Inspection) -> bool:
 
 @dataclass(frozen=True)
 class TextPreparation:
-    """How a text is prepared.
+    """How a text is prepared."""
 
-    Attributes:
-        paths: files and folders, for the source "files".
-        tokenizer: an existing tokenizer that the run uses.
-        confirm: decides by an inspection whether the text is used; may raise.
-        open_progress: shows how far the work is.
-    """
-
-    paths: tuple[str, ...] = ()
+    paths: tuple[str, ...] = ()  # files and folders, for the source "files"
     tokenizer: ExistingTokenizer | None = None
+    # Decides by an inspection whether the text is used; may raise.
     confirm: Confirm = confirm_usable
+    # Shows how far the work is.
     open_progress: OpenProgress = field(
         default=lambda: contextlib.nullcontext(LogProgress()), repr=False
     )

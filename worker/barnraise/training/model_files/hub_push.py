@@ -19,15 +19,10 @@ MAX_REASON = 200  # characters of an error's first line
 
 @dataclass(frozen=True)
 class HubRepository:
-    """A model repository that its owner's token may write to.
+    """A model repository that its owner's token may write to."""
 
-    Attributes:
-        name: as "owner/name".
-        is_private: whether only its owner sees it, if it does not exist yet.
-    """
-
-    name: str
-    is_private: bool
+    name: str  # as "owner/name"
+    is_private: bool  # whether only its owner sees it, if it does not exist yet
 
     @classmethod
     def choose(cls, name: str, is_private: bool) -> "HubRepository":
