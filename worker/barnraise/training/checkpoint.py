@@ -78,7 +78,7 @@ class CheckpointSlots:
 
         # Write the new slot.
         new = self.folder / "new"
-        _remove(new)
+        remove_folder(new)
         new.mkdir(parents=True)
         save_file(tensors, new / TENSORS_FILE)
         header = header.model_copy(update={"save_number": save_number, "digest": ""})
@@ -92,7 +92,7 @@ class CheckpointSlots:
 
         # Let it take the place of the older slot.
         headers.pop(target, None)
-        _remove(self.folder / target)
+        remove_folder(self.folder / target)
         new.rename(self.folder / target)
         sync_folder(self.folder)
         headers[target] = header
@@ -116,7 +116,7 @@ class CheckpointSlots:
 
     def clear(self) -> None:
         """Remove both slots."""
-        _remove(self.folder)
+        remove_folder(self.folder)
         self._headers = None
 
     def _newest_slot(self) -> str | None:
@@ -182,6 +182,7 @@ def _digest(header: StateHeader, tensors: Path) -> str:
     return hasher.update_mmap(tensors).hexdigest()
 
 
-def _remove(folder: Path) -> None:
+def remove_folder(folder: Path) -> None:
+    """Remove a folder with everything in it, if it exists."""
     if folder.exists():
         shutil.rmtree(folder)

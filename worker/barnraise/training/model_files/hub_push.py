@@ -34,10 +34,7 @@ class HubRepository:
         """
         if not REPOSITORY.fullmatch(name):
             raise StateError(f"'{name}' is not a repository; write it as owner/name")
-        _import_hub()
-        from huggingface_hub import get_token
-
-        if not get_token():
+        if not _import_hub().get_token():
             raise StateError(
                 "pushing needs a Hugging Face token that may write: put it into the variable "
                 "HF_TOKEN, or log in with `hf auth login`"
