@@ -17,7 +17,7 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -58,7 +58,6 @@ from barnraise.protocol.enums import Role
 from barnraise.protocol.messages import Peer, Signed, Ticket, Update
 from barnraise.protocol.mirror_list import SignedMirrorList, parse_list
 from barnraise.protocol.signing import Identity, digest, open_signed
-from barnraise.protocol.verdicts import SignedVerdict
 from barnraise.spec import RunSpec
 
 log = logging.getLogger("barnraise.exchange")
@@ -261,27 +260,6 @@ class Exchange:
             self._on_published,
             self._contribution.record_own_part,
         )
-
-    def publish(self, parts: Iterable[tuple[bytes, torch.Tensor] | None], tokens: int) -> Update:
-        """Publish an update; see `UpdateWriter`.
-
-        Args:
-            parts: One for each fragment, in order. Small ones are stored while the next one is
-                requested.
-            tokens: Tokens that this machine trained on for the update.
-
-        Returns:
-            The update's header.
-
-        Raises:
-            OSError: When the disk refuses; then nothing was published.
-        """
-        with self.new_update(tokens) as update:
-            for fragment, part in enumerate(parts):
-                if part is not None:
-                    update.add(fragment, *part)
-                del part  # frees the fragment before the next one is computed
-        return update.header
 
     def _on_published(self, update: Update) -> None:
         self._record_growth(update)
@@ -533,14 +511,6 @@ class Exchange:
             directive: The signed directive, which the caller has verified.
         """
         self.thread.call(self.server.peers.apply_own_directive, directive)
-
-    def apply_verdict(self, verdict: SignedVerdict) -> None:
-        """Apply a verdict and send it to the peers.
-
-        Raises:
-            MessageError: When its signatures do not suffice.
-        """
-        self.thread.run(self.server.verdicts.on_proof(verdict), None)
 
     def set_mirror_lists(self, lists: list[SignedMirrorList]) -> list[SignedMirrorList]:
         """Give the peers the mirror lists that this machine has.

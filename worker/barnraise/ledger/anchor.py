@@ -258,26 +258,23 @@ class Anchor:
         author = update.author
         retracted = self.retracted.get(author, {})
         if retraction.single and retraction.multiplier > 0:
-            remaining = {seq: tokens for seq, tokens in retracted.items() if seq != update.seq}
-            self.retracted.pop(author, None)
-            if remaining:
-                self.retracted[author] = remaining
+            retracted = {seq: tokens for seq, tokens in retracted.items() if seq != update.seq}
         elif retraction.single:
             if author not in self.heads or update.seq > self.heads[author].seq:
                 self._advance(update)
-            self.retracted[author] = retracted | {update.seq: retraction.tokens}
+            retracted = retracted | {update.seq: retraction.tokens}
         else:
             assert self.heads[author].seq == update.seq, (
                 f"{author[:8]} {update.seq} is not its last"
             )
-            remaining = {seq: tokens for seq, tokens in retracted.items() if seq < update.seq}
-            self.retracted.pop(author, None)
-            if remaining:
-                self.retracted[author] = remaining
+            retracted = {seq: tokens for seq, tokens in retracted.items() if seq < update.seq}
             if retraction.previous is None:
                 del self.heads[author]
             else:
                 self.heads[author] = retraction.previous
+        self.retracted.pop(author, None)
+        if retracted:
+            self.retracted[author] = retracted
         self._update_sketches(update, retraction.multiplier)
 
     def _update_sketches(self, header: Update, multiplier: int) -> None:
@@ -295,15 +292,9 @@ class Anchor:
         """Compute the digest of the set of updates in the anchor, see `digest_vector`."""
         return digest_vector(self.vector, self.retracted)
 
-    def fragment_sketch(self, index: int) -> str:
-        """Compute the sketch of one fragment."""
-        return compute_sketch(self.fragments[index])
-
     def checksum(self) -> str:
         """Combine the fragments' sketches: the sum of the i-th times 2i - 1, counting from 1."""
-        sketches = self.expected_sketches or [
-            self.fragment_sketch(index) for index in range(len(self.fragments))
-        ]
+        sketches = self.expected_sketches or map(compute_sketch, self.fragments)
         total = "0" * 16
         for number, fragment_sketch in enumerate(sketches, 1):
             total = add_sketches(total, fragment_sketch, times=2 * number - 1)
@@ -320,7 +311,7 @@ class Anchor:
             units: int32[n] to verify in place of the stored fragment.
         """
         assert self.expected_sketches is not None
-        sketch = self.fragment_sketch(index) if units is None else compute_sketch(units)
+        sketch = compute_sketch(self.fragments[index] if units is None else units)
         return sketch[8:] == self.expected_sketches[index][8:]
 
 
@@ -438,10 +429,15 @@ def count_tokens(claims: Mapping[str, TokenClaim]) -> int:
     Args:
         claims: Author (key.incarnation) → what it states.
     """
+    return sum(count_tokens_by_key(claims).values())
+
+
+def count_tokens_by_key(claims: Mapping[str, TokenClaim]) -> dict[str, int]:
+    """Return key → the tokens that count of all its authors, see `count_tokens`."""
     by_key: dict[str, list[tuple[str, TokenClaim]]] = {}
     for author, claim in claims.items():
         by_key.setdefault(author.partition(".")[0], []).append((author, claim))
-    return sum(_count_key(authors) for authors in by_key.values())
+    return {key: _count_key(authors) for key, authors in by_key.items()}
 
 
 def _count_key(authors: Iterable[tuple[str, TokenClaim]]) -> int:

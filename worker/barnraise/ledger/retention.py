@@ -185,7 +185,10 @@ class Retention:
     # ---- after it
 
     def delete_files(self) -> None:
-        """Delete the files of pruned payloads, except for needed and pinned ones."""
+        """Delete the files of updates that were pruned or never became complete.
+
+        Files that another update or the base needs stay, and so do pinned ones.
+        """
         with self._lock:
             digests = [row[0] for row in self._db.execute("SELECT digest FROM files_to_delete")]
             deleted = [

@@ -62,7 +62,9 @@ class VerdictSet:
         forks = dict(self.forks)
         for author, fork in other.forks.items():
             forks[author] = min(
-                forks.get(author, fork), fork, key=lambda entry: (entry[0], _proof_text(entry[1]))
+                forks.get(author, fork),
+                fork,
+                key=lambda entry: (entry[0], entry[1].model_dump_json()),
             )
         return VerdictSet(
             rulings, forks, {**self.parsed, **other.parsed}, self.volunteers or other.volunteers
@@ -303,7 +305,3 @@ def _verify_fork(fork: Fork, rules: UpdateRules) -> None:
     open_ticket(fork.ticket, one.peer, rules)
     if (one.author, one.seq) != (other.author, other.seq) or fork.one.body == fork.other.body:
         raise MessageError("the proof of a fork is not two different updates with one identity")
-
-
-def _proof_text(proof: Proof) -> str:
-    return proof.model_dump_json()

@@ -294,10 +294,6 @@ class Gossip:
                 needs_state = False
             link.has_news = link.has_news or needs_state or link.complete or self.complete
 
-    def on_update_buffered(self, author: str, seq: int) -> None:
-        """Record that an update is complete here and waits for its author's earlier ones."""
-        self.requests.on_buffered(author, seq)
-
     def on_pruned(self, author: str, seq: int) -> None:
         """Record that the payloads of this author's updates up to `seq` have been removed here."""
         self.pruned[author] = seq
@@ -486,19 +482,11 @@ class Gossip:
         if seq > self.vector.get(author, 0):
             self.requests.on_payload_bytes(key, author, seq, now, arrived)
 
-    def on_update_lost(self, author: str, seq: int) -> None:
-        """Record that what has arrived of an update is useless: it is requested again."""
-        self.requests.on_lost(author, seq)
-
     def on_request(self, key: str, author: str) -> None:
         """Record that this peer requested updates of an author: new ones are pushed to it again."""
         if link := self.links.get(key):
             link.make_eager_for(author)
             link.declined.pop(author, None)
-
-    def on_request_failed(self, key: str, author: str, seq: int, now: float) -> None:
-        """Record that this peer cannot deliver an update that was requested from it."""
-        self.requests.on_failed(key, author, seq, now)
 
     def on_goodbye(self, key: str, now: float) -> None:
         """Record that one side of this link said goodbye."""

@@ -245,7 +245,7 @@ class IncompleteTable:
         if incomplete is not None:
             peer = incomplete.update.peer
             self._repeats.warn(f"dropped {peer}", "dropped update %d of %s for now", seq, peer[:8])
-            self._gossip.on_request_failed(incomplete.source, author, seq, now)
+            self._gossip.requests.on_failed(incomplete.source, author, seq, now)
         self.drop(author, seq)
 
     @contextlib.asynccontextmanager
@@ -287,4 +287,4 @@ class IncompleteTable:
         """
         await asyncio.sleep(DELETION_DELAY)
         self._will_delete = False
-        await self._run_on_disk(self._ledger.delete_unneeded)
+        await self._run_on_disk(self._ledger.retention.delete_files)

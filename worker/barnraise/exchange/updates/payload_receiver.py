@@ -150,7 +150,7 @@ class PayloadReceiver:
         """Receive that a peer does not have a blob."""
         digest = received.message.digest
         for incomplete in self._incomplete.waiting_for(digest):
-            self._gossip.on_request_failed(received.key, *incomplete.identity, received.at)
+            self._gossip.requests.on_failed(received.key, *incomplete.identity, received.at)
         self._fetcher.on_missing(received.key, digest, received.at)
         self._wake()
 
@@ -229,7 +229,9 @@ class PayloadReceiver:
         def store() -> tuple[list[AppendResult], _DiskResult]:
             # What is on its way is recorded before its first byte is stored.
             if new:
-                self._ledger.expect_payloads([name for update in new for name in update.missing])
+                self._ledger.retention.expect_files(
+                    [name for update in new for name in update.missing]
+                )
             results = [self._append_piece(piece) for piece in accepted]
             if last is None or set(results) != {AppendResult.COMPLETE}:
                 return results, _DiskResult()
@@ -295,7 +297,7 @@ class PayloadReceiver:
             digest[:8],
         )
         for incomplete in self._incomplete.waiting_for(digest):
-            self._gossip.on_update_lost(*incomplete.identity)
+            self._gossip.requests.on_lost(*incomplete.identity)
 
     async def _on_payload_complete(self, digest: str) -> None:
         for identity in self._incomplete.pop_waiting(digest):

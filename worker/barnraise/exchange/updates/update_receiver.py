@@ -117,8 +117,8 @@ class UpdateReceiver:
             ),
         )
         self._repeats = RepeatedWarnings(log)
-        # Key, text and signature of headers and their tickets → their updates, oldest first.
-        self._validated: dict[tuple[str, ...], Update] = {}
+        # Headers and their tickets → their updates, oldest first.
+        self._validated: dict[tuple[Signed, Signed], Update] = {}
         self._unneeded = TokenBuckets(SERVICE_LIMITS[Service.UNNEEDED_HEADERS]["peer"])
         self._waiting_for_time: set[str] = set()  # authors whose next update is of a later time
 
@@ -251,18 +251,10 @@ class UpdateReceiver:
             MessageError: When it does not count.
         """
         signed, ticket = push.header, push.ticket
-        name = (
-            signed.key,
-            signed.body,
-            signed.signature,
-            ticket.key,
-            ticket.body,
-            ticket.signature,
-        )
-        update = self._validated.get(name)
+        update = self._validated.get((signed, ticket))
         if update is None:
             update = validate_header(signed, ticket, self._rules)
-            self._validated[name] = update
+            self._validated[signed, ticket] = update
             if len(self._validated) > MAX_VALIDATED:
                 del self._validated[next(iter(self._validated))]
         return update
@@ -299,7 +291,7 @@ class UpdateReceiver:
         author = update.author
         seq = update.seq
         if outcome is Outcome.RETRACTED:
-            self._gossip.on_request_failed(source, author, seq, now)
+            self._gossip.requests.on_failed(source, author, seq, now)
         elif outcome is Outcome.DUPLICATE and not self._verdicts.waits_for_headers:
             self._record_unneeded(source, now)
         elif outcome is Outcome.DUPLICATE:
@@ -310,7 +302,7 @@ class UpdateReceiver:
                 await self._verdicts.on_proof(fork)
         elif outcome is Outcome.DIVERGENT:
             # A peer that has this one has the other half of a fork below it, or its author lies.
-            self._gossip.on_request_failed(source, author, seq, now)
+            self._gossip.requests.on_failed(source, author, seq, now)
             self._verdicts.request_headers(source, author, seq - 1, seq - 1)
 
     # ---- an author's order and pace
@@ -334,7 +326,7 @@ class UpdateReceiver:
             self._pace.on_batch(incomplete.update.peer, now)
             self._on_appended(incomplete)
         elif self._incomplete.contains(incomplete):  # it was not dropped meanwhile
-            self._gossip.on_update_buffered(*incomplete.identity)
+            self._gossip.requests.on_buffered(*incomplete.identity)
 
     async def _follow_up(self, incomplete: IncompleteUpdate, outcome: Outcome | None) -> None:
         """Append what is ready of an author, or follow up its update that cannot be appended."""
@@ -439,7 +431,7 @@ class UpdateReceiver:
         now = asyncio.get_running_loop().time()
         if outcome is Outcome.INCONSISTENT:
             reason = f"its update {seq} does not continue its last"
-            self._gossip.on_request_failed(rejected.source, author, seq, now)
+            self._gossip.requests.on_failed(rejected.source, author, seq, now)
             self._disconnect(rejected.source, reason)
         else:
             await self._on_unusable_header(outcome, rejected.signed, update, rejected.source, now)
