@@ -247,11 +247,7 @@ class Exchange:
         return self.server.peers.copied_keys.refusal
 
     def new_update(self, tokens: int) -> UpdateWriter:
-        """Return a writer for this machine's next update.
-
-        Args:
-            tokens: Tokens that this machine trained on for the update.
-        """
+        """Return a writer for this machine's next update, which has trained on `tokens`."""
         return UpdateWriter(
             self._author,
             self._ledger.blobs,

@@ -91,14 +91,7 @@ class UpdateServer:
     def __init__(
         self, peering: PeeringConfig, config: UpdateConfig, transport: Transport, local: LocalState
     ) -> None:
-        """Assemble the handlers; `run` starts them.
-
-        Args:
-            peering: What the connections are configured with.
-            config: See `UpdateConfig`.
-            transport: Opens and accepts channels.
-            local: See `LocalState`.
-        """
+        """Assemble the handlers; `run` starts them."""
         ledger, author, queue = local.ledger, local.author, local.queue
         self.ledger = ledger
         self.queue = queue
@@ -288,13 +281,7 @@ class UpdateServer:
     def collect_stats(
         self, findings: ScrubFindings, schedule: RoundSchedule | None, doubted: tuple[str, ...]
     ) -> ExchangeStats:
-        """Return the figures as they are now. Safe to call from any thread.
-
-        Args:
-            findings: Of the anchor's scrub.
-            schedule: Of this machine's rounds; None before its first.
-            doubted: Digests of the volunteers that count for nothing.
-        """
+        """Return the figures as they are now. Safe to call from any thread."""
         connections = list(self.peers.connections.values())
         links = dict(self.gossip.links)
         vector = self.ledger.vector()

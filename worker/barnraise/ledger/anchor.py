@@ -43,10 +43,6 @@ def initial_weights(fragment: Fragment, seed: int) -> torch.Tensor:
     and never beyond 3.5 deviations. The key is hashed from (seed, fragment, slot), and mix is the
     finaliser of SplitMix64.
 
-    Args:
-        fragment: The fragment.
-        seed: The run's seed.
-
     Returns:
         int32[fragment.size] in units of 2⁻²⁶.
     """
@@ -150,13 +146,7 @@ class Anchor:
         heads: dict[str, Update] | None = None,
         in_memory: bool = True,
     ) -> None:
-        """Wrap fragments, which this object will change.
-
-        Args:
-            fragments: The weights.
-            heads: Author → header of its last update in the weights.
-            in_memory: Whether the fragments are in memory, not read from disk on every access.
-        """
+        """Wrap fragments, which this object will change."""
         self.fragments = fragments
         self.in_memory = in_memory
         self.restore(heads or {}, {}, [])
@@ -369,11 +359,6 @@ def load_initial_fragment(spec: RunSpec, index: int, blobs: BlobStore) -> torch.
     """Return a fragment before the first update.
 
     It comes from the seed, or from the run or model that this run begins with.
-
-    Args:
-        spec: The run's spec.
-        index: The fragment.
-        blobs: Where the weights that the run begins with are stored.
 
     Returns:
         int32[n]; None if the blob is not here or damaged.

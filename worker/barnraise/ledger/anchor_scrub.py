@@ -42,12 +42,7 @@ class ScrubFindings:
 
 
 class AnchorScrub:
-    """Verifies the anchor's fragments in turn.
-
-    Args:
-        spec: The run's spec.
-        ledger: The ledger.
-    """
+    """Verifies the anchor's fragments in turn."""
 
     def __init__(self, spec: RunSpec, ledger: Ledger) -> None:
         self._fragments = spec.model.fragments()

@@ -265,12 +265,7 @@ class Ledger:
         return Outcome.ADDED if is_continuation else Outcome.INCONSISTENT
 
     def fork_proof(self, other: Signed, update: Update) -> Fork | None:
-        """Return the proof that `other` is half of a fork whose other half is here, or None.
-
-        Args:
-            other: The signed header.
-            update: The update in it.
-        """
+        """Return the proof that `other` is half of a fork whose other half is here, or None."""
         stored = self.header(update.author, update.seq)
         if stored is None or stored.body == other.body:
             return None
@@ -343,11 +338,6 @@ class Ledger:
 
         The age of an update is reckoned in the tokens of other machines, which its author cannot
         inflate, and an hour is never too old. A round is the last update of each other machine.
-
-        Args:
-            author: The update's author.
-            seq: Its sequence number.
-            rounds: The horizon.
 
         Returns:
             True also where it is unknown when the update arrived.
@@ -455,9 +445,6 @@ class Ledger:
         Updates that no other verdict cuts off count again, as far as their payloads are here. Later
         ones are dropped: peers send them again.
 
-        Args:
-            rules: The rules that follow from the list.
-
         Returns:
             The version vector and the single retracted updates from before; None if all verdicts
             stay.
@@ -556,10 +543,6 @@ class Ledger:
 
         The snapshot must apply all verdicts known here, and payloads after it must not have been
         pruned here.
-
-        Args:
-            vector: The snapshot's version vector.
-            verdicts: The verdicts that it applies.
         """
         with self._lock:
             pruned = self.pruned()
@@ -620,12 +603,7 @@ class Ledger:
             )
 
     def can_continue_from(self, vector: Mapping[str, int], retracted: Retracted) -> bool:
-        """Return whether this ledger can bring an anchor up to date.
-
-        Args:
-            vector: The anchor's version vector.
-            retracted: The single updates that are out of it.
-        """
+        """Return whether this ledger can bring an anchor up to date."""
         with self._lock:
             has_retracted = all(
                 self.verdicts.is_retracted(author, seq) or self.header(author, seq) is not None

@@ -46,14 +46,7 @@ class Retention:
     def __init__(
         self, db: sqlite3.Connection, lock: threading.RLock, blobs: BlobStore, sweep: bool
     ) -> None:
-        """Open the tables.
-
-        Args:
-            db: The ledger's database.
-            lock: The lock that guards it.
-            blobs: The payload files.
-            sweep: Whether to delete files that an interrupted process left.
-        """
+        """Open the tables."""
         self._db = db
         self._lock = lock
         self._blobs = blobs

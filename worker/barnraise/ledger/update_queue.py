@@ -99,13 +99,7 @@ class UpdateQueue:
         blobs: BlobStore,
         refetch: Callable[[str, int], bool],
     ) -> None:
-        """Create an empty, closed queue.
-
-        Args:
-            sizes: Elements of each fragment.
-            blobs: The ledger's payload files.
-            refetch: See `ReceivedUpdate`.
-        """
+        """Create an empty, closed queue."""
         self._sizes = sizes
         self._blobs = blobs
         self._refetch = refetch

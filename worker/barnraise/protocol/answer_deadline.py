@@ -32,11 +32,7 @@ class AnswerDeadline:
     """
 
     def __init__(self, seconds: float) -> None:
-        """Limit nothing yet.
-
-        Args:
-            seconds: for a whole answer.
-        """
+        """Limit nothing yet; a whole answer may take `seconds`."""
         self._seconds = seconds
         self._streams: WeakSet[Any] = WeakSet()  # httpcore's, of the client's connections
         self._lock = threading.Lock()

@@ -37,10 +37,5 @@ class RunMirrors:
         )
 
     def missing_signatures(self, signers: Collection[str], version: int) -> int:
-        """Return how many mirrors' signatures are missing from what binds all machines.
-
-        Args:
-            signers: Keys whose signatures were verified.
-            version: The mirror list under which they signed; 0: the run's own mirrors.
-        """
+        """Return how many mirrors' signatures are missing from what binds all machines."""
         return missing_signatures(self.roots, self.threshold, self.newest_list, signers, version)

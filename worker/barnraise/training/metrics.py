@@ -171,14 +171,7 @@ class TrainingMetrics:
     def compose_report(
         self, anchor: Anchor, stats: ExchangeStats, incarnation: str, addresses: Sequence[str]
     ) -> Report:
-        """Compose a report, which the spool numbers. The loss points are in it, and only in it.
-
-        Args:
-            anchor: this machine's anchor.
-            stats: of the exchange.
-            incarnation: of the state folder.
-            addresses: at which peers can reach this machine.
-        """
+        """Compose a report, which the spool numbers. The loss points are in it, and only in it."""
         self._last_status_at = time.monotonic()
         vector = anchor.vector_digest()
         if vector != self._digests[0] or self._digests[1] is None:

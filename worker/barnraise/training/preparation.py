@@ -76,12 +76,6 @@ def build_text(
 ) -> TextManifest:
     """Read a run's text and store its shards.
 
-    Args:
-        folder: the run's.
-        plan: what the documents become.
-        preparation: how.
-        store_blob: stores a blob and returns its digest.
-
     Raises:
         TextError: the text cannot be used.
     """
@@ -204,13 +198,7 @@ def count_text(spool: DocumentSpool, source: TextSource) -> TextCounts:
 
 
 def plan_text(spec: RunSpec, run: str, tokenizer_file: bytes | None) -> TextPlan:
-    """Return the plan of a draft's text.
-
-    Args:
-        spec: the draft.
-        run: its id.
-        tokenizer_file: an existing tokenizer.
-    """
+    """Return the plan of a draft's text."""
     return TextPlan(
         spec.text,
         spec.model.vocabulary,

@@ -143,11 +143,6 @@ def find_memory_kill(last: RunningWorker | None, now: KillCounts) -> str:
 def create_within_memory(folder: Path, limits: Limits, create: Callable[[Limits], T]) -> T:
     """Create a worker; under smaller limits if the last one in its folder was killed for memory.
 
-    Args:
-        folder: the run's folder.
-        limits: what the worker may use.
-        create: returns a worker under limits.
-
     Raises:
         PlanError: the model does not fit, whatever happened before.
     """

@@ -432,11 +432,7 @@ class Worker:
                 self.leaving.wait(NETWORK_POLL_SECONDS)
 
     def evaluate_if_due(self, at_once: bool = False) -> None:
-        """Evaluate the anchor on the held-out text, every `evaluate_every` tokens of the ledger.
-
-        Args:
-            at_once: evaluate now, whether it is due or not.
-        """
+        """Evaluate the anchor on the held-out text, every `evaluate_every` tokens of the ledger."""
         milestone = self.anchor.tokens // self.spec.recipe.evaluate_every
         if milestone > self._milestone or at_once:
             self._milestone = milestone

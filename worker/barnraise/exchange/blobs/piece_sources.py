@@ -40,13 +40,7 @@ class PieceSources:
         return pieces.attempt if pieces else 0
 
     def add(self, digest: str, source: str, present: int) -> None:
-        """Record that a peer sends bytes that continue those which are here.
-
-        Args:
-            digest: The blob's digest.
-            source: The peer.
-            present: How many bytes are here.
-        """
+        """Record that a peer sends bytes that continue those which are here."""
         pieces = self._blobs.setdefault(digest, _Pieces())
         if present and not pieces.sources:
             pieces.sources.add(EARLIER)

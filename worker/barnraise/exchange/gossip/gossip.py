@@ -187,13 +187,7 @@ class Gossip:
     """
 
     def __init__(self, key: str, seed: int, volunteer: str = "") -> None:
-        """Create the state machine of a machine without links.
-
-        Args:
-            key: This machine's own key.
-            seed: Seed of all random choices.
-            volunteer: Digest of this machine's own volunteer.
-        """
+        """Create the state machine without links; `seed` decides its random choices."""
         self.key = key
         self.volunteer = volunteer or key
         self.vector: dict[str, int] = {}
@@ -598,11 +592,7 @@ class Gossip:
     # ---- decisions
 
     def next_actions(self, now: float) -> list[Action]:
-        """Return the actions that are due, and schedule the next ones.
-
-        Args:
-            now: The time in seconds.
-        """
+        """Return the actions that are due, and schedule the next ones."""
         actions: list[Action] = [*self._pushes]
         self._pushes = []
         links = list(self.links.values())
@@ -626,13 +616,7 @@ class Gossip:
         return actions
 
     def _link_actions(self, link: LinkState, now: float, slack: float) -> list[Action]:
-        """Return the actions that are due on one link.
-
-        Args:
-            link: The link.
-            now: The time in seconds.
-            slack: Seconds by which a State may be early.
-        """
+        """Return the actions that are due on one link."""
         actions: list[Action] = []
         silence, goodbye = TIMEOUTS.peer_silence_seconds, TIMEOUTS.goodbye_seconds
         if now >= link.last_received_at + silence:
@@ -706,10 +690,6 @@ class Gossip:
 
     def build_state(self, key: str, now: float) -> PeerState | None:
         """Build our next State to this peer, and record its contents as sent.
-
-        Args:
-            key: The peer's key.
-            now: The time in seconds.
 
         Returns:
             A full State if one is due and fits into a message; else the changes, or as many of them

@@ -58,11 +58,7 @@ class UpdateSource(Protocol):
 
 
 class RequestScheduler:
-    """The updates that are missing or on their way, and the requests for them.
-
-    Args:
-        seed: Seed of the random choices.
-    """
+    """The updates that are missing or on their way, and the requests for them."""
 
     def __init__(self, seed: int) -> None:
         self.incoming: dict[tuple[str, int], IncomingUpdate] = {}  # by author and seq
@@ -179,11 +175,7 @@ class RequestScheduler:
         }
 
     def cancel_retracted(self, is_retracted: Callable[[str, int], bool]) -> None:
-        """Stop waiting for updates that a verdict retracted.
-
-        Args:
-            is_retracted: Whether the update of an author and sequence number is retracted.
-        """
+        """Stop waiting for updates that a verdict retracted."""
         self.incoming = {
             identity: incoming
             for identity, incoming in self.incoming.items()
@@ -211,11 +203,6 @@ class RequestScheduler:
         """Give up on transfers that have stalled, and on failures that are long enough ago.
 
         A transfer that is slow ends, too, if another peer can continue it.
-
-        Args:
-            links: The linked peers by key.
-            ours: Author → sequence number at this machine.
-            now: The time in seconds.
 
         Returns:
             (peer, author, seq) of each slow transfer that ended; the peer need not send the rest.
@@ -254,11 +241,6 @@ class RequestScheduler:
         self, links: Mapping[str, UpdateSource], ours: Mapping[str, int], now: float
     ) -> list[tuple[str, str, int]]:
         """Choose the updates to request now and mark them as incoming.
-
-        Args:
-            links: The linked peers by key.
-            ours: Author → sequence number at this machine.
-            now: The time in seconds.
 
         Returns:
             (peer, author, seq) for each request, each author's in ascending order.

@@ -165,13 +165,7 @@ class SnapshotClient:
         rules: UpdateRules,
         fetcher: BlobFetcher,
     ) -> None:
-        """Start without requests.
-
-        Args:
-            context: What the server's handlers share.
-            rules: What heads and verdicts are checked against, and the fragments' sizes.
-            fetcher: Fetches the bytes.
-        """
+        """Start without requests."""
         self.waiting_reason: str | None = None
         self._rules = rules
         self._run_on_disk = context.run_on_disk

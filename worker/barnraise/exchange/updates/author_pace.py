@@ -51,11 +51,7 @@ class PaceLimits:
         return cls(steps * recipe.step_sequences * spec.model.context, size)
 
     def updates_per_second(self, tokens_per_second: float) -> float:
-        """Return how many updates a machine may publish.
-
-        Args:
-            tokens_per_second: What its ticket permits.
-        """
+        """Return how many updates a machine may publish, by what its ticket permits."""
         rounds = tokens_per_second / self.round_tokens
         honest = min(MAX_PARTS * rounds, max(PARTS_PER_SECOND, rounds))
         return min(MAX_UPDATES_PER_SECOND, max(MIN_UPDATES_PER_SECOND, PACE_MARGIN * honest))
@@ -78,11 +74,7 @@ class PacedUpdate:
 
 
 class AuthorPace:
-    """When the next update of each key may enter the ledger.
-
-    Args:
-        limits: What a machine can honestly publish.
-    """
+    """When the next update of each key may enter the ledger."""
 
     def __init__(self, limits: PaceLimits) -> None:
         self._limits = limits

@@ -121,11 +121,7 @@ class IncompleteTable:
     """
 
     def __init__(self, context: HandlerContext) -> None:
-        """Start without updates.
-
-        Args:
-            context: What the server's handlers share.
-        """
+        """Start without updates."""
         self._ledger = context.ledger
         self._gossip = context.gossip
         self._spawn = context.spawn

@@ -42,12 +42,7 @@ class LocalAuthor:
     """
 
     def __init__(self, config: AuthorConfig, ledger: Ledger) -> None:
-        """Continue as the incarnation of the state directory.
-
-        Args:
-            config: See `AuthorConfig`.
-            ledger: Where updates are appended.
-        """
+        """Continue as the incarnation of the state directory."""
         self._config = config
         self._key = config.identity.key
         self._ledger = ledger

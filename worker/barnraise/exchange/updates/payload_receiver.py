@@ -96,13 +96,7 @@ class PayloadReceiver:
     def __init__(
         self, context: HandlerContext, parts: PayloadParts, complete: CompleteUpdates
     ) -> None:
-        """Start without payloads.
-
-        Args:
-            context: What the server's handlers share.
-            parts: See `PayloadParts`.
-            complete: See `CompleteUpdates`.
-        """
+        """Start without payloads."""
         self._ledger = context.ledger
         self._gossip = context.gossip
         self._run_on_disk = context.run_on_disk

@@ -85,13 +85,7 @@ class UpdateReceiver:
         rules: UpdateRules,
         parts: ReceiverParts,
     ) -> None:
-        """Start without incomplete updates.
-
-        Args:
-            context: What the server's handlers share.
-            rules: What headers are checked against.
-            parts: See `ReceiverParts`.
-        """
+        """Start without incomplete updates."""
         self._clock = parts.clock
         self._pace = parts.pace
         self._on_own_update = parts.on_own_update

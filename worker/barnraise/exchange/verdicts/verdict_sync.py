@@ -67,11 +67,7 @@ class ProofIndex:
     """The names of our proofs, sorted, with the bytes of each proof."""
 
     def __init__(self, sizes: Mapping[str, int]) -> None:
-        """Index the names.
-
-        Args:
-            sizes: Name → bytes of the proof.
-        """
+        """Index the names; `sizes` maps each to the bytes of its proof."""
         self.sizes = dict(sizes)
         self._names = sorted(sizes)
 
@@ -210,11 +206,7 @@ class VerdictSync:
         return peer
 
     def next_actions(self, now: float) -> list[VerdictAction]:
-        """Return what to send now and schedule when it may be sent again.
-
-        Args:
-            now: The time in seconds.
-        """
+        """Return what to send now and schedule when it may be sent again."""
         actions: list[VerdictAction] = []
         for key, peer in self._peers.items():
             has_other_verdicts = self._verdicts is not None and peer.verdicts != self._verdicts

@@ -46,10 +46,6 @@ class HubRepository:
 
         Other files in the repository stay.
 
-        Args:
-            folder: holds the files.
-            message: of the commit.
-
         Returns:
             The repository's address.
 
