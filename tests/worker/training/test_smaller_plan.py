@@ -1,6 +1,6 @@
 """Test that a worker plans with less RAM when other programs need it, or says why it cannot."""
 
-from helpers.example_hardware import cpu_machine
+from example_hardware import cpu_machine
 
 from barnraise.planning.limits import Limits
 from barnraise.planning.memory_pressure import SMALLER, MemoryFacts

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.example_hardware import cpu_machine
+from example_hardware import cpu_machine
 from helpers.memory_transport import MemoryNetwork
 
 from barnraise.coordinator_client.client import CoordinatorClient
