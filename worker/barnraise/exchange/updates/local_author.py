@@ -80,16 +80,6 @@ class LocalAuthor:
                 self._rename("the coordinators know this machine's owner by another pseudonym")
 
     @property
-    def key(self) -> str:
-        """This machine's key."""
-        return self._key
-
-    @property
-    def max_tokens_per_second(self) -> int:
-        """The most tokens per second that this machine may state."""
-        return self._ticket.max_tokens_per_second
-
-    @property
     def name(self) -> str:
         """The author's name: key and incarnation."""
         return f"{self._key}.{self.incarnation}"

@@ -396,7 +396,7 @@ class UpdateReceiver:
             if ready is None or not ready.is_verified:
                 break
             paced = ready.paced
-            if batch and not (self._is_due(ready) and self._pace.fits_batch(paced, now)):
+            if batch and (self._seconds_ahead(ready) > 0 or not self._pace.fits_batch(paced, now)):
                 break
             if not batch and self._is_early(ready):
                 break
@@ -433,10 +433,6 @@ class UpdateReceiver:
     def _seconds_ahead(self, incomplete: IncompleteUpdate) -> float:
         """Return the seconds until an update's time comes."""
         return incomplete.update.time_ms / 1000 - self._clock() - CLOCK_TOLERANCE
-
-    def _is_due(self, incomplete: IncompleteUpdate) -> bool:
-        """Return whether an update's time has come."""
-        return self._seconds_ahead(incomplete) <= 0
 
     def _seconds_early(self, incomplete: IncompleteUpdate) -> float:
         """Return the seconds until an update's time comes, and its author's pace allows it."""
