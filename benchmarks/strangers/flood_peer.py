@@ -104,7 +104,9 @@ def run_honest(folder: Path, port: int) -> None:
             for fragment in anchor.fragments
         ]
         print_line(seq=seq, at=time.time())
-        exchange.publish(parts, 10)
+        with exchange.new_update(10) as update:
+            for index, part in enumerate(parts):
+                update.add(index, *part)
         exchange.poll_updates()
         time.sleep(PUBLISH_INTERVAL)
 

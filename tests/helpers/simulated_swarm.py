@@ -325,7 +325,7 @@ class Simulation:
         me.on_payload_bytes(source, author, seq, self.now, arrived)
         self.stored[key].setdefault(author, set()).add(seq)
         if seq > me.vector.get(author, 0) + 1:
-            me.on_update_buffered(author, seq)
+            me.requests.on_buffered(author, seq)
         while (following := me.vector.get(author, 0) + 1) in self.stored[key][author]:
             me.on_local_update(author, following)
 

@@ -51,8 +51,10 @@ class HoardingPeer:
     def state_a_day(self, tokens: int) -> str:
         """Publish an update without content that states this many tokens; return its author."""
         self.now = time.time()
-        zeros = [encode(torch.zeros(f.size, dtype=torch.int32)) for f in self.fragments]
-        return self.exchange.publish(zeros, tokens).author
+        with self.exchange.new_update(tokens) as update:
+            for index, fragment in enumerate(self.fragments):
+                update.add(index, *encode(torch.zeros(fragment.size, dtype=torch.int32)))
+        return update.header.author
 
     def stop(self) -> None:
         self.exchange.stop()

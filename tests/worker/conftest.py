@@ -100,6 +100,10 @@ class Machine:
             self.anchor.record(received.header)
         self.exchange.serve_snapshots(self.anchor)
 
+    def apply_verdict(self, verdict: SignedVerdict) -> None:
+        """Apply a verdict, as if it came from this machine's folder, and send it to the peers."""
+        self.exchange.thread.run(self.exchange.server.verdicts.on_proof(verdict), None)
+
     @property
     def expected_state(self) -> tuple:
         """The version vector and the retracted updates that its anchor should have."""

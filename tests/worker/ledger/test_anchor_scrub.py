@@ -135,9 +135,7 @@ def test_anchor_scrub_after_snapshot_uses_the_snapshots_checksums(world):
 
 def test_anchor_scrub_rebuild_leaves_out_retracted_updates(world):
     a, b = start_pair(world)
-    a.exchange.apply_verdict(
-        world.sign_verdict({b.exchange.author: 1}, {a.exchange.author: {2: 100}})
-    )
+    a.apply_verdict(world.sign_verdict({b.exchange.author: 1}, {a.exchange.author: {2: 100}}))
     correct_digest = world.wait_for_agreement(a, b)
     assert check_fragments(a, 3) == [None] * 3
     flip_bit(a, 0)
@@ -196,10 +194,10 @@ def test_blob_scrub_rereads_files_and_skips_empty_parts(world, monkeypatch):
         return read_verified(name)
 
     monkeypatch.setattr(a.ledger.blobs, "read_verified", recorded_read)
-    part = encode(torch.arange(a.anchor.fragments[0].numel(), dtype=torch.int32))
-    update = a.exchange.publish([part, *[None] * (len(a.anchor.fragments) - 1)], 10)
+    with a.exchange.new_update(10) as update:
+        update.add(0, *encode(torch.arange(a.anchor.fragments[0].numel(), dtype=torch.int32)))
     wait_until(lambda: len(read_names) > 3)
-    assert set(read_names) == {update.fragments[0].digest}
+    assert set(read_names) == {update.header.fragments[0].digest}
 
 
 def test_blob_scrub_unreadable_payload_is_refetched_from_peer(world, monkeypatch, caplog):

@@ -141,7 +141,9 @@ def test_prune_archive_keeps_everything_within_the_horizon(ledger, monkeypatch):
     assert not ledger.prune(0, ledger.vector(), archive_rounds=4), "all is younger than an hour"
     monkeypatch.setattr(ledger_module, "HORIZON_SECONDS", 0.0)
     assert sum(ledger.prune(0, ledger.vector(), archive_rounds=4).values()) == 11
-    assert ledger.payload_bytes == 900, "a round of each author is one update of the other"
+    assert ledger.retention.payload_bytes == 900, (
+        "a round of each author is one update of the other"
+    )
     check_files_match_rows(ledger)
 
 

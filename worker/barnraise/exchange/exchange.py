@@ -17,7 +17,7 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -58,7 +58,6 @@ from barnraise.protocol.enums import Role
 from barnraise.protocol.messages import Peer, Signed, Ticket, Update
 from barnraise.protocol.mirror_list import SignedMirrorList, parse_list
 from barnraise.protocol.signing import Identity, digest, open_signed
-from barnraise.protocol.verdicts import SignedVerdict
 from barnraise.spec import RunSpec
 
 log = logging.getLogger("barnraise.exchange")
@@ -74,32 +73,21 @@ def _create_incarnation() -> str:
 
 @dataclass(frozen=True)
 class ExchangeConfig:
-    """Who takes part in which run.
-
-    Attributes:
-        spec: The run's spec.
-        run: The run's id.
-        identity: This machine's key.
-        incarnation: The incarnation of its state directory.
-        ticket: Its ticket.
-        mirrors: Keys of the run's mirrors.
-        clock: Returns seconds since 1970, by the coordinators' clock.
-        reincarnate: Creates a new incarnation of the state directory and stores it durably; called
-            when a peer proves that updates of ours were lost here, or a verdict ended the old one.
-        announced: host:port pairs that this machine's owner announces; a host may be a name.
-        port_mapping: Whether the router may be asked to forward the port.
-    """
+    """Who takes part in which run."""
 
     spec: RunSpec
     run: str
     identity: Identity
-    incarnation: str
+    incarnation: str  # the incarnation of its state directory
     ticket: Signed
-    mirrors: frozenset[str]
-    clock: Callable[[], float] = time.time
+    mirrors: frozenset[str]  # keys of the run's mirrors
+    clock: Callable[[], float] = time.time  # returns seconds since 1970, by the coordinators' clock
+    # Creates a new incarnation of the state directory and stores it durably; called when a peer
+    # proves that updates of ours were lost here, or a verdict ended the old one.
     reincarnate: Callable[[], str] = _create_incarnation
+    # Host:port pairs that this machine's owner announces; a host may be a name.
     announced: tuple[str, ...] = ()
-    port_mapping: bool = False
+    port_mapping: bool = False  # whether the router may be asked to forward the port
 
 
 class Exchange:
@@ -259,11 +247,7 @@ class Exchange:
         return self.server.peers.copied_keys.refusal
 
     def new_update(self, tokens: int) -> UpdateWriter:
-        """Return a writer for this machine's next update.
-
-        Args:
-            tokens: Tokens that this machine trained on for the update.
-        """
+        """Return a writer for this machine's next update, which has trained on `tokens`."""
         return UpdateWriter(
             self._author,
             self._ledger.blobs,
@@ -272,27 +256,6 @@ class Exchange:
             self._on_published,
             self._contribution.record_own_part,
         )
-
-    def publish(self, parts: Iterable[tuple[bytes, torch.Tensor] | None], tokens: int) -> Update:
-        """Publish an update; see `UpdateWriter`.
-
-        Args:
-            parts: One for each fragment, in order. Small ones are stored while the next one is
-                requested.
-            tokens: Tokens that this machine trained on for the update.
-
-        Returns:
-            The update's header.
-
-        Raises:
-            OSError: When the disk refuses; then nothing was published.
-        """
-        with self.new_update(tokens) as update:
-            for fragment, part in enumerate(parts):
-                if part is not None:
-                    update.add(fragment, *part)
-                del part  # frees the fragment before the next one is computed
-        return update.header
 
     def _on_published(self, update: Update) -> None:
         self._record_growth(update)
@@ -544,14 +507,6 @@ class Exchange:
             directive: The signed directive, which the caller has verified.
         """
         self.thread.call(self.server.peers.apply_own_directive, directive)
-
-    def apply_verdict(self, verdict: SignedVerdict) -> None:
-        """Apply a verdict and send it to the peers.
-
-        Raises:
-            MessageError: When its signatures do not suffice.
-        """
-        self.thread.run(self.server.verdicts.on_proof(verdict), None)
 
     def set_mirror_lists(self, lists: list[SignedMirrorList]) -> list[SignedMirrorList]:
         """Give the peers the mirror lists that this machine has.

@@ -9,69 +9,43 @@ from barnraise.protocol.reports import ExchangeView
 
 @dataclass(frozen=True)
 class NeighbourStats:
-    """A connected peer.
-
-    Attributes:
-        key: Its key.
-        lag: Updates that we have and it lacks.
-        sent_rate: Bytes per second sent to it now.
-        received_rate: Bytes per second received from it now.
-        agrees: Whether its anchor equals ours; None before both were at one version vector.
-        is_relayed: Whether it is reached through a relay.
-    """
+    """A connected peer."""
 
     key: str
-    lag: int
-    sent_rate: float
-    received_rate: float
+    lag: int  # updates that we have and it lacks
+    sent_rate: float  # bytes per second sent to it now
+    received_rate: float  # bytes per second received from it now
+    # Whether its anchor equals ours; None before both were at one version vector.
     agrees: bool | None
-    is_relayed: bool = False
+    is_relayed: bool = False  # whether it is reached through a relay
 
 
 @dataclass(frozen=True)
 class ExchangeStats:
-    """What the exchange has done: updates since the ledger's beginning, bytes since the start.
+    """What the exchange has done: updates since the ledger's beginning, bytes since the start."""
 
-    Attributes:
-        updates_sent: Published by this machine, in all its incarnations.
-        updates_received: Of other authors, in the ledger.
-        bytes_sent: Frames and their headers.
-        bytes_received: Frames and their headers.
-        peers: Connected now.
-        updates_behind: Updates that connected peers have and we lack.
-        sent_rate: Bytes per second now.
-        received_rate: Bytes per second now.
-        uplink_rate: Bytes per second that the uplink carries while something is sent; 0 while
-            unknown.
-        round_schedule: Of this machine's rounds; None before its first.
-        neighbours: The connected peers.
-        fragments_checked: Fragments of the anchor that were checked against the ledger.
-        corruptions: Fragments and payload files that were found damaged.
-        repaired: How many of those have been repaired.
-        damaged_fragment: The name of a fragment that is not repaired yet.
-        waiting_reason: Why no snapshot is taken although one is needed; None if none is.
-        is_reached: Whether machines on the internet that this one had not dialled have reached it.
-        doubted: Digests of the volunteers that count for nothing.
-    """
-
-    updates_sent: int
-    updates_received: int
-    bytes_sent: int
-    bytes_received: int
-    peers: int
-    updates_behind: int
-    sent_rate: float
-    received_rate: float
+    updates_sent: int  # published by this machine, in all its incarnations
+    updates_received: int  # of other authors, in the ledger
+    bytes_sent: int  # frames and their headers
+    bytes_received: int  # frames and their headers
+    peers: int  # connected now
+    updates_behind: int  # updates that connected peers have and we lack
+    sent_rate: float  # bytes per second now
+    received_rate: float  # bytes per second now
+    # Bytes per second that the uplink carries while something is sent; 0 while unknown.
     uplink_rate: float
+    # Of this machine's rounds; None before its first.
     round_schedule: RoundSchedule | None
     neighbours: tuple[NeighbourStats, ...]
-    fragments_checked: int = 0
-    corruptions: int = 0
-    repaired: int = 0
-    damaged_fragment: str | None = None
+    fragments_checked: int = 0  # fragments of the anchor that were checked against the ledger
+    corruptions: int = 0  # fragments and payload files that were found damaged
+    repaired: int = 0  # how many of those have been repaired
+    damaged_fragment: str | None = None  # the name of a fragment that is not repaired yet
+    # Why no snapshot is taken although one is needed; None if none is.
     waiting_reason: str | None = None
+    # Whether machines on the internet that this one had not dialled have reached it.
     is_reached: bool = False
-    doubted: tuple[str, ...] = ()
+    doubted: tuple[str, ...] = ()  # digests of the volunteers that count for nothing
 
     @property
     def summary(self) -> ExchangeView | None:

@@ -61,33 +61,22 @@ MIN_WAKE_SECONDS = 0.005  # between two rounds, however many events a peer cause
 
 @dataclass(frozen=True)
 class UpdateConfig:
-    """What the exchange of updates is configured with.
+    """What the exchange of updates is configured with."""
 
-    Attributes:
-        rules: What updates of the run are checked against.
-        pace: What one machine can honestly publish.
-        archive_rounds: Rounds for which all payloads are kept, if this machine is an archive.
-    """
-
-    rules: UpdateRules
-    pace: PaceLimits
+    rules: UpdateRules  # what updates of the run are checked against
+    pace: PaceLimits  # what one machine can honestly publish
+    # Rounds for which all payloads are kept, if this machine is an archive.
     archive_rounds: int | None = None
 
 
 @dataclass(frozen=True)
 class LocalState:
-    """What this machine itself publishes and has received.
-
-    Attributes:
-        ledger: The run's ledger.
-        author: This machine as an author.
-        queue: Where received changes wait for the training loop.
-        sample: Returns the elements of a fragment's units by which an update is judged.
-    """
+    """What this machine itself publishes and has received."""
 
     ledger: Ledger
     author: LocalAuthor
-    queue: UpdateQueue
+    queue: UpdateQueue  # where received changes wait for the training loop
+    # Returns the elements of a fragment's units by which an update is judged.
     sample: Callable[[int, torch.Tensor], torch.Tensor]
 
 
@@ -102,14 +91,7 @@ class UpdateServer:
     def __init__(
         self, peering: PeeringConfig, config: UpdateConfig, transport: Transport, local: LocalState
     ) -> None:
-        """Assemble the handlers; `run` starts them.
-
-        Args:
-            peering: What the connections are configured with.
-            config: See `UpdateConfig`.
-            transport: Opens and accepts channels.
-            local: See `LocalState`.
-        """
+        """Assemble the handlers; `run` starts them."""
         ledger, author, queue = local.ledger, local.author, local.queue
         self.ledger = ledger
         self.queue = queue
@@ -299,13 +281,7 @@ class UpdateServer:
     def collect_stats(
         self, findings: ScrubFindings, schedule: RoundSchedule | None, doubted: tuple[str, ...]
     ) -> ExchangeStats:
-        """Return the figures as they are now. Safe to call from any thread.
-
-        Args:
-            findings: Of the anchor's scrub.
-            schedule: Of this machine's rounds; None before its first.
-            doubted: Digests of the volunteers that count for nothing.
-        """
+        """Return the figures as they are now. Safe to call from any thread."""
         connections = list(self.peers.connections.values())
         links = dict(self.gossip.links)
         vector = self.ledger.vector()

@@ -43,10 +43,6 @@ def initial_weights(fragment: Fragment, seed: int) -> torch.Tensor:
     and never beyond 3.5 deviations. The key is hashed from (seed, fragment, slot), and mix is the
     finaliser of SplitMix64.
 
-    Args:
-        fragment: The fragment.
-        seed: The run's seed.
-
     Returns:
         int32[fragment.size] in units of 2⁻²⁶.
     """
@@ -117,24 +113,18 @@ class FragmentStorage(Protocol):
 
 @dataclass(frozen=True)
 class Retraction:
-    """An update that must not be in the sum.
-
-    Attributes:
-        update: The update.
-        multiplier: How its integers are added: -1 to subtract them, 0 if they are not in the sum, 1
-            to add a single update again that no verdict retracts any longer.
-        single: Whether its author's later updates count. If not, it is its author's last update in
-            the anchor.
-        previous: Its author's update before it, which becomes the last, unless `single`; None if
-            there is none.
-        tokens: The tokens that the verdict states for a single update.
-    """
+    """An update that must not be in the sum."""
 
     update: Update
+    # How its integers are added: -1 to subtract them, 0 if they are not in the sum, 1 to add a
+    # single update again that no verdict retracts any longer.
     multiplier: int
+    # Whether its author's later updates count. If not, it is its author's last update in the
+    # anchor.
     single: bool
+    # Its author's update before it, which becomes the last, unless `single`; None if there is none.
     previous: Update | None = None
-    tokens: int = 0
+    tokens: int = 0  # the tokens that the verdict states for a single update
 
 
 class Anchor:
@@ -156,13 +146,7 @@ class Anchor:
         heads: dict[str, Update] | None = None,
         in_memory: bool = True,
     ) -> None:
-        """Wrap fragments, which this object will change.
-
-        Args:
-            fragments: The weights.
-            heads: Author → header of its last update in the weights.
-            in_memory: Whether the fragments are in memory, not read from disk on every access.
-        """
+        """Wrap fragments, which this object will change."""
         self.fragments = fragments
         self.in_memory = in_memory
         self.restore(heads or {}, {}, [])
@@ -264,26 +248,23 @@ class Anchor:
         author = update.author
         retracted = self.retracted.get(author, {})
         if retraction.single and retraction.multiplier > 0:
-            remaining = {seq: tokens for seq, tokens in retracted.items() if seq != update.seq}
-            self.retracted.pop(author, None)
-            if remaining:
-                self.retracted[author] = remaining
+            retracted = {seq: tokens for seq, tokens in retracted.items() if seq != update.seq}
         elif retraction.single:
             if author not in self.heads or update.seq > self.heads[author].seq:
                 self._advance(update)
-            self.retracted[author] = retracted | {update.seq: retraction.tokens}
+            retracted = retracted | {update.seq: retraction.tokens}
         else:
             assert self.heads[author].seq == update.seq, (
                 f"{author[:8]} {update.seq} is not its last"
             )
-            remaining = {seq: tokens for seq, tokens in retracted.items() if seq < update.seq}
-            self.retracted.pop(author, None)
-            if remaining:
-                self.retracted[author] = remaining
+            retracted = {seq: tokens for seq, tokens in retracted.items() if seq < update.seq}
             if retraction.previous is None:
                 del self.heads[author]
             else:
                 self.heads[author] = retraction.previous
+        self.retracted.pop(author, None)
+        if retracted:
+            self.retracted[author] = retracted
         self._update_sketches(update, retraction.multiplier)
 
     def _update_sketches(self, header: Update, multiplier: int) -> None:
@@ -301,15 +282,9 @@ class Anchor:
         """Compute the digest of the set of updates in the anchor, see `digest_vector`."""
         return digest_vector(self.vector, self.retracted)
 
-    def fragment_sketch(self, index: int) -> str:
-        """Compute the sketch of one fragment."""
-        return compute_sketch(self.fragments[index])
-
     def checksum(self) -> str:
         """Combine the fragments' sketches: the sum of the i-th times 2i - 1, counting from 1."""
-        sketches = self.expected_sketches or [
-            self.fragment_sketch(index) for index in range(len(self.fragments))
-        ]
+        sketches = self.expected_sketches or map(compute_sketch, self.fragments)
         total = "0" * 16
         for number, fragment_sketch in enumerate(sketches, 1):
             total = add_sketches(total, fragment_sketch, times=2 * number - 1)
@@ -326,7 +301,7 @@ class Anchor:
             units: int32[n] to verify in place of the stored fragment.
         """
         assert self.expected_sketches is not None
-        sketch = self.fragment_sketch(index) if units is None else compute_sketch(units)
+        sketch = compute_sketch(self.fragments[index] if units is None else units)
         return sketch[8:] == self.expected_sketches[index][8:]
 
 
@@ -385,11 +360,6 @@ def load_initial_fragment(spec: RunSpec, index: int, blobs: BlobStore) -> torch.
 
     It comes from the seed, or from the run or model that this run begins with.
 
-    Args:
-        spec: The run's spec.
-        index: The fragment.
-        blobs: Where the weights that the run begins with are stored.
-
     Returns:
         int32[n]; None if the blob is not here or damaged.
     """
@@ -423,17 +393,11 @@ def _mix_int(x: int) -> int:
 
 @dataclass(frozen=True)
 class TokenClaim:
-    """What one author, which is one incarnation of a key, states.
+    """What one author, which is one incarnation of a key, states."""
 
-    Attributes:
-        started_ms: When it began to train, in milliseconds since 1970.
-        time_ms: When it signed its last update.
-        tokens: The tokens of its updates that count.
-    """
-
-    started_ms: int
-    time_ms: int
-    tokens: int
+    started_ms: int  # when it began to train, in milliseconds since 1970
+    time_ms: int  # when it signed its last update
+    tokens: int  # the tokens of its updates that count
 
 
 def count_tokens(claims: Mapping[str, TokenClaim]) -> int:
@@ -450,10 +414,15 @@ def count_tokens(claims: Mapping[str, TokenClaim]) -> int:
     Args:
         claims: Author (key.incarnation) → what it states.
     """
+    return sum(count_tokens_by_key(claims).values())
+
+
+def count_tokens_by_key(claims: Mapping[str, TokenClaim]) -> dict[str, int]:
+    """Return key → the tokens that count of all its authors, see `count_tokens`."""
     by_key: dict[str, list[tuple[str, TokenClaim]]] = {}
     for author, claim in claims.items():
         by_key.setdefault(author.partition(".")[0], []).append((author, claim))
-    return sum(_count_key(authors) for authors in by_key.values())
+    return {key: _count_key(authors) for key, authors in by_key.items()}
 
 
 def _count_key(authors: Iterable[tuple[str, TokenClaim]]) -> int:

@@ -20,11 +20,6 @@ def anchor_retractions(
     A single update that no verdict retracts any longer is added again.
 
     All headers that this needs must be here, see `missing_headers`.
-
-    Args:
-        ledger: The ledger.
-        vector: The anchor's version vector.
-        retracted: The single updates that are out of it already.
     """
     result: list[Retraction] = []
     verdicts = ledger.verdicts
@@ -81,13 +76,6 @@ def updates_between(
     end_retracted: Retracted,
 ) -> list[tuple[Update, int]] | None:
     """Return the updates that turn one anchor into another.
-
-    Args:
-        ledger: The ledger.
-        start: Version vector of the first anchor.
-        start_retracted: The single updates that are out of it.
-        end: Version vector of the second anchor.
-        end_retracted: The single updates that are out of it.
 
     Returns:
         (update, multiplier), with 1 to add the update and -1 to subtract it; None if a header is

@@ -32,28 +32,17 @@ MAX_LOCAL_UPDATES = 1000  # up to which a fragment is recomputed here before pee
 
 @dataclass
 class ScrubFindings:
-    """What verifying has found since this process started.
+    """What verifying has found since this process started."""
 
-    Attributes:
-        checked: Fragments that were intact.
-        corrupted: Fragments that were damaged.
-        repaired: Damaged fragments that were repaired.
-        damaged: Name of the fragment that is damaged now; None if there is none.
-    """
-
-    checked: int = 0
-    corrupted: int = 0
-    repaired: int = 0
+    checked: int = 0  # fragments that were intact
+    corrupted: int = 0  # fragments that were damaged
+    repaired: int = 0  # damaged fragments that were repaired
+    # Name of the fragment that is damaged now; None if there is none.
     damaged: str | None = None
 
 
 class AnchorScrub:
-    """Verifies the anchor's fragments in turn.
-
-    Args:
-        spec: The run's spec.
-        ledger: The ledger.
-    """
+    """Verifies the anchor's fragments in turn."""
 
     def __init__(self, spec: RunSpec, ledger: Ledger) -> None:
         self._fragments = spec.model.fragments()

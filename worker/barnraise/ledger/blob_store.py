@@ -128,10 +128,6 @@ class BlobStore:
     def store(self, data: bytes | memoryview, pin: bool = False) -> str:
         """Store bytes durably, unless they are here already.
 
-        Args:
-            data: The blob.
-            pin: Whether to pin the blob, see `pin`.
-
         Returns:
             Its digest.
         """

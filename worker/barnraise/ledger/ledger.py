@@ -25,7 +25,7 @@ from pathlib import Path
 
 from barnraise.durable_io import transaction
 from barnraise.errors import StateError
-from barnraise.ledger.anchor import Retracted, TokenClaim, count_tokens
+from barnraise.ledger.anchor import Retracted, TokenClaim, count_tokens, count_tokens_by_key
 from barnraise.ledger.blob_store import BlobStore
 from barnraise.ledger.ledger_base import BASE_SCHEMA, LedgerBase
 from barnraise.ledger.ledger_rows import (
@@ -96,6 +96,7 @@ class Ledger:
     Attributes:
         blobs: The payloads.
         base: The snapshot at which it begins, if it does not begin at the run's start.
+        retention: Which payloads are kept.
         tickets: The tickets that its updates name.
         peer_store: Addresses of peers.
         verdicts: The verdicts and forks that apply.
@@ -131,7 +132,7 @@ class Ledger:
                 verify_rows(self._db)
                 self.peer_store.peers()  # each is validated
             verdicts = self._load_verdicts()
-            self._retention = Retention(self._db, self._lock, self.blobs, sweep)
+            self.retention = Retention(self._db, self._lock, self.blobs, sweep)
             self._last_heads = self._load_heads()  # of each author, retracted or not
             self.volunteers = self._load_volunteers()
             self.verdicts = verdicts.bind(self.volunteers)
@@ -231,7 +232,7 @@ class Ledger:
                     (update.author, update.seq, tokens, key_tokens, received_at),
                 )
                 if not self.verdicts.is_retracted(update.author, update.seq):
-                    self._retention.add_update(update)
+                    self.retention.add_update(update)
 
     def classify(self, signed: Signed, update: Update) -> Outcome:
         """Return what `append` would return. It waits for no thread that writes.
@@ -264,12 +265,7 @@ class Ledger:
         return Outcome.ADDED if is_continuation else Outcome.INCONSISTENT
 
     def fork_proof(self, other: Signed, update: Update) -> Fork | None:
-        """Return the proof that `other` is half of a fork whose other half is here, or None.
-
-        Args:
-            other: The signed header.
-            update: The update in it.
-        """
+        """Return the proof that `other` is half of a fork whose other half is here, or None."""
         stored = self.header(update.author, update.seq)
         if stored is None or stored.body == other.body:
             return None
@@ -308,11 +304,7 @@ class Ledger:
     def _set_heads(self, heads: dict[str, LedgerHead]) -> None:
         """Replace all heads, and count the tokens again. The caller holds the lock."""
         self._heads = heads
-        claims = self._collect_claims(heads)
-        by_key: dict[str, dict[str, TokenClaim]] = {}
-        for author, claim in claims.items():
-            by_key.setdefault(author.partition(".")[0], {})[author] = claim
-        self._key_tokens = {key: count_tokens(of_key) for key, of_key in by_key.items()}
+        self._key_tokens = count_tokens_by_key(self._collect_claims(heads))
 
     def _count_key(self, key: str) -> int:
         """Count the tokens of one key again. The caller holds the lock."""
@@ -346,11 +338,6 @@ class Ledger:
 
         The age of an update is reckoned in the tokens of other machines, which its author cannot
         inflate, and an hour is never too old. A round is the last update of each other machine.
-
-        Args:
-            author: The update's author.
-            seq: Its sequence number.
-            rounds: The horizon.
 
         Returns:
             True also where it is unknown when the update arrived.
@@ -458,9 +445,6 @@ class Ledger:
         Updates that no other verdict cuts off count again, as far as their payloads are here. Later
         ones are dropped: peers send them again.
 
-        Args:
-            rules: The rules that follow from the list.
-
         Returns:
             The version vector and the single retracted updates from before; None if all verdicts
             stay.
@@ -483,7 +467,7 @@ class Ledger:
             self.verdicts = remaining
             self._last_heads = {author: head for author, head in last_heads.items() if head.seq}
             self._set_heads(self._valid_heads())
-            self._retention.delete_files()
+            self.retention.delete_files()
             return vector_before, retracted_before
 
     def _complete_head(self, author: str, seq: int, verdicts: VerdictSet) -> LedgerHead:
@@ -505,7 +489,7 @@ class Ledger:
         """Forget an author's updates after a sequence number, within a transaction."""
         for table in ("headers", "arrivals"):
             self._db.execute(f"DELETE FROM {table} WHERE author=? AND seq>?", (author, seq))
-        self._retention.drop_after(author, seq)
+        self.retention.drop_after(author, seq)
 
     def restore_header(self, signed: Signed, update: Update) -> bool:
         """Store a header from before the base, if the header after it, which is here, names it.
@@ -559,10 +543,6 @@ class Ledger:
 
         The snapshot must apply all verdicts known here, and payloads after it must not have been
         pruned here.
-
-        Args:
-            vector: The snapshot's version vector.
-            verdicts: The verdicts that it applies.
         """
         with self._lock:
             pruned = self.pruned()
@@ -596,7 +576,7 @@ class Ledger:
             assert self.can_rebase(vector, verdicts), "payloads that were pruned are not in it"
             assert all(self.blobs.has(fragment) for fragment in fragments)
             with transaction(self._db):
-                self._retention.mark_pruned(self._retention.rows_covered_by(vector))
+                self.retention.mark_pruned(self.retention.rows_covered_by(vector))
                 self.base.replace(heads, fragments, verdicts.retracted_within(vector))
                 self._store_verdicts(verdicts)
             self.verdicts = verdicts
@@ -604,7 +584,7 @@ class Ledger:
                 if head.seq > self._last_heads.get(author, LedgerHead()).seq:
                     self._last_heads[author] = head
             self._set_heads(self._valid_heads())
-            self._retention.delete_files()
+            self.retention.delete_files()
 
     def has_payloads_after(self, vector: Mapping[str, int]) -> bool:
         """Return whether the payloads that an anchor at `vector` lacks have not been pruned."""
@@ -623,12 +603,7 @@ class Ledger:
             )
 
     def can_continue_from(self, vector: Mapping[str, int], retracted: Retracted) -> bool:
-        """Return whether this ledger can bring an anchor up to date.
-
-        Args:
-            vector: The anchor's version vector.
-            retracted: The single updates that are out of it.
-        """
+        """Return whether this ledger can bring an anchor up to date."""
         with self._lock:
             has_retracted = all(
                 self.verdicts.is_retracted(author, seq) or self.header(author, seq) is not None
@@ -666,32 +641,19 @@ class Ledger:
                     author, seq, archive_rounds
                 )
 
-            surplus = self._retention.surplus_rows(max_bytes, {**saved, **cut_off}, must_keep)
+            surplus = self.retention.surplus_rows(max_bytes, {**saved, **cut_off}, must_keep)
             if not surplus:
                 return {}
             pruned_before = self.pruned()
             with transaction(self._db):
-                self._retention.mark_pruned(surplus)
+                self.retention.mark_pruned(surplus)
                 self.base.drop_snapshot()  # the payloads after it are incomplete from now on
-            self._retention.delete_files()
+            self.retention.delete_files()
             return {
                 author: seq
                 for author, seq in self.pruned().items()
                 if seq > pruned_before.get(author, 0)
             }
-
-    def expect_payloads(self, digests: Iterable[str]) -> None:
-        """Record that payloads of an update are on their way, see `Retention.expect_files`."""
-        self._retention.expect_files(digests)
-
-    def delete_unneeded(self) -> None:
-        """Delete the payload files of updates that were pruned or never became complete."""
-        self._retention.delete_files()
-
-    @property
-    def payload_bytes(self) -> int:
-        """Return the bytes of the payloads that are kept."""
-        return self._retention.payload_bytes
 
     def pruned(self) -> dict[str, int]:
         """Return author → sequence number up to which payloads are not here.
@@ -700,7 +662,7 @@ class Ledger:
         """
         with self._lock:
             base = self.base.vector()
-            pruned = self._retention.pruned()
+            pruned = self.retention.pruned()
             return {
                 author: max(base.get(author, 0), pruned.get(author, 0)) for author in base | pruned
             }

@@ -18,12 +18,7 @@ CREATE TABLE IF NOT EXISTS base_retracted (author TEXT, seq INTEGER, tokens INTE
 
 
 class LedgerBase:
-    """Each author's last header in the snapshot, what is out of it, and its fragments.
-
-    Args:
-        db: The ledger's database.
-        lock: The lock that guards it.
-    """
+    """Each author's last header in the snapshot, what is out of it, and its fragments."""
 
     def __init__(self, db: sqlite3.Connection, lock: threading.RLock) -> None:
         self._db = db
@@ -66,13 +61,7 @@ class LedgerBase:
         fragments: Iterable[str],
         retracted: Retracted | Mapping[str, Mapping[int, int]],
     ) -> None:
-        """Begin at another snapshot, within a transaction of the caller.
-
-        Args:
-            heads: Each author's last header in it.
-            fragments: Digests of its fragments.
-            retracted: Author → sequence number → tokens of single updates that are out of it.
-        """
+        """Begin at another snapshot, within a transaction of the caller."""
         self.drop_snapshot()
         self._db.execute("DELETE FROM base")
         self._db.execute("DELETE FROM base_retracted")

@@ -111,12 +111,7 @@ def verify_rows(db: sqlite3.Connection) -> None:
 
 
 class TicketRows:
-    """The tickets that updates name, by the digests of their texts.
-
-    Args:
-        db: The ledger's database.
-        lock: The lock that guards it.
-    """
+    """The tickets that updates name, by the digests of their texts."""
 
     def __init__(self, db: sqlite3.Connection, lock: threading.RLock) -> None:
         self._db = db

@@ -18,12 +18,7 @@ CREATE TABLE IF NOT EXISTS peers (id INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT
 
 
 class PeerStore:
-    """Addresses of peers.
-
-    Args:
-        db: The ledger's database.
-        lock: The lock that guards it.
-    """
+    """Addresses of peers."""
 
     def __init__(self, db: sqlite3.Connection, lock: threading.RLock) -> None:
         self._db = db
@@ -33,10 +28,6 @@ class PeerStore:
         """Store where a peer was met: this machine can rejoin through any one peer.
 
         The machines of one person displace each other, not those of other people.
-
-        Args:
-            peer: The peer, with the address at which it was met.
-            volunteer: Digest of its volunteer.
         """
         with self._lock, transaction(self._db):
             row = (peer.key, peer.model_dump_json(), volunteer)

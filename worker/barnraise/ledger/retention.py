@@ -46,14 +46,7 @@ class Retention:
     def __init__(
         self, db: sqlite3.Connection, lock: threading.RLock, blobs: BlobStore, sweep: bool
     ) -> None:
-        """Open the tables.
-
-        Args:
-            db: The ledger's database.
-            lock: The lock that guards it.
-            blobs: The payload files.
-            sweep: Whether to delete files that an interrupted process left.
-        """
+        """Open the tables."""
         self._db = db
         self._lock = lock
         self._blobs = blobs
@@ -185,7 +178,10 @@ class Retention:
     # ---- after it
 
     def delete_files(self) -> None:
-        """Delete the files of pruned payloads, except for needed and pinned ones."""
+        """Delete the files of updates that were pruned or never became complete.
+
+        Files that another update or the base needs stay, and so do pinned ones.
+        """
         with self._lock:
             digests = [row[0] for row in self._db.execute("SELECT digest FROM files_to_delete")]
             deleted = [

@@ -5,14 +5,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ScrubPace:
-    """The pauses of a check that runs in the background over and over.
+    """The pauses of a check that runs in the background over and over."""
 
-    Attributes:
-        min_pause_seconds: Between two parts of the check.
-        time_share: Of the time, which reading may take: a slow part is followed by a longer pause.
-    """
-
-    min_pause_seconds: float
+    min_pause_seconds: float  # between two parts of the check
+    # Of the time, which reading may take: a slow part is followed by a longer pause.
     time_share: float = 0.005
 
     def pause_seconds(self, seconds: float) -> float:

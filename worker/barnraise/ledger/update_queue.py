@@ -24,24 +24,16 @@ Samples = Sequence[torch.Tensor | None]  # float32, the compared elements of eac
 
 @dataclass(frozen=True)
 class ReceivedUpdate:
-    """An update, or a retraction, that is in the ledger and not yet in the anchor.
-
-    Attributes:
-        header: The update or the retraction.
-        sizes: Elements of each fragment.
-        blobs: Where the payloads are.
-        refetch: Requests a payload of (digest, bytes) from the peers, blocking; returns whether it
-            arrived.
-        units: What the payloads decode to, where that is in memory.
-        samples: The elements by which this machine judges what the update is worth; empty for what
-            it does not judge.
-    """
+    """An update, or a retraction, that is in the ledger and not yet in the anchor."""
 
     header: Update | Retraction
-    sizes: tuple[int, ...]
-    blobs: BlobStore
+    sizes: tuple[int, ...]  # elements of each fragment
+    blobs: BlobStore  # where the payloads are
+    # Requests a payload of (digest, bytes) from the peers, blocking; returns whether it arrived.
     refetch: Callable[[str, int], bool] = lambda digest, size: False
-    units: Units = ()
+    units: Units = ()  # what the payloads decode to, where that is in memory
+    # The elements by which this machine judges what the update is worth; empty for what it does not
+    # judge.
     samples: Samples = ()
 
     @property
@@ -107,13 +99,7 @@ class UpdateQueue:
         blobs: BlobStore,
         refetch: Callable[[str, int], bool],
     ) -> None:
-        """Create an empty, closed queue.
-
-        Args:
-            sizes: Elements of each fragment.
-            blobs: The ledger's payload files.
-            refetch: See `ReceivedUpdate`.
-        """
+        """Create an empty, closed queue."""
         self._sizes = sizes
         self._blobs = blobs
         self._refetch = refetch

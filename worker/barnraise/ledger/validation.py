@@ -30,29 +30,16 @@ EMPTY_PART = FragmentUpdate(digest=EMPTY_DIGEST, size=0, sketch="0" * 16)
 
 @dataclass(frozen=True)
 class UpdateRules:
-    """What decides in a run whether updates and verdicts count.
+    """What decides in a run whether updates and verdicts count."""
 
-    Attributes:
-        mirrors: The run, and the mirrors whose tickets count in it.
-        sizes: The elements of each fragment.
-        max_tokens: The tokens that one update may state.
-        owner: Key of the run's owner, who may sign verdicts alone.
-    """
-
-    mirrors: RunMirrors
-    sizes: tuple[int, ...]
-    max_tokens: int
-    owner: str = ""
+    mirrors: RunMirrors  # the run, and the mirrors whose tickets count in it
+    sizes: tuple[int, ...]  # the elements of each fragment
+    max_tokens: int  # the tokens that one update may state
+    owner: str = ""  # key of the run's owner, who may sign verdicts alone
 
     @classmethod
     def from_spec(cls, spec: RunSpec, run: str, mirrors: frozenset[str]) -> "UpdateRules":
-        """Return the rules of a run.
-
-        Args:
-            spec: The run's spec.
-            run: The run's id.
-            mirrors: Keys of the mirrors whose tickets count.
-        """
+        """Return the rules of a run."""
         sizes = tuple(fragment.size for fragment in spec.model.fragments())
         run_mirrors = RunMirrors(run, mirrors, mirrors, spec.threshold)
         return cls(run_mirrors, sizes, spec.max_tokens_per_update, spec.owner)
@@ -71,11 +58,6 @@ def validate_header(signed: Signed, ticket: Signed | None, rules: UpdateRules) -
     """Return the update of a signed header, if it counts once its payloads are valid.
 
     What remains to be checked is that it continues its author's previous update: `validate_claim`.
-
-    Args:
-        signed: The signed header.
-        ticket: The ticket that it names.
-        rules: The run's rules.
 
     Raises:
         MessageError: If it does not count, with the reason.
@@ -96,10 +78,6 @@ def validate_header(signed: Signed, ticket: Signed | None, rules: UpdateRules) -
 
 def open_header(signed: Signed, rules: UpdateRules) -> Update:
     """Return the update of a signed header that has the form of an update of this run.
-
-    Args:
-        signed: The signed header.
-        rules: The run's rules.
 
     Raises:
         MessageError: If it does not have it, with the reason.
@@ -127,11 +105,6 @@ def open_header(signed: Signed, rules: UpdateRules) -> Update:
 def open_ticket(signed: Signed, peer: str, rules: UpdateRules) -> Ticket:
     """Return a ticket by which a mirror of the run permitted a key to take part at some time.
 
-    Args:
-        signed: The signed ticket.
-        peer: The key.
-        rules: The run's rules.
-
     Raises:
         MessageError: If it is not such a ticket, with the reason.
     """
@@ -154,11 +127,6 @@ def _open_mirror_ticket(key: str, body: str, signature: str) -> Ticket:
     """Return the ticket of a signed document; the result depends on nothing but the document.
 
     An author names one ticket in hundreds of updates, so verified ones are remembered.
-
-    Args:
-        key: Whose signature it is.
-        body: The ticket's text.
-        signature: The signature.
 
     Raises:
         MessageError: If it is malformed or its signature is wrong.
@@ -241,11 +209,6 @@ def _validate_parts(update: Update, name: str, rules: UpdateRules) -> None:
 
 def decode_payload(payload: bytes, part: FragmentUpdate, size: int) -> torch.Tensor:
     """Decode a payload whose digest has been verified, and validate it against its header.
-
-    Args:
-        payload: The encoded values.
-        part: The header's entry for this fragment.
-        size: The elements of the fragment.
 
     Returns:
         int32[size] in units of 2⁻²⁶.

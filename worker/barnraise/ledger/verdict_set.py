@@ -29,19 +29,16 @@ Kept = Mapping[str, int]  # author → its last update that stays; none of the o
 
 @dataclass(frozen=True)
 class VerdictSet:
-    """Verdicts and forks, and what follows from them.
+    """Verdicts and forks, and what follows from them."""
 
-    Attributes:
-        rulings: The signed verdicts by the digest of their text.
-        forks: Author → the sequence number that it signed twice, and the proof.
-        parsed: The texts of `rulings`, by the same digest.
-        volunteers: Author → the volunteer that its updates name, as far as authors are known. A
-            ledger shares its own table, which grows.
-    """
-
+    # The signed verdicts by the digest of their text.
     rulings: Mapping[str, SignedVerdict] = field(default_factory=dict[str, SignedVerdict])
+    # Author → the sequence number that it signed twice, and the proof.
     forks: Mapping[str, tuple[int, Fork]] = field(default_factory=dict[str, tuple[int, Fork]])
+    # The texts of `rulings`, by the same digest.
     parsed: Mapping[str, Verdict] = field(default_factory=dict[str, Verdict], compare=False)
+    # Author → the volunteer that its updates name, as far as authors are known. A ledger shares its
+    # own table, which grows.
     volunteers: Mapping[str, str] = field(default_factory=dict[str, str], compare=False)
 
     @classmethod
@@ -65,7 +62,9 @@ class VerdictSet:
         forks = dict(self.forks)
         for author, fork in other.forks.items():
             forks[author] = min(
-                forks.get(author, fork), fork, key=lambda entry: (entry[0], _proof_text(entry[1]))
+                forks.get(author, fork),
+                fork,
+                key=lambda entry: (entry[0], entry[1].model_dump_json()),
             )
         return VerdictSet(
             rulings, forks, {**self.parsed, **other.parsed}, self.volunteers or other.volunteers
@@ -306,7 +305,3 @@ def _verify_fork(fork: Fork, rules: UpdateRules) -> None:
     open_ticket(fork.ticket, one.peer, rules)
     if (one.author, one.seq) != (other.author, other.seq) or fork.one.body == fork.other.body:
         raise MessageError("the proof of a fork is not two different updates with one identity")
-
-
-def _proof_text(proof: Proof) -> str:
-    return proof.model_dump_json()

@@ -19,13 +19,9 @@ _CONNECTED = ("connect_tcp.complete", "start_tls.complete")
 
 @dataclass
 class LimitedRequest:
-    """A request that has a deadline.
+    """A request that has a deadline."""
 
-    Attributes:
-        has_timed_out: Whether it took longer and was ended.
-    """
-
-    has_timed_out: bool = False
+    has_timed_out: bool = False  # whether it took longer and was ended
 
 
 class AnswerDeadline:
@@ -36,11 +32,7 @@ class AnswerDeadline:
     """
 
     def __init__(self, seconds: float) -> None:
-        """Limit nothing yet.
-
-        Args:
-            seconds: for a whole answer.
-        """
+        """Limit nothing yet; a whole answer may take `seconds`."""
         self._seconds = seconds
         self._streams: WeakSet[Any] = WeakSet()  # httpcore's, of the client's connections
         self._lock = threading.Lock()

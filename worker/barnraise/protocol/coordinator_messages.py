@@ -52,25 +52,15 @@ class ModelShape(Message):
 
 
 class TextCounts(Message):
-    """What was read to prepare a text: numbers only, nothing of the text itself.
+    """What was read to prepare a text: numbers only, nothing of the text itself."""
 
-    Attributes:
-        files: that were read.
-        left_out: files and folders that were not.
-        documents: that were read, copies included.
-        duplicates: documents that are copies of another one, and are not used.
-        skipped_rows: rows without a usable text.
-        bytes: of the documents in UTF-8.
-        characters: of the documents.
-    """
-
-    files: Count = 0
-    left_out: Count = 0
-    documents: Count = 0
-    duplicates: Count = 0
-    skipped_rows: Count = 0
-    bytes: Count = 0
-    characters: Count = 0
+    files: Count = 0  # that were read
+    left_out: Count = 0  # files and folders that were not
+    documents: Count = 0  # that were read, copies included
+    duplicates: Count = 0  # documents that are copies of another one, and are not used
+    skipped_rows: Count = 0  # rows without a usable text
+    bytes: Count = 0  # of the documents in UTF-8
+    characters: Count = 0  # of the documents
 
 
 class TextManifest(Message):
@@ -203,17 +193,13 @@ class EnrolmentStatus(Message):
 
 
 class RunSummary(Message):
-    """A run in a list.
-
-    Attributes:
-        launching: whether a draft is launched and waits for its text.
-    """
+    """A run in a list."""
 
     id: Id
     slug: ShortText = ""
     name: ShortText
     status: RunStatus
-    launching: bool = False
+    launching: bool = False  # whether a draft is launched and waits for its text
 
 
 class RunView(RunSummary):

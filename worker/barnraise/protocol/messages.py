@@ -58,18 +58,14 @@ class Signed(Message):
 
 
 class Ticket(Message):
-    """A coordinator's permission for the key `peer` to take part in `run` until `expires`.
-
-    Attributes:
-        volunteer: distinguishes people without naming them.
-        max_tokens_per_second: the most that updates under this ticket may state, by their times.
-    """
+    """A coordinator's permission for the key `peer` to take part in `run` until `expires`."""
 
     run: Id
     peer: PublicKey
     machine: Id
-    volunteer: Digest
+    volunteer: Digest  # distinguishes people without naming them
     roles: list[Role] = Field(max_length=4)
+    # The most that updates under this ticket may state, by their times.
     max_tokens_per_second: int = Field(ge=1, lt=1 << 53)
     issued: UnixTime
     expires: UnixTime
@@ -88,30 +84,22 @@ class FragmentUpdate(Message):
 
 
 class Update(Message):
-    """The header of an update, signed by its author.
-
-    Attributes:
-        previous: digest of the author's header before this one; of "" where `seq` is 1.
-        tokens: tokens the author trained on for this update.
-        total: the author's tokens up to and including this update.
-        started_ms: when the author's incarnation began to train, the same in all its updates.
-        time_ms: when the author signed this update, later than the one before.
-        ticket: digest of the text of the ticket that permits this update.
-        volunteer: the volunteer that the author's ticket names, the same in all of its updates.
-        fragments: one part for every fragment of the model, in index order.
-    """
+    """The header of an update, signed by its author."""
 
     run: Id
     peer: PublicKey
     incarnation: Incarnation
     seq: int = Field(ge=1, lt=1 << 53)
-    previous: Digest
-    tokens: Count
-    total: Count
+    previous: Digest  # digest of the author's header before this one; of "" where `seq` is 1
+    tokens: Count  # tokens the author trained on for this update
+    total: Count  # the author's tokens up to and including this update
+    # When the author's incarnation began to train, the same in all its updates.
     started_ms: UnixMilliseconds
-    time_ms: UnixMilliseconds
-    ticket: Digest
+    time_ms: UnixMilliseconds  # when the author signed this update, later than the one before
+    ticket: Digest  # digest of the text of the ticket that permits this update
+    # The volunteer that the author's ticket names, the same in all of its updates.
     volunteer: Digest = "0" * 64
+    # One part for every fragment of the model, in index order.
     fragments: list[FragmentUpdate] = Field(max_length=300)
 
     @property
@@ -126,32 +114,21 @@ class Update(Message):
 
 
 class ChannelProof(Message):
-    """A machine's statement that it is at one end of a TLS connection.
+    """A machine's statement that it is at one end of a TLS connection."""
 
-    Attributes:
-        certificate: digest of the certificate that the listening machine showed.
-        peer: key of the machine at the other end.
-        nonce: that the other machine chose for this connection.
-    """
-
-    certificate: Digest
-    peer: PublicKey
-    nonce: Digest
+    certificate: Digest  # digest of the certificate that the listening machine showed
+    peer: PublicKey  # key of the machine at the other end
+    nonce: Digest  # that the other machine chose for this connection
 
 
 # ---- messages between peers ------------------------------------------------------------------
 
 
 class ChannelGreeting(Message):
-    """The first frame of a TLS connection, from both sides; a `ChannelProof` follows.
+    """The first frame of a TLS connection, from both sides; a `ChannelProof` follows."""
 
-    Attributes:
-        key: the sender's, not proven yet.
-        nonce: 32 random bytes in hex, which the other machine's proof must contain.
-    """
-
-    key: PublicKey
-    nonce: Digest
+    key: PublicKey  # the sender's, not proven yet
+    nonce: Digest  # 32 random bytes in hex, which the other machine's proof must contain
 
 
 class Peer(Message):
@@ -162,13 +139,7 @@ class Peer(Message):
 
 
 class Hello(Message):
-    """The first frame on a connection, from both sides. Other frames before it are refused.
-
-    Attributes:
-        addresses: at which the sender says that it can be reached.
-        observed: the UDP address from which the sender sees the receiver.
-        session: the sender's `WorkerSession` (kind "session").
-    """
+    """The first frame on a connection, from both sides. Other frames before it are refused."""
 
     type: Literal["hello"] = "hello"
     protocols: list[int] = Field(max_length=4)
@@ -177,55 +148,43 @@ class Hello(Message):
     spec: Digest
     incarnation: Incarnation
     ticket: Signed
-    addresses: Addresses
-    observed: Address | None = None
-    session: Signed | None = None
+    addresses: Addresses  # at which the sender says that it can be reached
+    observed: Address | None = None  # the UDP address from which the sender sees the receiver
+    session: Signed | None = None  # the sender's `WorkerSession` (kind "session")
 
 
 class PeerState(Message):
-    """What the sender has: sent every few seconds and on every change, the basis of anti-entropy.
-
-    Attributes:
-        vector: the sender's last update of each author.
-        pruned: the sender stores only the headers of updates up to these.
-        declined: the sender has, or is receiving, updates up to these: announce newer ones, but do
-            not push these.
-        full: False: the message holds only what changed since the last one.
-        anchor_vector: digest of the version vector at which `anchor_digest` was computed.
-        anchor_digest: digest of the sender's anchor at that vector.
-        rate: the sender's training speed in tokens/s.
-        complete: the sender has ended its part in the run and publishes no further update.
-        verdicts_digest: digest of the set of verdicts that the sender knows; None: it knows none.
-        heads_digest: digest of the headers behind the vector. Different ones under equal vectors
-            prove a fork.
-        mirror_list_version: version of the sender's mirror list, 0 without one; None: the sender's
-            version of the program has no mirror lists.
-    """
+    """What the sender has, sent every few seconds and on a change: the basis of anti-entropy."""
 
     type: Literal["peer_state"] = "peer_state"
-    vector: VersionVector
-    pruned: VersionVector = {}
+    vector: VersionVector  # the sender's last update of each author
+    pruned: VersionVector = {}  # the sender stores only the headers of updates up to these
+    # The sender has, or is receiving, updates up to these: announce newer ones, but do not push
+    # these.
     declined: VersionVector = {}
-    full: bool = True
+    full: bool = True  # False: the message holds only what changed since the last one
+    # Digest of the version vector at which `anchor_digest` was computed.
     anchor_vector: Digest | None = None
-    anchor_digest: Digest | None = None
-    rate: Rate
+    anchor_digest: Digest | None = None  # digest of the sender's anchor at that vector
+    rate: Rate  # the sender's training speed in tokens/s
+    # The sender has ended its part in the run and publishes no further update.
     complete: bool = False
+    # Digest of the set of verdicts that the sender knows; None: it knows none.
     verdicts_digest: Digest | None = None
+    # Digest of the headers behind the vector. Different ones under equal vectors prove a fork.
     heads_digest: Digest | None = None
+    # Version of the sender's mirror list, 0 without one; None: the sender's version of the program
+    # has no mirror lists.
     mirror_list_version: Count | None = None
 
 
 class UpdatePush(Message):
-    """An update's signed header and the ticket that it names; then come its payloads' parts.
-
-    Attributes:
-        has_payloads: False when the header was asked for alone, or a verdict retracts the update.
-    """
+    """An update's signed header and the ticket that it names; then come its payloads' parts."""
 
     type: Literal["update_push"] = "update_push"
     header: Signed
     ticket: Signed
+    # False when the header was asked for alone, or a verdict retracts the update.
     has_payloads: bool = True
 
 
@@ -279,23 +238,18 @@ class SnapshotRequest(Message):
 
 
 class SnapshotManifest(Message):
-    """A frozen anchor.
-
-    Attributes:
-        fragments: digests of the fragments' blobs (int32, little-endian).
-        heads: digest of a blob, the JSON list of the signed headers of each author's last update.
-        tickets: digest of a blob, the JSON list of the tickets that permit those authors.
-        verdicts: digest of the set of verdicts that were applied.
-        proofs: digest of the blob that contains those verdicts.
-    """
+    """A frozen anchor."""
 
     type: Literal["snapshot_manifest"] = "snapshot_manifest"
     vector: VersionVector
+    # Digests of the fragments' blobs (int32, little-endian).
     fragments: list[Digest] = Field(max_length=300)
+    # Digest of a blob, the JSON list of the signed headers of each author's last update.
     heads: Digest
+    # Digest of a blob, the JSON list of the tickets that permit those authors.
     tickets: Digest | None = None
-    verdicts: Digest | None = None
-    proofs: Digest | None = None
+    verdicts: Digest | None = None  # digest of the set of verdicts that were applied
+    proofs: Digest | None = None  # digest of the blob that contains those verdicts
 
 
 class PeerList(Message):
@@ -306,20 +260,14 @@ class PeerList(Message):
 
 
 class DialNow(Message):
-    """A peer's statement, signed, that it dials `target` now, and that `target` dial it as well.
-
-    Attributes:
-        peer: the key that signs.
-        addresses: at which the target reaches the peer.
-        is_answer: it answers such a statement of the target, and is not answered.
-    """
+    """A peer's statement, signed, that it dials `target` now, and that `target` dial it as well."""
 
     run: Id
-    peer: PublicKey
+    peer: PublicKey  # the key that signs
     target: PublicKey
-    addresses: Addresses
+    addresses: Addresses  # at which the target reaches the peer
     issued: UnixTime
-    is_answer: bool = False
+    is_answer: bool = False  # it answers such a statement of the target, and is not answered
 
 
 class DialNowRelay(Message):
@@ -333,61 +281,42 @@ class DialBackRequest(Message):
     """A request that somebody dial the sender, to learn whether strangers reach it.
 
     It is dialled at the address from which the receiver sees it, and nowhere else.
-
-    Attributes:
-        ports: UDP ports there at which the sender may be reached.
-        met: keys of peers that the sender has dialled: its router may let these in, and no others.
     """
 
     type: Literal["dial_back_request"] = "dial_back_request"
+    # UDP ports there at which the sender may be reached.
     ports: list[UdpPort] = Field(min_length=1, max_length=MAX_DIALLED_BACK)
+    # Keys of peers that the sender has dialled: its router may let these in, and no others.
     met: list[PublicKey] = Field(default=[], max_length=64)
 
 
 class DialBackErrand(Message):
-    """A dial-back request, passed on to a peer that its sender has not dialled.
-
-    Attributes:
-        number: chosen by the sender, repeated in the result.
-        peer: the key that is to answer.
-        addresses: at which it is dialled: ports of one host.
-    """
+    """A dial-back request, passed on to a peer that its sender has not dialled."""
 
     type: Literal["dial_back_errand"] = "dial_back_errand"
-    number: Count
-    peer: PublicKey
+    number: Count  # chosen by the sender, repeated in the result
+    peer: PublicKey  # the key that is to answer
+    # At which it is dialled: ports of one host.
     addresses: list[Address] = Field(min_length=1, max_length=MAX_DIALLED_BACK)
 
 
 class DialBackResult(Message):
-    """What became of a dial-back request, or of an errand.
-
-    Attributes:
-        number: of the errand; 0 answers a request.
-        outcome: "refused" if nobody dialled.
-        by_another: whether another peer dialled than the one that was asked.
-    """
+    """What became of a dial-back request, or of an errand."""
 
     type: Literal["dial_back_result"] = "dial_back_result"
-    number: Count = 0
-    outcome: Literal["reached", "not_reached", "refused"]
-    by_another: bool = False
+    number: Count = 0  # of the errand; 0 answers a request
+    outcome: Literal["reached", "not_reached", "refused"]  # "refused" if nobody dialled
+    by_another: bool = False  # whether another peer dialled than the one that was asked
 
 
 class WorkerSession(Message):
-    """A worker's statement, signed, that it runs at a time with its key.
-
-    Attributes:
-        session: drawn when the worker starts: two that run at a time share a copied key.
-        started: when the worker started.
-        issued: when it signed this statement.
-    """
+    """A worker's statement, signed, that it runs at a time with its key."""
 
     run: Id
     peer: PublicKey
-    session: Incarnation
+    session: Incarnation  # drawn when the worker starts: two that run at a time share a copied key
     started: UnixTime
-    issued: UnixTime
+    issued: UnixTime  # when it signed this statement
 
 
 class CopiedKeyNotice(Message):
@@ -415,15 +344,12 @@ class LineTestPart(Message):
 
 
 class LineTestReceipt(Message):
-    """What arrived of the bytes that the requester sent.
-
-    Attributes:
-        size: bytes after the first piece; 0 refuses the test.
-        seconds: between the first piece and the last.
-    """
+    """What arrived of the bytes that the requester sent."""
 
     type: Literal["line_test_receipt"] = "line_test_receipt"
+    # Bytes after the first piece; 0 refuses the test.
     size: int = Field(ge=0, le=2 * MAX_LINE_TEST_BYTES)
+    # Between the first piece and the last.
     seconds: float = Field(ge=0, le=3600, allow_inf_nan=False)
 
 

@@ -8,23 +8,15 @@ from barnraise.protocol.mirror_list import MirrorList, missing_signatures
 
 @dataclass(frozen=True)
 class RunMirrors:
-    """The mirrors of one run.
-
-    Attributes:
-        run: The run's id.
-        keys: Keys of the mirrors whose tickets count.
-        roots: Keys of the mirrors that launched the run.
-        threshold: How many mirrors together may sign a verdict at least.
-        expelled: Those of `keys` whose tickets no longer permit a connection.
-        newest_list: The newest mirror list, if the run's mirrors are in it.
-    """
+    """The mirrors of one run."""
 
     run: str
-    keys: frozenset[str]
-    roots: frozenset[str]
-    threshold: int = 1
+    keys: frozenset[str]  # keys of the mirrors whose tickets count
+    roots: frozenset[str]  # keys of the mirrors that launched the run
+    threshold: int = 1  # how many mirrors together may sign a verdict at least
+    # Those of `keys` whose tickets no longer permit a connection.
     expelled: frozenset[str] = frozenset()
-    newest_list: MirrorList | None = None
+    newest_list: MirrorList | None = None  # the newest mirror list, if the run's mirrors are in it
 
     @property
     def admitting(self) -> frozenset[str]:
@@ -45,10 +37,5 @@ class RunMirrors:
         )
 
     def missing_signatures(self, signers: Collection[str], version: int) -> int:
-        """Return how many mirrors' signatures are missing from what binds all machines.
-
-        Args:
-            signers: Keys whose signatures were verified.
-            version: The mirror list under which they signed; 0: the run's own mirrors.
-        """
+        """Return how many mirrors' signatures are missing from what binds all machines."""
         return missing_signatures(self.roots, self.threshold, self.newest_list, signers, version)

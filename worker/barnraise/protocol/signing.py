@@ -122,18 +122,12 @@ def open_signed(signed: Signed, kind: str, shape: type[M], key: str | None = Non
 
 @dataclass(frozen=True)
 class TicketPolicy:
-    """What a run accepts as a ticket.
-
-    Attributes:
-        run: the run's id.
-        mirrors: keys of the mirrors whose tickets are valid in the run.
-        revoked: keys of peers whose tickets are revoked.
-        orphaned: no mirror has answered for an hour, so expired tickets stay valid for longer.
-    """
+    """What a run accepts as a ticket."""
 
     run: str
-    mirrors: frozenset[str]
-    revoked: frozenset[str] = frozenset()
+    mirrors: frozenset[str]  # keys of the mirrors whose tickets are valid in the run
+    revoked: frozenset[str] = frozenset()  # keys of peers whose tickets are revoked
+    # No mirror has answered for an hour, so expired tickets stay valid for longer.
     orphaned: bool = False
 
 

@@ -33,29 +33,22 @@ NamePrefix = Annotated[str, Field(pattern=r"^[0-9a-f]{0,63}$")]
 
 
 class Verdict(Message):
-    """The retracted updates of a run, and the parties that are excluded from it.
-
-    Attributes:
-        run: the run.
-        after: author → its last update that stays; later ones are retracted. 0: all of them are.
-        updates: author → single updates to retract, each with the tokens that its header states.
-            A machine that never received such an update then counts the same tokens.
-        keys: excluded machines: key → its authors with updates that stay, each with the last one
-            that does. Everything else that the key signed or will sign is retracted.
-        volunteers: excluded people, by the digest in their tickets, as `keys`: all their keys.
-        mirror_list_version: of the mirror list under which mirrors signed this; 0: of the run's own
-            mirrors.
-        reason: for people to read.
-        issued: when the verdict was signed.
-    """
+    """The retracted updates of a run, and the parties that are excluded from it."""
 
     run: Id
+    # Author → its last update that stays; later ones are retracted. 0: all of them are.
     after: dict[Author, Count] = Field(default={}, max_length=MAX_AUTHORS)
+    # Author → single updates to retract, each with the tokens that its header states. A machine
+    # that never received such an update then counts the same tokens.
     updates: dict[Author, Singles] = Field(default={}, max_length=MAX_AUTHORS)
+    # Excluded machines: key → its authors with updates that stay, each with the last one that does.
+    # Everything else that the key signed or will sign is retracted.
     keys: dict[PublicKey, KeptUpdates] = Field(default={}, max_length=MAX_AUTHORS)
+    # Excluded people, by the digest in their tickets, as `keys`: all their keys.
     volunteers: dict[Digest, KeptUpdates] = Field(default={}, max_length=MAX_AUTHORS)
+    # Of the mirror list under which mirrors signed this; 0: of the run's own mirrors.
     mirror_list_version: Count = 0
-    reason: PlainText = Field(default="", max_length=100)
+    reason: PlainText = Field(default="", max_length=100)  # for people to read
     issued: UnixTime
 
 

@@ -37,10 +37,6 @@ class Attester:
 
         An attestation covers all earlier updates of its author, including those that a verdict
         retracted: the coordinator, which counts the tokens, knows the verdict.
-
-        Args:
-            heads: each author's last update in the anchor.
-            at_once: sign now, whether it is due or not.
         """
         now = time.monotonic()
         new_tokens = {

@@ -30,37 +30,26 @@ TENSORS_FILE, HEADER_FILE = "tensors.safetensors", "manifest.json"
 
 
 class StateHeader(Message):
-    """What the tensors of a saved state belong to. `CheckpointSlots.save` sets the last two fields.
+    """What the tensors of a saved state belong to.
 
-    Attributes:
-        format: of the files.
-        run: the run's id.
-        spec: digest of the run's spec.
-        step: the loop's steps, abandoned ones included: the position in the data.
-        last_seq: number of this machine's last update in the anchor, 0 before the first.
-        tokens: of all updates in the anchor.
-        heads: each author's last update in the anchor.
-        retracted: author → retracted updates, with their tokens.
-        sketches: of the anchor's fragments, as the updates add up.
-        progress: of the engine, besides its position.
-        save_number: grows by one with every save; the newer slot has the larger number.
-        digest: BLAKE3 of this header without its digest, and of the tensors' file.
+    `CheckpointSlots.save` sets the last two fields.
     """
 
-    format: Literal[1] = 1
-    run: Id
-    spec: Digest
-    step: Count
-    last_seq: Count = 0
-    tokens: Count = 0
-    heads: dict[Author, Update] = {}
-    retracted: dict[Author, dict[int, Count]] = {}
-    sketches: list[Sketch] = []
+    format: Literal[1] = 1  # of the files
+    run: Id  # the run's id
+    spec: Digest  # digest of the run's spec
+    step: Count  # the loop's steps, abandoned ones included: the position in the data
+    last_seq: Count = 0  # number of this machine's last update in the anchor, 0 before the first
+    tokens: Count = 0  # of all updates in the anchor
+    heads: dict[Author, Update] = {}  # each author's last update in the anchor
+    retracted: dict[Author, dict[int, Count]] = {}  # author → retracted updates, with their tokens
+    sketches: list[Sketch] = []  # of the anchor's fragments, as the updates add up
+    # Of the engine, besides its position.
     progress: dict[str, int | FiniteFloat | tuple[FiniteFloat, ...]] = Field(
         default={}, max_length=100
     )
-    save_number: Count = 0
-    digest: str = ""
+    save_number: Count = 0  # grows by one with every save; the newer slot has the larger number
+    digest: str = ""  # BLAKE3 of this header without its digest, and of the tensors' file
 
 
 class CheckpointSlots:
@@ -89,7 +78,7 @@ class CheckpointSlots:
 
         # Write the new slot.
         new = self.folder / "new"
-        _remove(new)
+        remove_folder(new)
         new.mkdir(parents=True)
         save_file(tensors, new / TENSORS_FILE)
         header = header.model_copy(update={"save_number": save_number, "digest": ""})
@@ -103,7 +92,7 @@ class CheckpointSlots:
 
         # Let it take the place of the older slot.
         headers.pop(target, None)
-        _remove(self.folder / target)
+        remove_folder(self.folder / target)
         new.rename(self.folder / target)
         sync_folder(self.folder)
         headers[target] = header
@@ -127,7 +116,7 @@ class CheckpointSlots:
 
     def clear(self) -> None:
         """Remove both slots."""
-        _remove(self.folder)
+        remove_folder(self.folder)
         self._headers = None
 
     def _newest_slot(self) -> str | None:
@@ -193,6 +182,7 @@ def _digest(header: StateHeader, tensors: Path) -> str:
     return hasher.update_mmap(tensors).hexdigest()
 
 
-def _remove(folder: Path) -> None:
+def remove_folder(folder: Path) -> None:
+    """Remove a folder with everything in it, if it exists."""
     if folder.exists():
         shutil.rmtree(folder)

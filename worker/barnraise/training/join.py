@@ -53,56 +53,35 @@ RETRY_SECONDS = 30.0  # between two attempts to get the weights that a draft beg
 
 @dataclass(frozen=True)
 class JoinedRun:
-    """This machine's part in a launched run.
-
-    Attributes:
-        run: the run's id.
-        name: the run's name.
-        machine: this machine's id at the coordinator.
-        folder: the run's locked folder.
-        coordinator: the client of the coordinators.
-        spec: the run's rules.
-        spec_digest: digest of the spec's exact text.
-        manifest: of the run's text.
-        ticket: this machine's permission to take part.
-        directive: the coordinator's last one.
-        acknowledged: number of this machine's last report that the coordinator stored.
-        peers: peers to connect to first.
-        signed_directive: the directive as it was received.
-        trust_one: whether to start at the weights of a single volunteer that nobody confirms.
-        source_ip: the IP address from which the coordinator receives this machine's requests.
-    """
+    """This machine's part in a launched run."""
 
     run: str
     name: str
-    machine: str
-    folder: RunDir
+    machine: str  # this machine's id at the coordinator
+    folder: RunDir  # the run's locked folder
     coordinator: CoordinatorClient | FailoverClient
-    spec: RunSpec
-    spec_digest: str
-    manifest: TextManifest
-    ticket: Signed
-    directive: Directive
-    acknowledged: int
-    peers: tuple[Peer, ...]
-    signed_directive: Signed | None = None
+    spec: RunSpec  # the run's rules
+    spec_digest: str  # digest of the spec's exact text
+    manifest: TextManifest  # of the run's text
+    ticket: Signed  # this machine's permission to take part
+    directive: Directive  # the coordinator's last one
+    acknowledged: int  # number of this machine's last report that the coordinator stored
+    peers: tuple[Peer, ...]  # peers to connect to first
+    signed_directive: Signed | None = None  # the directive as it was received
+    # Whether to start at the weights of a single volunteer that nobody confirms.
     trust_one: bool = False
+    # The IP address from which the coordinator receives this machine's requests.
     source_ip: str = ""
 
 
 @dataclass(frozen=True)
 class InitialWeights:
-    """The weights of another run or of a Hugging Face model, stored as blobs.
+    """The weights of another run or of a Hugging Face model, stored as blobs."""
 
-    Attributes:
-        fragments: each fragment's digest.
-        tokenizer: content of the other run's or model's tokenizer file; None for bytes.
-        model: the architecture of a Hugging Face model, which the run adopts.
-    """
-
-    fragments: Sequence[str] = ()
+    fragments: Sequence[str] = ()  # each fragment's digest
+    # Content of the other run's or model's tokenizer file; None for bytes.
     tokenizer: bytes | None = None
-    model: ModelSpec | None = None
+    model: ModelSpec | None = None  # the architecture of a Hugging Face model, which the run adopts
 
 
 # Obtains the weights that a spec begins with, or raises StateError. The second argument stores a

@@ -50,6 +50,7 @@ class TrainingMetrics:
         step_seconds: of one step, as measured by the engine. It and `tokens_per_second` are
             running means over about twenty steps.
         plan: how this machine trains; set once the plan is made.
+        last_validation: (ledger tokens, loss) of the last validation.
     """
 
     def __init__(self, key: str) -> None:
@@ -70,7 +71,7 @@ class TrainingMetrics:
         self._last_tokens = 0  # at the last of these steps
         self._points: list[MeasuredLoss] = []  # since the last report
         self._first_validation: tuple[int, float] | None = None  # (ledger tokens, loss)
-        self._last_validation: tuple[int, float] | None = None
+        self.last_validation: tuple[int, float] | None = None
         # The digest of the anchor's version vector, and of the anchor at that vector.
         self._digests: tuple[str, str | None] = ("0" * 64, None)
         self._next_digest_at = 0.0  # when the digest may be computed again
@@ -122,14 +123,9 @@ class TrainingMetrics:
 
     def record_validation(self, ledger_tokens: int, loss: float) -> None:
         """Record the anchor's validation loss at `ledger_tokens`."""
-        self._last_validation = (ledger_tokens, loss)
-        self._first_validation = self._first_validation or self._last_validation
+        self.last_validation = (ledger_tokens, loss)
+        self._first_validation = self._first_validation or self.last_validation
         self._points.append(MeasuredLoss(kind="validation", tokens=ledger_tokens, loss=loss))
-
-    @property
-    def last_validation(self) -> tuple[int, float] | None:
-        """Return the ledger's tokens at the last validation, and its loss."""
-        return self._last_validation
 
     def record_samples(self, samples: SamplesView) -> None:
         """Record samples that were written with the anchor, for the next report."""
@@ -175,14 +171,7 @@ class TrainingMetrics:
     def compose_report(
         self, anchor: Anchor, stats: ExchangeStats, incarnation: str, addresses: Sequence[str]
     ) -> Report:
-        """Compose a report, which the spool numbers. The loss points are in it, and only in it.
-
-        Args:
-            anchor: this machine's anchor.
-            stats: of the exchange.
-            incarnation: of the state folder.
-            addresses: at which peers can reach this machine.
-        """
+        """Compose a report, which the spool numbers. The loss points are in it, and only in it."""
         self._last_status_at = time.monotonic()
         vector = anchor.vector_digest()
         if vector != self._digests[0] or self._digests[1] is None:
@@ -232,7 +221,7 @@ class TrainingMetrics:
             "warning": self.warning,
             "loss": self.loss,
             "validation_first": self._first_validation,
-            "validation_last": self._last_validation,
+            "validation_last": self.last_validation,
             "neighbours": [
                 NeighbourView(
                     key=neighbour.key,

@@ -198,11 +198,6 @@ class MixingWorker(Worker):
         self.mixing.step = max(self.mixing.step, step)
         log.info("took the weights of %s at its step %d", leader[:8], step)
 
-    def is_round_over(self, round_schedule: RoundSchedule) -> bool:
-        """Return whether this machine publishes now."""
-        step_tokens = self.spec.recipe.step_sequences * self.spec.model.context
-        return round_schedule.is_over(self.engine.round_tokens // step_tokens, self._run_time())
-
     def apply_arrivals(self) -> None:
         """Apply the updates received since the last call to the anchor.
 

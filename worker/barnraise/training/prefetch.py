@@ -40,24 +40,16 @@ SNAPSHOT_TRIES = 3  # tries while the reason why no anchor comes is unknown
 
 @dataclass(frozen=True)
 class Prefetch:
-    """Fetches what a machine needs before its first round, and states meanwhile why it waits.
-
-    Attributes:
-        joined: this machine's part in the run.
-        ledger: this machine's; fetched blobs are stored in its blob store.
-        exchange: connects to the peers.
-        metrics: receives what this machine waits for.
-        leaving: set once this machine is to leave, which ends every fetch.
-        report: called while a fetch blocks.
-        describe_end: returns why this machine has nothing to do in the run; "" while it has.
-    """
+    """Fetches what a machine needs before its first round, and states meanwhile why it waits."""
 
     joined: JoinedRun
-    ledger: Ledger
-    exchange: Exchange
-    metrics: TrainingMetrics
-    leaving: threading.Event
-    report: Callable[[], None]
+    ledger: Ledger  # this machine's; fetched blobs are stored in its blob store
+    exchange: Exchange  # connects to the peers
+    metrics: TrainingMetrics  # receives what this machine waits for
+    leaving: threading.Event  # set once this machine is to leave, which ends every fetch
+    # Reports the status while a fetch blocks, and returns whether to give up.
+    should_stop: Callable[[], bool]
+    # Returns why this machine has nothing to do in the run; "" while it has.
     describe_end: Callable[[], str]
 
     def fetch_snapshot(self, trust_one: bool) -> Snapshot | None:
@@ -76,7 +68,7 @@ class Prefetch:
         while True:
             snapshot = self.exchange.fetch_snapshot(
                 SNAPSHOT_SECONDS if knows_peers else 0.0,
-                self._should_stop,
+                self.should_stop,
                 SnapshotTrust(trust_one, coordinator.confirmed_anchors(self.joined.run)),
             )
             has_all_updates = self.ledger.vector() and not self.ledger.pruned()
@@ -121,10 +113,6 @@ class Prefetch:
         is_here = fetch_all_blobs(self.exchange, blobs, sizes, TEXT, self._poll_for(TEXT))
         return self._is_complete(is_here, TEXT)
 
-    def _should_stop(self) -> bool:
-        self.report()
-        return self.leaving.is_set()
-
     def _poll_for(self, description: str) -> Callable[[], bool]:
         """Return the callback of a fetch: it also states why nothing comes.
 
@@ -140,7 +128,7 @@ class Prefetch:
             self.metrics.reason = monitor.describe(
                 time.monotonic(), stats.bytes_received, stats.peers
             )
-            return self._should_stop() or (monitor.is_stalled and bool(self.describe_end()))
+            return self.should_stop() or (monitor.is_stalled and bool(self.describe_end()))
 
         return poll
 

@@ -56,18 +56,13 @@ def confirm_usable(inspection: Inspection) -> bool:
 
 @dataclass(frozen=True)
 class TextPreparation:
-    """How a text is prepared.
+    """How a text is prepared."""
 
-    Attributes:
-        paths: files and folders, for the source "files".
-        tokenizer: an existing tokenizer that the run uses.
-        confirm: decides by an inspection whether the text is used; may raise.
-        open_progress: shows how far the work is.
-    """
-
-    paths: tuple[str, ...] = ()
+    paths: tuple[str, ...] = ()  # files and folders, for the source "files"
     tokenizer: ExistingTokenizer | None = None
+    # Decides by an inspection whether the text is used; may raise.
     confirm: Confirm = confirm_usable
+    # Shows how far the work is.
     open_progress: OpenProgress = field(
         default=lambda: contextlib.nullcontext(LogProgress()), repr=False
     )
@@ -80,12 +75,6 @@ def build_text(
     store_blob: StoreBlob,
 ) -> TextManifest:
     """Read a run's text and store its shards.
-
-    Args:
-        folder: the run's.
-        plan: what the documents become.
-        preparation: how.
-        store_blob: stores a blob and returns its digest.
 
     Raises:
         TextError: the text cannot be used.
@@ -209,13 +198,7 @@ def count_text(spool: DocumentSpool, source: TextSource) -> TextCounts:
 
 
 def plan_text(spec: RunSpec, run: str, tokenizer_file: bytes | None) -> TextPlan:
-    """Return the plan of a draft's text.
-
-    Args:
-        spec: the draft.
-        run: its id.
-        tokenizer_file: an existing tokenizer.
-    """
+    """Return the plan of a draft's text."""
     return TextPlan(
         spec.text,
         spec.model.vocabulary,

@@ -11,7 +11,6 @@ state.new/ .old/  while a state moves
 """
 
 import logging
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -32,7 +31,7 @@ from barnraise.swap.adam_moments import AdamMoments
 from barnraise.swap.engine import WARMUP_STEPS, Engine
 from barnraise.swap.executor import EngineProgress
 from barnraise.swap.state_store import TRAINING_KINDS, FragmentSequence, StateStore, read_manifest
-from barnraise.training.checkpoint import CheckpointSlots, StateHeader
+from barnraise.training.checkpoint import CheckpointSlots, StateHeader, remove_folder
 
 log = logging.getLogger("barnraise")
 
@@ -81,7 +80,7 @@ class SavedState:
             if manifest is None or manifest["layout"] != StateStore.layout_of(plan):
                 log.info("moving this machine's state to where the plan wants it")
                 self._move(self.header, recipe)
-        _remove(self.checkpoint.folder)
+        remove_folder(self.checkpoint.folder)
         return StateStore(plan, self.state)
 
     def read_progress(self, store: StateStore) -> EngineProgress | None:
@@ -113,7 +112,7 @@ class SavedState:
         self.checkpoint.save(engine.state_dict(), header)
         if self._is_on_disk:
             self._is_on_disk = False
-            _remove(self.state)
+            remove_folder(self.state)
 
     def align_with_ledger(self, ledger: Ledger, recipe: Recipe) -> bool:
         """Make the saved state fit the ledger, if that is possible.
@@ -150,7 +149,7 @@ class SavedState:
 
     def clear(self) -> None:
         """Remove the saved state: the ledger does not continue it."""
-        _remove(self.state)
+        remove_folder(self.state)
         self.checkpoint.clear()
         self.header = None
         self._is_on_disk = False
@@ -168,7 +167,7 @@ class SavedState:
                 tensors = AnchorOverlay(self._open(open_state), anchor)
                 self.checkpoint.save(dict(tensors), header)
             self._is_on_disk = False
-            _remove(self.state)
+            remove_folder(self.state)
         self.header = header
 
     def _open(self, open_state: ExitStack) -> Mapping[str, Tensor]:
@@ -185,7 +184,7 @@ class SavedState:
         self, header: StateHeader, recipe: Recipe, anchor: Sequence[Tensor] | None = None
     ) -> None:
         """Move the saved state to the plan's store on disk, with `anchor` where it is given."""
-        _remove(self._new_state)
+        remove_folder(self._new_state)
 
         def describe(progress: EngineProgress) -> str:
             fields = {"progress": progress_fields(progress)}
@@ -214,7 +213,7 @@ class SavedState:
                     source.rename(self.state)
                     break
         for leftover in (self._new_state, self._old_state):
-            _remove(leftover)
+            remove_folder(leftover)
 
 
 class AnchorOverlay(Mapping[str, Tensor]):
@@ -339,8 +338,3 @@ def read_state_header(folder: Path) -> StateHeader | None:
     except (StateError, ValidationError) as error:
         log.warning("the state in %s is not used: %s", folder, error)
         return None
-
-
-def _remove(folder: Path) -> None:
-    if folder.exists():
-        shutil.rmtree(folder)

@@ -30,17 +30,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class KillCounts:
-    """How often the kernel has killed programs for memory since it started.
+    """How often the kernel has killed programs for memory since it started."""
 
-    Attributes:
-        boot: names the start of the system; "" where it has no name.
-        group: kills in this process's control group.
-        system: kills on the whole machine.
-    """
-
-    boot: str = ""
-    group: int = 0
-    system: int = 0
+    boot: str = ""  # names the start of the system; "" where it has no name
+    group: int = 0  # kills in this process's control group
+    system: int = 0  # kills on the whole machine
 
     def has_kills_since(self, before: "KillCounts") -> bool:
         """Return whether there were kills since an earlier count, as far as it can be compared."""
@@ -75,19 +69,12 @@ def _read_text(path: Path) -> str:
 
 @dataclass(frozen=True)
 class RunningWorker:
-    """A worker as its file describes it.
-
-    Attributes:
-        process: its process id.
-        host_bytes: bytes of RAM that its plan uses.
-        is_short: whether memory was short when it was last measured.
-        kills: the counts when it started.
-    """
+    """A worker as its file describes it."""
 
     process: int
-    host_bytes: int
-    is_short: bool
-    kills: KillCounts
+    host_bytes: int  # bytes of RAM that its plan uses
+    is_short: bool  # whether memory was short when it was last measured
+    kills: KillCounts  # the counts when it started
 
 
 class RunningMark:
@@ -155,11 +142,6 @@ def find_memory_kill(last: RunningWorker | None, now: KillCounts) -> str:
 
 def create_within_memory(folder: Path, limits: Limits, create: Callable[[Limits], T]) -> T:
     """Create a worker; under smaller limits if the last one in its folder was killed for memory.
-
-    Args:
-        folder: the run's folder.
-        limits: what the worker may use.
-        create: returns a worker under limits.
 
     Raises:
         PlanError: the model does not fit, whatever happened before.

@@ -20,26 +20,18 @@ from barnraise.training.resume import DiskState, read_state_header
 
 @dataclass(frozen=True)
 class SavedModel:
-    """A run's model as this machine saved it last.
-
-    Attributes:
-        run: the run's id.
-        slug: its name in addresses.
-        name: its name.
-        spec: its rules.
-        header: what the saved tensors belong to.
-        tensors: the state as `Engine.state_dict` names it, read one tensor at a time.
-        tokenizer: content of the run's tokenizer file; None for plain bytes.
-        validation: (tokens, nats a token) of the last validation on this machine, if known.
-    """
+    """A run's model as this machine saved it last."""
 
     run: str
-    slug: str
+    slug: str  # its name in addresses
     name: str
     spec: RunSpec
-    header: StateHeader
+    header: StateHeader  # what the saved tensors belong to
+    # The state as `Engine.state_dict` names it, read one tensor at a time.
     tensors: Mapping[str, Tensor]
+    # Content of the run's tokenizer file; None for plain bytes.
     tokenizer: bytes | None
+    # (tokens, nats a token) of the last validation on this machine, if known.
     validation: tuple[int, float] | None
 
     @property

@@ -80,10 +80,6 @@ class StatusPublisher:
     def publish(self, anchor: Anchor, at_once: bool = False) -> LocalStatus | None:
         """Publish to the coordinator, the peers and the status file, when it is due.
 
-        Args:
-            anchor: this machine's anchor.
-            at_once: publish now, whether it is due or not.
-
         Returns:
             The status as written to the status file; None when it was not due.
         """

@@ -185,7 +185,7 @@ class Worker:
             self.exchange,
             self.metrics,
             leaving,
-            self.report_status,
+            self.poll_should_stop,
             self._describe_end,
         )
         self._on_status = on_status
@@ -321,8 +321,7 @@ class Worker:
             Whether the round is complete; False when a pause or the run's end interrupted it.
         """
         recipe = self.spec.recipe
-        step_tokens = recipe.step_sequences * self.spec.model.context
-        while not round_schedule.is_over(self.engine.round_tokens // step_tokens, self._run_time()):
+        while not self.is_round_over(round_schedule):
             # Sample the step's batch. Data and step number determine each other.
             step = self.metrics.step
             micro_batches = self.sample_micro_batches(step)
@@ -340,6 +339,11 @@ class Worker:
             if not self.wait_while_paused():
                 return False
         return True
+
+    def is_round_over(self, round_schedule: RoundSchedule) -> bool:
+        """Return whether this machine publishes now."""
+        step_tokens = self.spec.recipe.step_sequences * self.spec.model.context
+        return round_schedule.is_over(self.engine.round_tokens // step_tokens, self._run_time())
 
     def sample_micro_batches(self, step: int) -> list[Tensor]:
         """Return the token ids of a step, int64 [sequences, context + 1] for each micro-batch."""
@@ -428,11 +432,7 @@ class Worker:
                 self.leaving.wait(NETWORK_POLL_SECONDS)
 
     def evaluate_if_due(self, at_once: bool = False) -> None:
-        """Evaluate the anchor on the held-out text, every `evaluate_every` tokens of the ledger.
-
-        Args:
-            at_once: evaluate now, whether it is due or not.
-        """
+        """Evaluate the anchor on the held-out text, every `evaluate_every` tokens of the ledger."""
         milestone = self.anchor.tokens // self.spec.recipe.evaluate_every
         if milestone > self._milestone or at_once:
             self._milestone = milestone
@@ -520,7 +520,7 @@ class Worker:
                     (self.plan.daily_write_limit or 0) / 1e9,
                 )
             was_exhausted = is_exhausted
-            if not is_exhausted and not self.is_paused:
+            if not is_exhausted and not self.pause_reason:
                 break
             self.metrics.set_idle(
                 Activity.PAUSED, QUOTA_REASON if is_exhausted else self.pause_reason
@@ -596,11 +596,6 @@ class Worker:
             return ""
         status = f"'{self.joined.name}' is {self.reporter.directive.status}"
         return self.status_publisher.refusal or status
-
-    @property
-    def is_paused(self) -> bool:
-        """Return whether somebody wants this machine to wait."""
-        return bool(self.pause_reason)
 
     @property
     def pause_reason(self) -> str:

@@ -195,7 +195,7 @@ def test_recent_snapshot_answers_until_it_is_too_old_or_a_verdict_comes(world):
     assert server.add_request(request, 1e6 + snapshot_server.REUSE_SECONDS) is None
     exact = PendingRequest("c" * 64, dict(manifest.vector), 1e9)
     assert server.add_request(exact, 1e6 + snapshot_server.REUSE_SECONDS) == manifest
-    a.exchange.apply_verdict(world.sign_verdict({"a" * 64 + "." + "0" * 16: 0}))
+    a.apply_verdict(world.sign_verdict({"a" * 64 + "." + "0" * 16: 0}))
     assert server.add_request(exact, 1e6) is None
 
 

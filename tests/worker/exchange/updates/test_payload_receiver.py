@@ -155,7 +155,7 @@ def test_update_that_two_peers_send_at_once_is_appended_once(world, monkeypatch,
 @pytest.mark.parametrize(
     ("choose_part", "method", "failing_call"),
     [
-        (lambda ledger: ledger, "expect_payloads", 1),
+        (lambda ledger: ledger.retention, "expect_files", 1),
         (lambda ledger: ledger.blobs, "append_piece", 1),
         (lambda ledger: ledger, "append_all", 1),
         (lambda ledger: ledger, "append_all", 2),

@@ -223,5 +223,5 @@ def test_verdict_ends_the_wait_for_an_update_that_it_retracts(world):
         for life in ("8" * 16, "9" * 16):
             send(build_push(world, STRANGER, incarnation=life))
         wait_until(lambda: len(updates.incomplete) == 2)
-        a.exchange.apply_verdict(world.sign_verdict({f"{STRANGER.key}.{'8' * 16}": 0}))
+        a.apply_verdict(world.sign_verdict({f"{STRANGER.key}.{'8' * 16}": 0}))
         wait_until(lambda: updates.incomplete == [(f"{STRANGER.key}.{'9' * 16}", 1)])

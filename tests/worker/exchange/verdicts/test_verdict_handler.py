@@ -47,7 +47,7 @@ def join_peers(machine, *others):
 
 def test_verdict_leaves_the_sum_of_the_other_authors_updates(world):
     a, b, p, author = start_with_poisoner(world)
-    a.exchange.apply_verdict(world.sign_verdict({author: 0}))
+    a.apply_verdict(world.sign_verdict({author: 0}))
     agreed = world.wait_for_agreement(a, b, p)
     assert agreed == world.sum_digest(a, lambda update_author, seq: update_author != author)
     assert a.anchor.tokens == a.ledger.tokens == 600 and author not in a.anchor.vector
@@ -60,7 +60,7 @@ def test_verdict_leaves_the_sum_of_the_other_authors_updates(world):
 
 def test_verdict_after_an_update_keeps_the_authors_first_updates(world):
     a, b, p, author = start_with_poisoner(world)
-    b.exchange.apply_verdict(world.sign_verdict({author: 1}))
+    b.apply_verdict(world.sign_verdict({author: 1}))
     assert world.wait_for_agreement(a, b, p) == world.sum_digest(
         a, lambda update_author, seq: update_author != author or seq <= 1
     )
@@ -69,7 +69,7 @@ def test_verdict_after_an_update_keeps_the_authors_first_updates(world):
 
 def test_verdict_on_a_single_update_keeps_the_authors_later_ones(world):
     a, b, p, author = start_with_poisoner(world)
-    a.exchange.apply_verdict(world.sign_verdict(updates={author: {2: 100}}))
+    a.apply_verdict(world.sign_verdict(updates={author: {2: 100}}))
     p.publish_round(9)
     wait_until(lambda: a.ledger.vector()[author] == 4)
     assert world.wait_for_agreement(a, b, p) == world.sum_digest(
@@ -81,9 +81,9 @@ def test_verdict_on_a_single_update_keeps_the_authors_later_ones(world):
 
 def test_verdicts_in_any_order_give_one_anchor(world):
     a, b, p, author = start_with_poisoner(world)
-    a.exchange.apply_verdict(world.sign_verdict(updates={author: {2: 100}}))
-    b.exchange.apply_verdict(world.sign_verdict({author: 2}))
-    b.exchange.apply_verdict(world.sign_verdict({author: 2}, by=(world.mirror,)))
+    a.apply_verdict(world.sign_verdict(updates={author: {2: 100}}))
+    b.apply_verdict(world.sign_verdict({author: 2}))
+    b.apply_verdict(world.sign_verdict({author: 2}, by=(world.mirror,)))
     assert world.wait_for_agreement(a, b, p) == world.sum_digest(
         a, lambda update_author, seq: update_author != author or seq == 1
     )
@@ -91,7 +91,7 @@ def test_verdicts_in_any_order_give_one_anchor(world):
 
 def test_verdicts_author_applies_it_and_takes_a_new_incarnation(world):
     a, b, p, author = start_with_poisoner(world)
-    a.exchange.apply_verdict(world.sign_verdict({author: 2}))
+    a.apply_verdict(world.sign_verdict({author: 2}))
     wait_until(lambda: p.exchange.author != author)
     p.publish_round(50)
     world.wait_for_agreement(a, b, p)
@@ -102,7 +102,7 @@ def test_author_partitioned_during_a_verdict_catches_up(world):
     a, b, p, author = start_with_poisoner(world)
     world.network.partition({a.identity.key, b.identity.key}, {p.identity.key})
     wait_until(lambda: a.exchange.stats.peers == 1)
-    a.exchange.apply_verdict(world.sign_verdict({author: 2}))
+    a.apply_verdict(world.sign_verdict({author: 2}))
     for seed in range(3):
         p.publish_round(60 + seed)
         a.publish_round(70 + seed)
@@ -125,7 +125,7 @@ def test_machine_without_a_retracted_update_gets_the_later_ones(world):
     p.publish_round(80)
     p.publish_round(81)
     world.wait_for_agreement(a, b, p)
-    a.exchange.apply_verdict(world.sign_verdict(updates={author: {2: 100}}))
+    a.apply_verdict(world.sign_verdict(updates={author: {2: 100}}))
     world.wait_for_agreement(a, b, p)
     second = a.ledger.update(author, 2)
     for machine in (a, b, p):
@@ -141,7 +141,7 @@ def test_machine_without_a_retracted_update_gets_the_later_ones(world):
 
 def test_late_joiner_gets_an_anchor_without_retracted_updates(world):
     a, b, p, author = start_with_poisoner(world)
-    a.exchange.apply_verdict(world.sign_verdict({author: 1}, {b.exchange.author: {2: 100}}))
+    a.apply_verdict(world.sign_verdict({author: 1}, {b.exchange.author: {2: 100}}))
     world.wait_for_agreement(a, b, p)
     late = world.machine(4)
     with stepping(a, b, p):
@@ -170,7 +170,7 @@ def test_joiner_with_a_retracted_update_requests_headers_and_payloads(world):
         join_peers(late, a, b, p)
     world.wait_for_agreement(a, b, p, late)
     assert late.ledger.update(author, 4) is None
-    a.exchange.apply_verdict(world.sign_verdict({author: 2}, {b.exchange.author: {1: 100}}))
+    a.apply_verdict(world.sign_verdict({author: 2}, {b.exchange.author: {1: 100}}))
     agreed = world.wait_for_agreement(a, b, p, late, seconds=40)
     assert agreed == world.sum_digest(
         a,
@@ -190,7 +190,7 @@ def test_retraction_without_the_payloads_fetches_them(world):
     for seq in (2, 3):
         for part in b.ledger.update(author, seq).fragments:
             b.ledger.blobs.delete(part.digest)
-    a.exchange.apply_verdict(world.sign_verdict({author: 1}))
+    a.apply_verdict(world.sign_verdict({author: 1}))
     assert world.wait_for_agreement(a, b, p) == world.sum_digest(
         a, lambda update_author, seq: update_author != author or seq <= 1
     )
@@ -199,7 +199,7 @@ def test_retraction_without_the_payloads_fetches_them(world):
 def test_retraction_after_a_crash_is_completed_from_any_anchor(world):
     a, b, p, author = start_with_poisoner(world)
     old, heads = [f.clone() for f in b.anchor.fragments], dict(b.anchor.heads)
-    a.exchange.apply_verdict(world.sign_verdict({author: 1}, {a.exchange.author: {2: 100}}))
+    a.apply_verdict(world.sign_verdict({author: 1}, {a.exchange.author: {2: 100}}))
     wait_until(lambda: b.ledger.verdicts.digest is not None)
     b.stop()  # before its loop has retracted anything
     b.open()
@@ -232,7 +232,7 @@ def test_verdict_during_a_join_is_not_lost(world):
     late = world.machine(4)
     late.add_peers(a, b, p)
     wait_until(lambda: late.exchange.stats.peers > 0)
-    a.exchange.apply_verdict(world.sign_verdict({author: 1}))
+    a.apply_verdict(world.sign_verdict({author: 1}))
     world.wait_for_agreement(a, b, p)
     with stepping(a, b, p):
         join_peers(late, a, b, p)
@@ -361,7 +361,7 @@ def test_two_incomplete_updates_with_one_number_prove_a_fork(world):
 def test_verdict_by_enough_mirrors_is_applied(world):
     a, b, p, author = start_with_poisoner(world)
     ruling = world.sign_verdict({author: 0}, by=(world.mirror,))
-    a.exchange.apply_verdict(SignedVerdict.model_validate_json(ruling.model_dump_json()))
+    a.apply_verdict(SignedVerdict.model_validate_json(ruling.model_dump_json()))
     assert world.wait_for_agreement(a, b, p) == world.sum_digest(
         a, lambda update_author, seq: update_author != author
     )
@@ -372,7 +372,7 @@ def test_retraction_restores_the_anchor_bit_for_bit(world):
     before = [f.clone() for f in a.anchor.fragments]
     p.publish_round(5)
     world.wait_for_agreement(a, b, p)
-    a.exchange.apply_verdict(world.sign_verdict({author: 1}))
+    a.apply_verdict(world.sign_verdict({author: 1}))
     world.wait_for_agreement(a, b, p)
     assert all(
         torch.equal(one, other) for one, other in zip(before, a.anchor.fragments, strict=True)
@@ -389,7 +389,7 @@ def links(machine) -> set[str]:
 
 def test_excluded_key_cannot_go_on_in_another_incarnation(world):
     a, b, p, author = start_with_poisoner(world)
-    a.exchange.apply_verdict(world.sign_verdict(keys={p.identity.key: {author: 1}}))
+    a.apply_verdict(world.sign_verdict(keys={p.identity.key: {author: 1}}))
     digest_without = world.wait_for_agreement(a, b)
     assert digest_without == world.sum_digest(
         a, lambda update_author, seq: update_author != author or seq <= 1
@@ -447,7 +447,7 @@ def test_excluded_volunteer_is_out_with_all_keys(world):
     join_peers_while_stepping(q, a, b)
     q.publish_round(9)
     world.wait_for_agreement(a, b, p, q)
-    b.exchange.apply_verdict(world.sign_verdict(volunteers={f"{3:064x}": {}}))
+    b.apply_verdict(world.sign_verdict(volunteers={f"{3:064x}": {}}))
     agreed = world.wait_for_agreement(a, b)
     assert agreed == world.sum_digest(
         a, lambda update_author, seq: update_author not in (author, q.exchange.author)
@@ -469,8 +469,8 @@ def test_excluded_key_and_its_updates_end_the_same_in_any_order(world):
     a, b, p, author = start_with_poisoner(world, rounds=2)
     late = world.machine(6).start()
     verdict = world.sign_verdict(keys={p.identity.key: {}})
-    late.exchange.apply_verdict(verdict)  # before any update
-    a.exchange.apply_verdict(verdict)  # after them
+    late.apply_verdict(verdict)  # before any update
+    a.apply_verdict(verdict)  # after them
     late.add_peers(a, b)
     assert world.wait_for_agreement(a, b, late) == world.sum_digest(
         a, lambda update_author, seq: update_author != author
@@ -508,7 +508,7 @@ def test_past_verdict_of_an_expelled_mirror_loses_its_effect(world):
     assert a.ledger.tokens == 600
     erase = dict.fromkeys([a.exchange.author, b.exchange.author], 0)
     rogue = world.sign_verdict(erase, by=(world.mirror,), mirror_list_version=1)
-    a.exchange.apply_verdict(rogue)  # one of two mirrors is half of them
+    a.apply_verdict(rogue)  # one of two mirrors is half of them
     world.wait_for_agreement(a, b)
     assert a.ledger.tokens == b.ledger.tokens == 0
     expulsion = mirrors_list(world, 2, SECOND_MIRROR, expelled=[world.mirror])
@@ -521,7 +521,7 @@ def test_past_verdict_of_an_expelled_mirror_loses_its_effect(world):
         world.sign_verdict(erase, by=(world.mirror,), mirror_list_version=2),
     ):
         with pytest.raises(UnprovenVerdictError):
-            a.exchange.apply_verdict(forged)
+            a.apply_verdict(forged)
     assert a.ledger.tokens == 600 and not a.ledger.verdicts.rulings
 
 
@@ -535,7 +535,7 @@ def test_rogue_mirror_of_three_erases_nothing(world):
     a.publish_round(1)
     erase = {a.exchange.author: 0}
     with pytest.raises(UnprovenVerdictError, match="1 more of the mirrors"):
-        a.exchange.apply_verdict(world.sign_verdict(erase, by=(world.mirror,)))
+        a.apply_verdict(world.sign_verdict(erase, by=(world.mirror,)))
     assert a.ledger.tokens == 100
 
 
@@ -548,7 +548,7 @@ def test_joiner_accepts_a_snapshot_with_a_verdict_of_later_mirrors(world):
         {author: 0}, by=(SECOND_MIRROR, THIRD_MIRROR), mirror_list_version=1
     )
     wait_until(lambda: b.exchange.server.peers.mirror_lists.version == 1)
-    a.exchange.apply_verdict(by_later)
+    a.apply_verdict(by_later)
     agreed = world.wait_for_agreement(a, b)
     c = world.machine(5)
     c.exchange.set_mirror_lists(lists)  # as its coordinator names them

@@ -39,17 +39,13 @@ class WantedBlob:
 
 @dataclass
 class BlobSource:
-    """A peer that blobs are requested from.
+    """A peer that blobs are requested from."""
 
-    Attributes:
-        requested: What it was asked for and has not sent, in order, by digest.
-        progress_at: When it last sent something new, or was asked after having sent everything.
-        skipped_until: When it may be asked again after a stall.
-    """
-
+    # What it was asked for and has not sent, in order, by digest.
     requested: dict[str, "BlobDownload"] = field(default_factory=dict)
+    # When it last sent something new, or was asked after having sent everything.
     progress_at: float = 0.0
-    skipped_until: float = -math.inf
+    skipped_until: float = -math.inf  # when it may be asked again after a stall
     _bytes: float = 0.0
     _seconds: float = 0.0
 

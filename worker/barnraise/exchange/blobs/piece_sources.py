@@ -13,19 +13,13 @@ EARLIER = "earlier"  # stands for the senders of what was on the disk when this 
 
 @dataclass
 class _Pieces:
-    """The pieces of one blob.
+    """The pieces of one blob."""
 
-    Attributes:
-        sources: Who sent bytes that are here.
-        is_contested: Whether bytes of several peers were false together.
-        only_source: The peer whose pieces count while it is contested; None: nobody's.
-        attempt: How often it began again.
-    """
-
-    sources: set[str] = field(default_factory=set[str])
-    is_contested: bool = False
+    sources: set[str] = field(default_factory=set[str])  # who sent bytes that are here
+    is_contested: bool = False  # whether bytes of several peers were false together
+    # The peer whose pieces count while it is contested; None: nobody's.
     only_source: str | None = None
-    attempt: int = 0
+    attempt: int = 0  # how often it began again
 
 
 class PieceSources:
@@ -46,13 +40,7 @@ class PieceSources:
         return pieces.attempt if pieces else 0
 
     def add(self, digest: str, source: str, present: int) -> None:
-        """Record that a peer sends bytes that continue those which are here.
-
-        Args:
-            digest: The blob's digest.
-            source: The peer.
-            present: How many bytes are here.
-        """
+        """Record that a peer sends bytes that continue those which are here."""
         pieces = self._blobs.setdefault(digest, _Pieces())
         if present and not pieces.sources:
             pieces.sources.add(EARLIER)

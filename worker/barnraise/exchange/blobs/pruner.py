@@ -23,15 +23,7 @@ class Pruner:
         key: str,
         archive_rounds: int | None,
     ) -> None:
-        """Set the budget by the disk's free space.
-
-        Args:
-            ledger: What is pruned.
-            gossip: Publishes what is gone; knows what the peers have.
-            run_on_disk: Runs a call in the disk thread.
-            key: Our own key.
-            archive_rounds: Rounds for which everything is kept, if this machine is an archive.
-        """
+        """Set the budget by the disk's free space."""
         self._ledger = ledger
         self._gossip = gossip
         self._run_on_disk = run_on_disk

@@ -20,29 +20,21 @@ MAX_AUTHORS_PER_KEY = 32  # such authors of one key
 
 @dataclass(frozen=True)
 class AuthorClaim:
-    """What a link claims to have of an author.
+    """What a link claims to have of an author."""
 
-    Attributes:
-        seq: Sequence number of the last update.
-        pruned: Sequence number up to which it has no payloads.
-    """
-
-    seq: int
-    pruned: int = 0
+    seq: int  # sequence number of the last update
+    pruned: int = 0  # sequence number up to which it has no payloads
 
 
 @dataclass
 class LinkClaims:
-    """The unknown authors that one link names.
+    """The unknown authors that one link names."""
 
-    Attributes:
-        waiting: Author → claim.
-        probes: Author → when the probe of its claim fails, in seconds.
-        refused: Author → until when further claims are ignored, in seconds.
-    """
-
+    # Author → claim.
     waiting: dict[str, AuthorClaim] = field(default_factory=dict[str, AuthorClaim])
+    # Author → when the probe of its claim fails, in seconds.
     probes: dict[str, float] = field(default_factory=dict[str, float])
+    # Author → until when further claims are ignored, in seconds.
     refused: dict[str, float] = field(default_factory=dict[str, float])
 
 

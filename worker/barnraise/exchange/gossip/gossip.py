@@ -97,60 +97,41 @@ class LinkState:
 
     All times are in seconds. A `vector` maps authors to the sequence number of their last update,
     and `pruned` to the one up to which their payloads have been removed.
-
-    Attributes:
-        key: The peer's key.
-        connected_at: When the link was established.
-        volunteer: Digest of its volunteer, from its ticket; its key if that is unknown.
-        meeting: How it came about: whose machine it is, who dialled and from where.
-        last_received_at: When its last message arrived.
-        next_full_state_at: When it is sent our next full State.
-        next_state_at: When it is sent our next State at the latest.
-        last_state_at: When it was sent our last State.
-        next_peers_at: When it is sent our next message about other peers.
-        has_news: Whether something worth a State has changed since the last one.
-        changed_authors: Authors whose changes it has not been sent (an ordered set).
-        to_decline: Author → sequence number up to which the next State declines pushes.
-        eager: Whether new updates are pushed to it, not only announced.
-        lazy_keys: Machines whose updates are only announced to it, as they reach it over other
-            links (an ordered set).
-        leaving_since: When one side said goodbye; None if neither did.
-        vector: What it has, of authors that are known here.
-        pruned: What it has no payloads of.
-        declined: Author → sequence number up to which it has declined pushes.
-        rate: Tokens per second at which it trains.
-        anchor_vector: Digest of the vector of its anchor.
-        anchor_digest: Digest of its anchor at that vector.
-        anchor_agrees: Whether its anchor equals ours, when both were last at one vector; None if
-            they never were.
-        complete: Whether it will publish no further updates.
-        has_state: Whether its first State has arrived.
     """
 
-    key: str
+    key: str  # the peer's key
     connected_at: float
-    last_received_at: float
-    next_full_state_at: float
-    volunteer: str = ""
-    next_state_at: float = 0.0
-    last_state_at: float = -math.inf
-    next_peers_at: float = 0.0
-    has_news: bool = True
+    last_received_at: float  # when its last message arrived
+    next_full_state_at: float  # when it is sent our next full State
+    volunteer: str = ""  # digest of its volunteer, from its ticket; its key if that is unknown
+    next_state_at: float = 0.0  # when it is sent our next State at the latest
+    last_state_at: float = -math.inf  # when it was sent our last State
+    next_peers_at: float = 0.0  # when it is sent our next message about other peers
+    has_news: bool = True  # whether something worth a State has changed since the last one
+    # Authors whose changes it has not been sent (an ordered set).
     changed_authors: dict[str, None] = field(default_factory=dict[str, None])
+    # Author → sequence number up to which the next State declines pushes.
     to_decline: dict[str, int] = field(default_factory=dict[str, int])
+    # How it came about: whose machine it is, who dialled and from where.
     meeting: Meeting = field(default_factory=Meeting)
-    eager: bool = True
+    eager: bool = True  # whether new updates are pushed to it, not only announced
+    # Machines whose updates are only announced to it, as they reach it over other links (an ordered
+    # set).
     lazy_keys: dict[str, None] = field(default_factory=dict[str, None])
+    # When one side said goodbye; None if neither did.
     leaving_since: float | None = None
+    # What it has, of authors that are known here.
     vector: dict[str, int] = field(default_factory=dict[str, int])
-    pruned: dict[str, int] = field(default_factory=dict[str, int])
+    pruned: dict[str, int] = field(default_factory=dict[str, int])  # what it has no payloads of
+    # Author → sequence number up to which it has declined pushes.
     declined: dict[str, int] = field(default_factory=dict[str, int])
-    rate: float = 0.0
-    anchor_vector: str | None = None
-    anchor_digest: str | None = None
+    rate: float = 0.0  # tokens per second at which it trains
+    anchor_vector: str | None = None  # digest of the vector of its anchor
+    anchor_digest: str | None = None  # digest of its anchor at that vector
+    # Whether its anchor equals ours, when both were last at one vector; None if they never were.
     anchor_agrees: bool | None = None
-    complete: bool = False
-    has_state: bool = False
+    complete: bool = False  # whether it will publish no further updates
+    has_state: bool = False  # whether its first State has arrived
 
     def is_state_due(self, now: float, min_interval: float, slack: float = 0.0) -> bool:
         """Return whether this peer is to be sent a State.
@@ -206,13 +187,7 @@ class Gossip:
     """
 
     def __init__(self, key: str, seed: int, volunteer: str = "") -> None:
-        """Create the state machine of a machine without links.
-
-        Args:
-            key: This machine's own key.
-            seed: Seed of all random choices.
-            volunteer: Digest of this machine's own volunteer.
-        """
+        """Create the state machine without links; `seed` decides its random choices."""
         self.key = key
         self.volunteer = volunteer or key
         self.vector: dict[str, int] = {}
@@ -312,10 +287,6 @@ class Gossip:
                 self._pushes.append(PushUpdate(link.key, author, seq))
                 needs_state = False
             link.has_news = link.has_news or needs_state or link.complete or self.complete
-
-    def on_update_buffered(self, author: str, seq: int) -> None:
-        """Record that an update is complete here and waits for its author's earlier ones."""
-        self.requests.on_buffered(author, seq)
 
     def on_pruned(self, author: str, seq: int) -> None:
         """Record that the payloads of this author's updates up to `seq` have been removed here."""
@@ -505,19 +476,11 @@ class Gossip:
         if seq > self.vector.get(author, 0):
             self.requests.on_payload_bytes(key, author, seq, now, arrived)
 
-    def on_update_lost(self, author: str, seq: int) -> None:
-        """Record that what has arrived of an update is useless: it is requested again."""
-        self.requests.on_lost(author, seq)
-
     def on_request(self, key: str, author: str) -> None:
         """Record that this peer requested updates of an author: new ones are pushed to it again."""
         if link := self.links.get(key):
             link.make_eager_for(author)
             link.declined.pop(author, None)
-
-    def on_request_failed(self, key: str, author: str, seq: int, now: float) -> None:
-        """Record that this peer cannot deliver an update that was requested from it."""
-        self.requests.on_failed(key, author, seq, now)
 
     def on_goodbye(self, key: str, now: float) -> None:
         """Record that one side of this link said goodbye."""
@@ -629,11 +592,7 @@ class Gossip:
     # ---- decisions
 
     def next_actions(self, now: float) -> list[Action]:
-        """Return the actions that are due, and schedule the next ones.
-
-        Args:
-            now: The time in seconds.
-        """
+        """Return the actions that are due, and schedule the next ones."""
         actions: list[Action] = [*self._pushes]
         self._pushes = []
         links = list(self.links.values())
@@ -657,13 +616,7 @@ class Gossip:
         return actions
 
     def _link_actions(self, link: LinkState, now: float, slack: float) -> list[Action]:
-        """Return the actions that are due on one link.
-
-        Args:
-            link: The link.
-            now: The time in seconds.
-            slack: Seconds by which a State may be early.
-        """
+        """Return the actions that are due on one link."""
         actions: list[Action] = []
         silence, goodbye = TIMEOUTS.peer_silence_seconds, TIMEOUTS.goodbye_seconds
         if now >= link.last_received_at + silence:
@@ -737,10 +690,6 @@ class Gossip:
 
     def build_state(self, key: str, now: float) -> PeerState | None:
         """Build our next State to this peer, and record its contents as sent.
-
-        Args:
-            key: The peer's key.
-            now: The time in seconds.
 
         Returns:
             A full State if one is due and fits into a message; else the changes, or as many of them

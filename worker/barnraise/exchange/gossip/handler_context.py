@@ -13,14 +13,8 @@ RunInThread = Callable[..., Awaitable[Any]]  # runs a call with its arguments ou
 
 @dataclass(frozen=True)
 class HandlerContext(LinkContext):
-    """Give handlers the ledger and the gossip state, too.
-
-    Attributes:
-        ledger: The run's ledger.
-        gossip: The gossip state machine; it belongs to the event loop.
-        run_on_disk: Runs a call in the disk thread; calls run one after the other.
-    """
+    """Give handlers the ledger and the gossip state, too."""
 
     ledger: Ledger
-    gossip: Gossip
-    run_on_disk: RunInThread
+    gossip: Gossip  # the gossip state machine; it belongs to the event loop
+    run_on_disk: RunInThread  # runs a call in the disk thread; calls run one after the other

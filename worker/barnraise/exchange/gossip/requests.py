@@ -30,60 +30,35 @@ MAX_EXAMINED = 4096  # missing updates that one look examines; the next look goe
 
 @dataclass
 class IncomingUpdate:
-    """An update on its way to this machine.
+    """An update on its way to this machine."""
 
-    Attributes:
-        source: Key of the peer that sends it; empty if it is here and waits for earlier ones.
-        deadline: When another peer may be asked for it, in seconds.
-        has_header: Whether its header has arrived.
-        since: When its source sent the first of it, in seconds.
-        received: New bytes of its payloads since then.
-        is_slow: Whether another peer should continue the transfer.
-    """
-
-    source: str
-    deadline: float
-    has_header: bool = False
-    since: float = math.inf
-    received: int = 0
-    is_slow: bool = False
+    source: str  # key of the peer that sends it; empty if it is here and waits for earlier ones
+    deadline: float  # when another peer may be asked for it, in seconds
+    has_header: bool = False  # whether its header has arrived
+    since: float = math.inf  # when its source sent the first of it, in seconds
+    received: int = 0  # new bytes of its payloads since then
+    is_slow: bool = False  # whether another peer should continue the transfer
 
 
 @dataclass(frozen=True)
 class ArrivedBytes:
-    """What a piece adds to an update.
+    """What a piece adds to an update."""
 
-    Attributes:
-        size: The bytes that were not here before.
-        remaining: The bytes of the update's payloads that are missing after it.
-    """
-
-    size: int = 0
-    remaining: int = 0
+    size: int = 0  # the bytes that were not here before
+    remaining: int = 0  # the bytes of the update's payloads that are missing after it
 
 
 class UpdateSource(Protocol):
-    """A linked peer as a source of updates.
+    """A linked peer as a source of updates."""
 
-    Attributes:
-        key: The peer's key.
-        eager: Whether new updates are pushed over the link.
-        vector: Author → sequence number of the last update that the peer has.
-        pruned: Author → sequence number up to which the peer has removed the payloads.
-    """
-
-    key: str
-    eager: bool
-    vector: dict[str, int]
-    pruned: dict[str, int]
+    key: str  # the peer's key
+    eager: bool  # whether new updates are pushed over the link
+    vector: dict[str, int]  # author → sequence number of the last update that the peer has
+    pruned: dict[str, int]  # author → sequence number up to which the peer has removed the payloads
 
 
 class RequestScheduler:
-    """The updates that are missing or on their way, and the requests for them.
-
-    Args:
-        seed: Seed of the random choices.
-    """
+    """The updates that are missing or on their way, and the requests for them."""
 
     def __init__(self, seed: int) -> None:
         self.incoming: dict[tuple[str, int], IncomingUpdate] = {}  # by author and seq
@@ -200,11 +175,7 @@ class RequestScheduler:
         }
 
     def cancel_retracted(self, is_retracted: Callable[[str, int], bool]) -> None:
-        """Stop waiting for updates that a verdict retracted.
-
-        Args:
-            is_retracted: Whether the update of an author and sequence number is retracted.
-        """
+        """Stop waiting for updates that a verdict retracted."""
         self.incoming = {
             identity: incoming
             for identity, incoming in self.incoming.items()
@@ -232,11 +203,6 @@ class RequestScheduler:
         """Give up on transfers that have stalled, and on failures that are long enough ago.
 
         A transfer that is slow ends, too, if another peer can continue it.
-
-        Args:
-            links: The linked peers by key.
-            ours: Author → sequence number at this machine.
-            now: The time in seconds.
 
         Returns:
             (peer, author, seq) of each slow transfer that ended; the peer need not send the rest.
@@ -275,11 +241,6 @@ class RequestScheduler:
         self, links: Mapping[str, UpdateSource], ours: Mapping[str, int], now: float
     ) -> list[tuple[str, str, int]]:
         """Choose the updates to request now and mark them as incoming.
-
-        Args:
-            links: The linked peers by key.
-            ours: Author → sequence number at this machine.
-            now: The time in seconds.
 
         Returns:
             (peer, author, seq) for each request, each author's in ascending order.

@@ -79,18 +79,12 @@ MAX_CONFIRMED = 8  # such anchors of one request
 
 @dataclass(frozen=True)
 class Snapshot:
-    """An anchor to start from.
+    """An anchor to start from."""
 
-    Attributes:
-        fragments: int32 [size] for each fragment, in order.
-        heads: Author → the last update in the anchor.
-        confirmed: Whether enough volunteers agree on it.
-        retracted: What verdicts retracted from among those updates.
-    """
-
-    fragments: Sequence[torch.Tensor]
-    heads: dict[str, Update]
-    confirmed: bool
+    fragments: Sequence[torch.Tensor]  # int32 [size] for each fragment, in order
+    heads: dict[str, Update]  # author → the last update in the anchor
+    confirmed: bool  # whether enough volunteers agree on it
+    # What verdicts retracted from among those updates.
     retracted: Retracted = field(default_factory=dict)
 
 
@@ -171,13 +165,7 @@ class SnapshotClient:
         rules: UpdateRules,
         fetcher: BlobFetcher,
     ) -> None:
-        """Start without requests.
-
-        Args:
-            context: What the server's handlers share.
-            rules: What heads and verdicts are checked against, and the fragments' sizes.
-            fetcher: Fetches the bytes.
-        """
+        """Start without requests."""
         self.waiting_reason: str | None = None
         self._rules = rules
         self._run_on_disk = context.run_on_disk

@@ -8,15 +8,11 @@ from barnraise.protocol.messages import SnapshotManifest
 
 @dataclass(frozen=True)
 class SnapshotTrust:
-    """When a machine without updates takes the anchor of the only linked volunteer.
+    """When a machine without updates takes the anchor of the only linked volunteer."""
 
-    Attributes:
-        one_volunteer: Always, unconfirmed.
-        confirmed: Digest of a version vector → digest of the anchor there, as coordinators list
-            them, the newest first: if it is one of these.
-    """
-
-    one_volunteer: bool = False
+    one_volunteer: bool = False  # always, unconfirmed
+    # Digest of a version vector → digest of the anchor there, as coordinators list them, the newest
+    # first: if it is one of these.
     confirmed: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -25,19 +21,12 @@ MAJORITY_ONLY = SnapshotTrust()  # never
 
 @dataclass(frozen=True)
 class AgreedSnapshot:
-    """A snapshot on which enough volunteers agree.
+    """A snapshot on which enough volunteers agree."""
 
-    Attributes:
-        manifest: What they agree on.
-        tickets: Digests of their lists of tickets, those that most of them name first.
-        proofs: The same for verdicts.
-        confirmed: False if it is that of a single volunteer.
-    """
-
-    manifest: SnapshotManifest
-    tickets: Sequence[str]
-    proofs: Sequence[str]
-    confirmed: bool
+    manifest: SnapshotManifest  # what they agree on
+    tickets: Sequence[str]  # digests of their lists of tickets, those that most of them name first
+    proofs: Sequence[str]  # the same for verdicts
+    confirmed: bool  # False if it is that of a single volunteer
 
 
 def choose_majority(

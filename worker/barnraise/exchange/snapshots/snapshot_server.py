@@ -72,16 +72,11 @@ class PendingRequest:
 
 @dataclass
 class RecentSnapshot:
-    """A snapshot whose bytes are on disk.
+    """A snapshot whose bytes are on disk."""
 
-    Attributes:
-        manifest: What it consists of.
-        built_at: Event loop time at which it was built.
-        used_at: Event loop time at which a peer last received its manifest or some of its bytes.
-    """
-
-    manifest: SnapshotManifest
-    built_at: float
+    manifest: SnapshotManifest  # what it consists of
+    built_at: float  # event loop time at which it was built
+    # Event loop time at which a peer last received its manifest or some of its bytes.
     used_at: float
 
 
@@ -112,13 +107,7 @@ class SnapshotServer:
         connections: Mapping[str, Connection],
         run_in_thread: RunInThread,
     ) -> None:
-        """Start without requests.
-
-        Args:
-            ledger: What the anchor is the sum of.
-            connections: The connected peers by key; the server's own table.
-            run_in_thread: Runs a call outside the event loop, however long it takes.
-        """
+        """Start without requests."""
         self._ledger = ledger
         self._connections = connections
         self._run_in_thread = run_in_thread
@@ -418,13 +407,7 @@ class VectorHistory:
         self._milestones: dict[int, dict[str, dict[str, int]]] = {}
 
     def add(self, vector_digest: str, vector: dict[str, int], milestone: int) -> None:
-        """Remember a vector, if it is among the first after its milestone.
-
-        Args:
-            vector_digest: The vector's digest.
-            vector: Author → sequence number.
-            milestone: Number of the milestone before it.
-        """
+        """Remember a vector, if it is among the first after its milestone."""
         vectors = self._milestones.setdefault(milestone, {})
         if vector_digest not in vectors and len(vectors) < MAX_VECTORS:
             vectors[vector_digest] = dict(vector)

@@ -36,15 +36,10 @@ BATCH_SECONDS = 1.0  # between two batches
 
 @dataclass(frozen=True)
 class PaceLimits:
-    """What one machine can honestly publish, by the run's recipe.
+    """What one machine can honestly publish, by the run's recipe."""
 
-    Attributes:
-        round_tokens: Tokens of the shortest round.
-        round_bytes: Bytes that a round is published in.
-    """
-
-    round_tokens: float
-    round_bytes: int
+    round_tokens: float  # tokens of the shortest round
+    round_bytes: int  # bytes that a round is published in
 
     @classmethod
     def from_spec(cls, spec: RunSpec) -> "PaceLimits":
@@ -56,11 +51,7 @@ class PaceLimits:
         return cls(steps * recipe.step_sequences * spec.model.context, size)
 
     def updates_per_second(self, tokens_per_second: float) -> float:
-        """Return how many updates a machine may publish.
-
-        Args:
-            tokens_per_second: What its ticket permits.
-        """
+        """Return how many updates a machine may publish, by what its ticket permits."""
         rounds = tokens_per_second / self.round_tokens
         honest = min(MAX_PARTS * rounds, max(PARTS_PER_SECOND, rounds))
         return min(MAX_UPDATES_PER_SECOND, max(MIN_UPDATES_PER_SECOND, PACE_MARGIN * honest))
@@ -73,29 +64,17 @@ class PaceLimits:
 
 @dataclass(frozen=True)
 class PacedUpdate:
-    """What the pace of an author depends on, of one update.
+    """What the pace of an author depends on, of one update."""
 
-    Attributes:
-        key: The author's key, in all incarnations.
-        begins: Whether it is the first one of an incarnation.
-        size: Bytes of its payloads.
-        time: When it says that it was published, in seconds since 1970.
-        tokens_per_second: What its ticket permits.
-    """
-
-    key: str
-    begins: bool
-    size: int
-    time: float
-    tokens_per_second: float
+    key: str  # the author's key, in all incarnations
+    begins: bool  # whether it is the first one of an incarnation
+    size: int  # bytes of its payloads
+    time: float  # when it says that it was published, in seconds since 1970
+    tokens_per_second: float  # what its ticket permits
 
 
 class AuthorPace:
-    """When the next update of each key may enter the ledger.
-
-    Args:
-        limits: What a machine can honestly publish.
-    """
+    """When the next update of each key may enter the ledger."""
 
     def __init__(self, limits: PaceLimits) -> None:
         self._limits = limits
@@ -170,12 +149,10 @@ class GrowthMeter:
     would end in a moment. So the growth is also compared with the clock: a leaky bucket fills with
     the tokens of the updates that arrive and leaks at the sum of the rates that the tickets of
     their authors allow.
-
-    Attributes:
-        started_at: When it began, in seconds since 1970. Updates of an earlier time do not count:
-            a machine that was away catches up.
     """
 
+    # When it began, in seconds since 1970. Updates of an earlier time do not count: a machine that
+    # was away catches up.
     started_at: float
     _rates: dict[str, int] = field(default_factory=dict[str, int])  # by key
     _excess: float = 0.0  # tokens

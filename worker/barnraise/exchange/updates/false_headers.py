@@ -28,12 +28,7 @@ class FalseHeaders:
     """The first false header of each author, and the search for the true one."""
 
     def __init__(self, gossip: Gossip, verdicts: VerdictHandler) -> None:
-        """Start without false headers.
-
-        Args:
-            gossip: Knows which peers have an author's updates.
-            verdicts: Requests headers, and receives proofs of forks.
-        """
+        """Start without false headers."""
         self._gossip = gossip
         self._verdicts = verdicts
         self._headers: dict[str, FalseHeader] = {}  # by author, oldest first

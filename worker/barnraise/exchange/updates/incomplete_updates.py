@@ -44,35 +44,24 @@ class PayloadPiece:
 
 @dataclass
 class IncompleteUpdate:
-    """An update whose header is here and that is not in the ledger yet.
+    """An update whose header is here and that is not in the ledger yet."""
 
-    Attributes:
-        push: The signed header and the signed ticket that it names.
-        update: The header.
-        ticket: The ticket.
-        source: The peer that sent the header.
-        missing: Payload digest → bytes, of payloads that have not arrived.
-        arrived: Payload digest → bytes of it that are here, of those that are missing.
-        buffered: Payload digest → payloads of those that are missing on disk and here in memory.
-        is_expected: Whether it is recorded on disk that these payloads are on their way.
-        is_verified: Whether all payloads are here and match the header.
-        is_ahead: Whether its key had published more than it can have trained when it was appended.
-        units: What they decode to, where that is kept in memory.
-        samples: The elements by which the update is judged.
-    """
-
-    push: UpdatePush
+    push: UpdatePush  # the signed header and the signed ticket that it names
     update: Update
     ticket: Ticket
-    source: str
+    source: str  # the peer that sent the header
+    # Payload digest → bytes, of payloads that have not arrived.
     missing: dict[str, int] = field(default_factory=dict)
+    # Payload digest → bytes of it that are here, of those that are missing.
     arrived: dict[str, int] = field(default_factory=dict)
+    # Payload digest → payloads of those that are missing on disk and here in memory.
     buffered: dict[str, PayloadPiece] = field(default_factory=dict)
-    is_expected: bool = False
-    is_verified: bool = False
+    is_expected: bool = False  # whether it is recorded on disk that these payloads are on their way
+    is_verified: bool = False  # whether all payloads are here and match the header
+    # Whether its key had published more than it can have trained when it was appended.
     is_ahead: bool = False
-    units: Units = ()
-    samples: Samples = ()
+    units: Units = ()  # what they decode to, where that is kept in memory
+    samples: Samples = ()  # the elements by which the update is judged
 
     @property
     def signed(self) -> Signed:
@@ -132,11 +121,7 @@ class IncompleteTable:
     """
 
     def __init__(self, context: HandlerContext) -> None:
-        """Start without updates.
-
-        Args:
-            context: What the server's handlers share.
-        """
+        """Start without updates."""
         self._ledger = context.ledger
         self._gossip = context.gossip
         self._spawn = context.spawn
@@ -256,7 +241,7 @@ class IncompleteTable:
         if incomplete is not None:
             peer = incomplete.update.peer
             self._repeats.warn(f"dropped {peer}", "dropped update %d of %s for now", seq, peer[:8])
-            self._gossip.on_request_failed(incomplete.source, author, seq, now)
+            self._gossip.requests.on_failed(incomplete.source, author, seq, now)
         self.drop(author, seq)
 
     @contextlib.asynccontextmanager
@@ -298,4 +283,4 @@ class IncompleteTable:
         """
         await asyncio.sleep(DELETION_DELAY)
         self._will_delete = False
-        await self._run_on_disk(self._ledger.delete_unneeded)
+        await self._run_on_disk(self._ledger.retention.delete_files)

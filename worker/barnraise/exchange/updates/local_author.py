@@ -19,25 +19,15 @@ MAX_CLOCK_STEP_MS = 60_000  # a clock that is set back by more ends an incarnati
 
 @dataclass(frozen=True)
 class AuthorConfig:
-    """Who publishes in which run.
+    """Who publishes in which run."""
 
-    Attributes:
-        identity: The machine's key.
-        run: The run's id.
-        incarnation: The incarnation of the state directory.
-        ticket: The machine's ticket.
-        max_tokens: The most tokens that one update may state.
-        clock: Returns seconds since 1970, by the coordinators' clock.
-        reincarnate: Creates a new incarnation, stores it durably and returns it.
-    """
-
-    identity: Identity
+    identity: Identity  # the machine's key
     run: str
-    incarnation: str
-    ticket: Signed
-    max_tokens: int
-    clock: Callable[[], float]
-    reincarnate: Callable[[], str]
+    incarnation: str  # the incarnation of the state directory
+    ticket: Signed  # the machine's ticket
+    max_tokens: int  # the most tokens that one update may state
+    clock: Callable[[], float]  # returns seconds since 1970, by the coordinators' clock
+    reincarnate: Callable[[], str]  # creates a new incarnation, stores it durably and returns it
 
 
 class LocalAuthor:
@@ -52,12 +42,7 @@ class LocalAuthor:
     """
 
     def __init__(self, config: AuthorConfig, ledger: Ledger) -> None:
-        """Continue as the incarnation of the state directory.
-
-        Args:
-            config: See `AuthorConfig`.
-            ledger: Where updates are appended.
-        """
+        """Continue as the incarnation of the state directory."""
         self._config = config
         self._key = config.identity.key
         self._ledger = ledger
@@ -93,16 +78,6 @@ class LocalAuthor:
             volunteer = self._ledger.volunteers.get(self.name, self._ticket.volunteer)
             if self._ticket.volunteer != volunteer:
                 self._rename("the coordinators know this machine's owner by another pseudonym")
-
-    @property
-    def key(self) -> str:
-        """This machine's key."""
-        return self._key
-
-    @property
-    def max_tokens_per_second(self) -> int:
-        """The most tokens per second that this machine may state."""
-        return self._ticket.max_tokens_per_second
 
     @property
     def name(self) -> str:

@@ -50,60 +50,43 @@ class PartOutcome(Enum):
 
 @dataclass(frozen=True)
 class _DiskResult:
-    """What one visit to the disk thread did with an update.
+    """What one visit to the disk thread did with an update."""
 
-    Attributes:
-        is_checked: Whether all payloads are here and were compared with the header.
-        units: What they decode to, where that is kept in memory.
-        samples: The elements by which the update is judged.
-        error: How they differ from the header, if they do.
-        damaged: Digests of payloads that are no longer what they were when they arrived.
-        outcome: Of appending the update to the ledger; None if that was not due.
-    """
-
-    is_checked: bool = False
-    units: Units = ()
-    samples: Samples = ()
-    error: MessageError | None = None
+    is_checked: bool = False  # whether all payloads are here and were compared with the header
+    units: Units = ()  # what they decode to, where that is kept in memory
+    samples: Samples = ()  # the elements by which the update is judged
+    error: MessageError | None = None  # how they differ from the header, if they do
+    # Digests of payloads that are no longer what they were when they arrived.
     damaged: tuple[str, ...] = ()
+    # Of appending the update to the ledger; None if that was not due.
     outcome: Outcome | None = None
 
 
 @dataclass(frozen=True)
 class PayloadParts:
-    """What the receiver of payloads works with.
-
-    Attributes:
-        incomplete: The updates that wait for payloads.
-        queue: Where changes wait for the training loop; its lock orders all that is stored.
-        fetcher: Receives the pieces of blobs that are no update's payload.
-        sizes: Number of each fragment's parameters.
-        sample: Returns the elements of a fragment's units by which an update is judged, in any
-            thread.
-    """
+    """What the receiver of payloads works with."""
 
     incomplete: IncompleteTable
+    # Where changes wait for the training loop; its lock orders all that is stored.
     queue: UpdateQueue
-    fetcher: BlobFetcher
-    sizes: Sequence[int]
+    fetcher: BlobFetcher  # receives the pieces of blobs that are no update's payload
+    sizes: Sequence[int]  # number of each fragment's parameters
+    # Returns the elements of a fragment's units by which an update is judged, in any thread.
     sample: Callable[[int, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
 class CompleteUpdates:
-    """What is to happen with updates whose payloads are all here.
+    """What is to happen with updates whose payloads are all here."""
 
-    Attributes:
-        append_is_due: Returns whether an update enters the ledger if its payloads are right.
-        on_verified: Called with an update whose payloads are right and what became of appending it,
-            None if that was not due, while the queue's lock is held.
-        follow_up: Called with the same once the lock is free.
-        on_false: Called with an update that its payloads contradict, and how they differ.
-    """
-
+    # Returns whether an update enters the ledger if its payloads are right.
     append_is_due: Callable[[IncompleteUpdate], bool]
+    # Called with an update whose payloads are right and what became of appending it, None if that
+    # was not due, while the queue's lock is held.
     on_verified: Callable[[IncompleteUpdate, Outcome | None], None]
+    # Called with the same once the lock is free.
     follow_up: Callable[[IncompleteUpdate, Outcome | None], Awaitable[None]]
+    # Called with an update that its payloads contradict, and how they differ.
     on_false: Callable[[IncompleteUpdate, MessageError], None]
 
 
@@ -113,13 +96,7 @@ class PayloadReceiver:
     def __init__(
         self, context: HandlerContext, parts: PayloadParts, complete: CompleteUpdates
     ) -> None:
-        """Start without payloads.
-
-        Args:
-            context: What the server's handlers share.
-            parts: See `PayloadParts`.
-            complete: See `CompleteUpdates`.
-        """
+        """Start without payloads."""
         self._ledger = context.ledger
         self._gossip = context.gossip
         self._run_on_disk = context.run_on_disk
@@ -167,7 +144,7 @@ class PayloadReceiver:
         """Receive that a peer does not have a blob."""
         digest = received.message.digest
         for incomplete in self._incomplete.waiting_for(digest):
-            self._gossip.on_request_failed(received.key, *incomplete.identity, received.at)
+            self._gossip.requests.on_failed(received.key, *incomplete.identity, received.at)
         self._fetcher.on_missing(received.key, digest, received.at)
         self._wake()
 
@@ -246,7 +223,9 @@ class PayloadReceiver:
         def store() -> tuple[list[AppendResult], _DiskResult]:
             # What is on its way is recorded before its first byte is stored.
             if new:
-                self._ledger.expect_payloads([name for update in new for name in update.missing])
+                self._ledger.retention.expect_files(
+                    [name for update in new for name in update.missing]
+                )
             results = [self._append_piece(piece) for piece in accepted]
             if last is None or set(results) != {AppendResult.COMPLETE}:
                 return results, _DiskResult()
@@ -312,7 +291,7 @@ class PayloadReceiver:
             digest[:8],
         )
         for incomplete in self._incomplete.waiting_for(digest):
-            self._gossip.on_update_lost(*incomplete.identity)
+            self._gossip.requests.on_lost(*incomplete.identity)
 
     async def _on_payload_complete(self, digest: str) -> None:
         for identity in self._incomplete.pop_waiting(digest):

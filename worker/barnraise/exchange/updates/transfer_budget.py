@@ -20,19 +20,12 @@ MIN_BYTES_PER_SECOND = 2048.0  # an update that arrives more slowly than this is
 
 @dataclass
 class Reservation:
-    """What an incomplete update reserves.
+    """What an incomplete update reserves."""
 
-    Attributes:
-        volunteer: Digest of its author's volunteer.
-        size: Bytes of its payloads.
-        reserved_at: When its header arrived, in seconds.
-        progress_at: When its last byte arrived.
-    """
-
-    volunteer: str
-    size: int
-    reserved_at: float
-    progress_at: float
+    volunteer: str  # digest of its author's volunteer
+    size: int  # bytes of its payloads
+    reserved_at: float  # when its header arrived, in seconds
+    progress_at: float  # when its last byte arrived
 
     def is_expired(self, now: float) -> bool:
         """Return whether its bytes have not arrived in time."""

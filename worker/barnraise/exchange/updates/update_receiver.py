@@ -59,25 +59,16 @@ MAX_VALIDATED = 256  # headers whose signatures are not verified again, of some 
 
 @dataclass(frozen=True)
 class ReceiverParts:
-    """What the receiver passes updates on to.
+    """What the receiver passes updates on to."""
 
-    Attributes:
-        queue: Where changes wait for the training loop.
-        verdicts: Receives proofs of forks, and headers that may lead to them.
-        fetcher: Receives the pieces of blobs that are no update's payload.
-        pace: How fast each author's updates enter the ledger.
-        clock: Returns seconds since 1970, by the coordinators' clock.
-        on_own_update: Called with an update of this machine's key that a peer sends.
-        sample: Returns the elements of a fragment's units by which an update is judged, in any
-            thread.
-    """
-
-    queue: UpdateQueue
-    verdicts: VerdictHandler
-    fetcher: BlobFetcher
-    pace: AuthorPace
-    clock: Callable[[], float]
+    queue: UpdateQueue  # where changes wait for the training loop
+    verdicts: VerdictHandler  # receives proofs of forks, and headers that may lead to them
+    fetcher: BlobFetcher  # receives the pieces of blobs that are no update's payload
+    pace: AuthorPace  # how fast each author's updates enter the ledger
+    clock: Callable[[], float]  # returns seconds since 1970, by the coordinators' clock
+    # Called with an update of this machine's key that a peer sends.
     on_own_update: Callable[[Update], None]
+    # Returns the elements of a fragment's units by which an update is judged, in any thread.
     sample: Callable[[int, torch.Tensor], torch.Tensor]
 
 
@@ -94,13 +85,7 @@ class UpdateReceiver:
         rules: UpdateRules,
         parts: ReceiverParts,
     ) -> None:
-        """Start without incomplete updates.
-
-        Args:
-            context: What the server's handlers share.
-            rules: What headers are checked against.
-            parts: See `ReceiverParts`.
-        """
+        """Start without incomplete updates."""
         self._clock = parts.clock
         self._pace = parts.pace
         self._on_own_update = parts.on_own_update
@@ -126,8 +111,8 @@ class UpdateReceiver:
             ),
         )
         self._repeats = RepeatedWarnings(log)
-        # Key, text and signature of headers and their tickets → their updates, oldest first.
-        self._validated: dict[tuple[str, ...], Update] = {}
+        # Headers and their tickets → their updates, oldest first.
+        self._validated: dict[tuple[Signed, Signed], Update] = {}
         self._unneeded = TokenBuckets(SERVICE_LIMITS[Service.UNNEEDED_HEADERS]["peer"])
         self._waiting_for_time: set[str] = set()  # authors whose next update is of a later time
 
@@ -260,18 +245,10 @@ class UpdateReceiver:
             MessageError: When it does not count.
         """
         signed, ticket = push.header, push.ticket
-        name = (
-            signed.key,
-            signed.body,
-            signed.signature,
-            ticket.key,
-            ticket.body,
-            ticket.signature,
-        )
-        update = self._validated.get(name)
+        update = self._validated.get((signed, ticket))
         if update is None:
             update = validate_header(signed, ticket, self._rules)
-            self._validated[name] = update
+            self._validated[signed, ticket] = update
             if len(self._validated) > MAX_VALIDATED:
                 del self._validated[next(iter(self._validated))]
         return update
@@ -308,7 +285,7 @@ class UpdateReceiver:
         author = update.author
         seq = update.seq
         if outcome is Outcome.RETRACTED:
-            self._gossip.on_request_failed(source, author, seq, now)
+            self._gossip.requests.on_failed(source, author, seq, now)
         elif outcome is Outcome.DUPLICATE and not self._verdicts.waits_for_headers:
             self._record_unneeded(source, now)
         elif outcome is Outcome.DUPLICATE:
@@ -319,7 +296,7 @@ class UpdateReceiver:
                 await self._verdicts.on_proof(fork)
         elif outcome is Outcome.DIVERGENT:
             # A peer that has this one has the other half of a fork below it, or its author lies.
-            self._gossip.on_request_failed(source, author, seq, now)
+            self._gossip.requests.on_failed(source, author, seq, now)
             self._verdicts.request_headers(source, author, seq - 1, seq - 1)
 
     # ---- an author's order and pace
@@ -343,7 +320,7 @@ class UpdateReceiver:
             self._pace.on_batch(incomplete.update.peer, now)
             self._on_appended(incomplete)
         elif self._incomplete.contains(incomplete):  # it was not dropped meanwhile
-            self._gossip.on_update_buffered(*incomplete.identity)
+            self._gossip.requests.on_buffered(*incomplete.identity)
 
     async def _follow_up(self, incomplete: IncompleteUpdate, outcome: Outcome | None) -> None:
         """Append what is ready of an author, or follow up its update that cannot be appended."""
@@ -419,7 +396,7 @@ class UpdateReceiver:
             if ready is None or not ready.is_verified:
                 break
             paced = ready.paced
-            if batch and not (self._is_due(ready) and self._pace.fits_batch(paced, now)):
+            if batch and (self._seconds_ahead(ready) > 0 or not self._pace.fits_batch(paced, now)):
                 break
             if not batch and self._is_early(ready):
                 break
@@ -448,7 +425,7 @@ class UpdateReceiver:
         now = asyncio.get_running_loop().time()
         if outcome is Outcome.INCONSISTENT:
             reason = f"its update {seq} does not continue its last"
-            self._gossip.on_request_failed(rejected.source, author, seq, now)
+            self._gossip.requests.on_failed(rejected.source, author, seq, now)
             self._disconnect(rejected.source, reason)
         else:
             await self._on_unusable_header(outcome, rejected.signed, update, rejected.source, now)
@@ -456,10 +433,6 @@ class UpdateReceiver:
     def _seconds_ahead(self, incomplete: IncompleteUpdate) -> float:
         """Return the seconds until an update's time comes."""
         return incomplete.update.time_ms / 1000 - self._clock() - CLOCK_TOLERANCE
-
-    def _is_due(self, incomplete: IncompleteUpdate) -> bool:
-        """Return whether an update's time has come."""
-        return self._seconds_ahead(incomplete) <= 0
 
     def _seconds_early(self, incomplete: IncompleteUpdate) -> float:
         """Return the seconds until an update's time comes, and its author's pace allows it."""

@@ -26,14 +26,7 @@ class UpdateSender:
     def __init__(
         self, ledger: Ledger, gossip: Gossip, snapshots: SnapshotServer, uplink: FairShare
     ) -> None:
-        """Send what the ledger and recent snapshots have.
-
-        Args:
-            ledger: The updates.
-            gossip: Which peer needs which of them.
-            snapshots: Recent snapshots, whose blobs peers request, too.
-            uplink: How large a piece may be.
-        """
+        """Send what the ledger and recent snapshots have."""
         self._ledger = ledger
         self._gossip = gossip
         self._snapshots = snapshots

@@ -61,15 +61,7 @@ class VerdictHandler:
         fetcher: BlobFetcher,
         on_applied: Callable[[VerdictSet], None],
     ) -> None:
-        """Continue from the ledger's verdicts.
-
-        Args:
-            context: What the server's handlers share.
-            rules: What proofs are checked against.
-            queue: Where retractions wait for the training loop.
-            fetcher: Fetches payloads that are to be retracted.
-            on_applied: Called with verdicts that were just made durable.
-        """
+        """Continue from the ledger's verdicts."""
         self._rules = rules
         self._ledger = context.ledger
         self._gossip = context.gossip

@@ -67,11 +67,7 @@ class ProofIndex:
     """The names of our proofs, sorted, with the bytes of each proof."""
 
     def __init__(self, sizes: Mapping[str, int]) -> None:
-        """Index the names.
-
-        Args:
-            sizes: Name → bytes of the proof.
-        """
+        """Index the names; `sizes` maps each to the bytes of its proof."""
         self.sizes = dict(sizes)
         self._names = sorted(sizes)
 
@@ -96,27 +92,19 @@ class ProofIndex:
 
 @dataclass
 class PeerVerdicts:
-    """What a linked peer reported last.
+    """What a linked peer reported last."""
 
-    Attributes:
-        verdicts: Digest of its verdict set; None for the empty set.
-        next_verdicts_at: When it may be sent a description of our verdicts (again), in seconds.
-        mismatches: In how many consecutive States its headers differed from ours.
-        next_heads_at: When it may be sent our headers (again), in seconds.
-        next_sample_at: When it is sent a sample of them in any case; None before that is known.
-        window_ends_at: When the two following allowances are renewed, in seconds.
-        proof_bytes: How many bytes of proofs it may still be sent.
-        answers: How many descriptions it may still be sent.
-    """
-
+    # Digest of its verdict set; None for the empty set.
     verdicts: str | None = None
+    # When it may be sent a description of our verdicts (again), in seconds.
     next_verdicts_at: float = -math.inf
-    mismatches: int = 0
-    next_heads_at: float = -math.inf
+    mismatches: int = 0  # in how many consecutive States its headers differed from ours
+    next_heads_at: float = -math.inf  # when it may be sent our headers (again), in seconds
+    # When it is sent a sample of them in any case; None before that is known.
     next_sample_at: float | None = None
-    window_ends_at: float = -math.inf
-    proof_bytes: int = MAX_PROOF_BYTES
-    answers: int = MAX_ANSWERS
+    window_ends_at: float = -math.inf  # when the two following allowances are renewed, in seconds
+    proof_bytes: int = MAX_PROOF_BYTES  # how many bytes of proofs it may still be sent
+    answers: int = MAX_ANSWERS  # how many descriptions it may still be sent
 
 
 class VerdictSync:
@@ -218,11 +206,7 @@ class VerdictSync:
         return peer
 
     def next_actions(self, now: float) -> list[VerdictAction]:
-        """Return what to send now and schedule when it may be sent again.
-
-        Args:
-            now: The time in seconds.
-        """
+        """Return what to send now and schedule when it may be sent again."""
         actions: list[VerdictAction] = []
         for key, peer in self._peers.items():
             has_other_verdicts = self._verdicts is not None and peer.verdicts != self._verdicts

@@ -27,19 +27,13 @@ MIN_AGE_ROUNDS = 1.0  # of this machine after which a volunteer that it first he
 
 @dataclass
 class _RecentChange:
-    """The sum of one volunteer's recent changes.
+    """The sum of one volunteer's recent changes."""
 
-    Attributes:
-        parts: Fragment → its sampled elements, float32.
-        tokens: Training tokens that the changes state.
-        age: Rounds of this machine since the first change.
-        silence: Rounds of this machine since the last one.
-    """
-
+    # Fragment → its sampled elements, float32.
     parts: dict[int, torch.Tensor] = field(default_factory=dict)
-    tokens: float = 0.0
-    age: float = 0.0
-    silence: float = 0.0
+    tokens: float = 0.0  # training tokens that the changes state
+    age: float = 0.0  # rounds of this machine since the first change
+    silence: float = 0.0  # rounds of this machine since the last one
 
     def add(self, fragment: int, sample: torch.Tensor) -> None:
         """Add the sampled elements of one update's part."""

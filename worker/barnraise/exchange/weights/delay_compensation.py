@@ -32,17 +32,12 @@ MAX_RELATIVE_SIZE = 16.0  # of an update; our momentum predicts little about a l
 
 @dataclass(frozen=True)
 class InFlightUpdate:
-    """An update whose header has arrived and whose payloads have not.
-
-    Attributes:
-        author: Its author.
-        is_complete: Whether it contains every fragment.
-        relative_sizes: For each fragment, its size relative to our last update of it; 0 for
-            fragments that it does not contain.
-    """
+    """An update whose header has arrived and whose payloads have not."""
 
     author: str
-    is_complete: bool
+    is_complete: bool  # whether it contains every fragment
+    # For each fragment, its size relative to our last update of it; 0 for fragments that it does
+    # not contain.
     relative_sizes: tuple[float, ...]
 
 

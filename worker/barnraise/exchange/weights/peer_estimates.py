@@ -55,6 +55,9 @@ class LinkTable(Protocol):
 class PeerEstimates:
     """What one machine knows of the others' training.
 
+    In its methods, `rate` is the tokens per second at which this machine trains, 0 while unknown,
+    and `now` the time in seconds.
+
     Args:
         spec: The run's spec.
         link_table: The connected peers.
@@ -119,10 +122,6 @@ class PeerEstimates:
         """Return this machine's share of all training, in (0, 1]; 1 when it is alone.
 
         Peers that were lost without a goodbye count on for a while, see `LostPeers`.
-
-        Args:
-            rate: Tokens per second at which this machine trains.
-            now: The time in seconds.
         """
         rates = self._count_others(rate, now)
         if any(rates.values()):
@@ -144,12 +143,7 @@ class PeerEstimates:
         return self._lost_peers.rate(idle | {*self._link_table.ended}, now)
 
     def describe_low_share(self, rate: float, now: float) -> str | None:
-        """Return why this machine hardly counts; None if it does count.
-
-        Args:
-            rate: Tokens per second at which this machine trains.
-            now: The time in seconds.
-        """
+        """Return why this machine hardly counts; None if it does count."""
         rates = self._credible_rates(rate, now)
         share = training_share(rate, [*rates.values()])
         if not is_low_share(share, [*rates.values()]):
@@ -264,10 +258,6 @@ class PeerEstimates:
         """Return the tokens per second at which the other machines count, by key.
 
         They are those that links lead to and those whose rounds arrive.
-
-        Args:
-            rate: Tokens per second at which this machine trains.
-            now: The time in seconds.
         """
         links = dict(self._link_table.links)
         claims = {

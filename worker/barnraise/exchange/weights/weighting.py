@@ -36,14 +36,10 @@ FULL_AGREEMENT = 0.15
 
 @dataclass
 class RoundHistory:
-    """One peer's last rounds.
+    """One peer's last rounds."""
 
-    Attributes:
-        volunteer: Digest of the peer's volunteer.
-        rounds: (seconds of arrival, training tokens, seconds as the peer states them).
-    """
-
-    volunteer: str = ""
+    volunteer: str = ""  # digest of the peer's volunteer
+    # (seconds of arrival, training tokens, seconds as the peer states them).
     rounds: deque[tuple[float, int, float]] = field(
         default_factory=lambda: deque(maxlen=REMEMBERED_ROUNDS)
     )
@@ -96,20 +92,14 @@ class RoundHistory:
 
 @dataclass(frozen=True)
 class PeerClaim:
-    """How fast another machine trains, as it says and as its rounds show.
+    """How fast another machine trains, as it says and as its rounds show."""
 
-    Attributes:
-        volunteer: Digest of its volunteer; empty if that is this machine's own.
-        announced: Tokens per second that it announces, 0 before it does; None if no link leads to
-            it.
-        measured: Tokens per second of its rounds in the ledger; None before the second one.
-        met_at: When this machine first met its volunteer, in seconds.
-    """
-
-    volunteer: str = ""
+    volunteer: str = ""  # digest of its volunteer; empty if that is this machine's own
+    # Tokens per second that it announces, 0 before it does; None if no link leads to it.
     announced: float | None = None
+    # Tokens per second of its rounds in the ledger; None before the second one.
     measured: float | None = None
-    met_at: float = 0.0
+    met_at: float = 0.0  # when this machine first met its volunteer, in seconds
 
 
 def grace_seconds(round_seconds: float) -> float:
@@ -241,16 +231,12 @@ class LostPeers:
     and less from then on, as it becomes likelier that they are gone. If they are, this machine's
     updates are smaller than they could be for a while. If they were not counted and come back, the
     changes of both sides would add up, instead of averaging, to twice as much and more.
-
-    Attributes:
-        rates: Tokens per second of each that trained, by key.
-        met_at: Since when at least one of them trained, in seconds.
-        lost_at: When one of them trained last, in seconds.
     """
 
+    # Tokens per second of each that trained, by key.
     rates: dict[str, float] = field(default_factory=dict[str, float])
-    met_at: float = 0.0
-    lost_at: float = 0.0
+    met_at: float = 0.0  # since when at least one of them trained, in seconds
+    lost_at: float = 0.0  # when one of them trained last, in seconds
 
     def on_peers(self, rates: Mapping[str, float], now: float) -> None:
         """Record at which tokens per second others train now; at least one does."""

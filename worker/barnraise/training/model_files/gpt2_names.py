@@ -26,17 +26,11 @@ _PARTS = {
 
 @dataclass(frozen=True)
 class TransformersTensor:
-    """One tensor of a fragment under its name in the transformers library.
+    """One tensor of a fragment under its name in the transformers library."""
 
-    Attributes:
-        name: the name there, with `PREFIX`.
-        slot: where the tensor lies in its fragment.
-        is_transposed: whether it is stored transposed there, as the matrix of a `Conv1D`.
-    """
-
-    name: str
-    slot: Slot
-    is_transposed: bool
+    name: str  # the name there, with `PREFIX`
+    slot: Slot  # where the tensor lies in its fragment
+    is_transposed: bool  # whether it is stored transposed there, as the matrix of a `Conv1D`
 
     @property
     def shape(self) -> list[int]:

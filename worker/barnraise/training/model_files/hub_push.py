@@ -19,15 +19,10 @@ MAX_REASON = 200  # characters of an error's first line
 
 @dataclass(frozen=True)
 class HubRepository:
-    """A model repository that its owner's token may write to.
+    """A model repository that its owner's token may write to."""
 
-    Attributes:
-        name: as "owner/name".
-        is_private: whether only its owner sees it, if it does not exist yet.
-    """
-
-    name: str
-    is_private: bool
+    name: str  # as "owner/name"
+    is_private: bool  # whether only its owner sees it, if it does not exist yet
 
     @classmethod
     def choose(cls, name: str, is_private: bool) -> "HubRepository":
@@ -39,10 +34,7 @@ class HubRepository:
         """
         if not REPOSITORY.fullmatch(name):
             raise StateError(f"'{name}' is not a repository; write it as owner/name")
-        _import_hub()
-        from huggingface_hub import get_token
-
-        if not get_token():
+        if not _import_hub().get_token():
             raise StateError(
                 "pushing needs a Hugging Face token that may write: put it into the variable "
                 "HF_TOKEN, or log in with `hf auth login`"
@@ -53,10 +45,6 @@ class HubRepository:
         """Create the repository if there is none, and commit the folder's files, all or none.
 
         Other files in the repository stay.
-
-        Args:
-            folder: holds the files.
-            message: of the commit.
 
         Returns:
             The repository's address.

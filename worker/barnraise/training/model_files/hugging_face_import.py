@@ -49,16 +49,11 @@ HUB_FILES = [
 
 @dataclass(frozen=True)
 class ImportedModel:
-    """A model that was read.
-
-    Attributes:
-        model: its architecture.
-        fragments: the digest of each fragment, as stored.
-        tokenizer: content of its tokenizer's file; None for plain bytes.
-    """
+    """A model that was read."""
 
     model: ModelSpec
-    fragments: Sequence[str]
+    fragments: Sequence[str]  # the digest of each fragment, as stored
+    # Content of its tokenizer's file; None for plain bytes.
     tokenizer: bytes | None
 
 

@@ -17,24 +17,16 @@ SOURCE_NAMES = {
 
 @dataclass(frozen=True)
 class CardFacts:
-    """What a model card states.
-
-    Attributes:
-        name: the run's name.
-        run: its id.
-        spec: its rules.
-        tokens: that the model was trained on.
-        machines: how many machines' updates are in it.
-        validation: (tokens, nats a token) of the last validation on this machine, if there was one.
-        licence: an identifier of the Hugging Face hub's list; "unknown" where nobody chose one.
-    """
+    """What a model card states."""
 
     name: str
     run: str
     spec: RunSpec
-    tokens: int
-    machines: int
+    tokens: int  # that the model was trained on
+    machines: int  # how many machines' updates are in it
+    # (tokens, nats a token) of the last validation on this machine, if there was one.
     validation: tuple[int, float] | None = None
+    # An identifier of the Hugging Face hub's list; "unknown" where nobody chose one.
     licence: str = "unknown"
 
 

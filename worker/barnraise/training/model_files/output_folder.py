@@ -28,15 +28,10 @@ Inventory = Mapping[str, str]  # a file's name → the BLAKE3 of its content
 
 @dataclass(frozen=True)
 class ExportTarget:
-    """A folder that exports may fill.
+    """A folder that exports may fill."""
 
-    Attributes:
-        folder: the folder, absolute and without symbolic links.
-        record: the file that records what the last exports wrote into it.
-    """
-
-    folder: Path
-    record: Path
+    folder: Path  # the folder, absolute and without symbolic links
+    record: Path  # the file that records what the last exports wrote into it
 
     @classmethod
     def choose(cls, folder: Path, records: Path) -> "ExportTarget":

@@ -17,21 +17,14 @@ _PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 
 @dataclass(frozen=True)
 class ExportedTokenizer:
-    """A run's tokenizer as other programs need it.
+    """A run's tokenizer as other programs need it."""
 
-    Attributes:
-        content: of tokenizer.json.
-        tokens: each token's text by its number, in the characters that stand for bytes.
-        merges: of a BPE, in their order; none for bytes.
-        end_token: the text of the token after each document.
-        end_id: its number.
-    """
-
-    content: bytes
+    content: bytes  # of tokenizer.json
+    # Each token's text by its number, in the characters that stand for bytes.
     tokens: tuple[str, ...]
-    merges: tuple[tuple[str, str], ...]
-    end_token: str
-    end_id: int
+    merges: tuple[tuple[str, str], ...]  # of a BPE, in their order; none for bytes
+    end_token: str  # the text of the token after each document
+    end_id: int  # its number
 
     @classmethod
     def of_run(cls, tokenizer_file: bytes | None) -> "ExportedTokenizer":

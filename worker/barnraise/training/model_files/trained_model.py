@@ -17,18 +17,14 @@ EXPORT_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A model to export.
-
-    Attributes:
-        model: the architecture.
-        tensors: a state as `Engine.state_dict` names it; of it, `anchor.<i>` (int32 [n]).
-        tokenizer: content of the run's tokenizer file; None for plain bytes.
-        facts: what the model card states; None writes no card.
-    """
+    """A model to export."""
 
     model: ModelSpec
+    # A state as `Engine.state_dict` names it; of it, `anchor.<i>` (int32 [n]).
     tensors: Mapping[str, Tensor]
+    # Content of the run's tokenizer file; None for plain bytes.
     tokenizer: bytes | None = None
+    # What the model card states; None writes no card.
     facts: CardFacts | None = None
 
     def check(self, fragments: Iterable[Fragment] | None = None) -> None:
