@@ -14,7 +14,7 @@ from barnraise.formats import format_bytes
 from barnraise.text.file_choice import LeftOut
 from barnraise.text.progress import ReportProgress, ignore_progress
 from barnraise.text.reading import TextSource
-from barnraise.text.shards import check_length
+from barnraise.text.shards import TextPlan, check_length
 from barnraise.text.source_file import FileReport, Piece
 from barnraise.text.tokenizer import (
     decode_utf8,
@@ -33,23 +33,6 @@ USUAL_CONTEXT = 128  # of the smallest preset
 MAX_SIZE = (1 << 32) - 1
 MAX_UNKNOWN_SHARE = 0.01  # of a text's tokens, above which a warning is due
 STAGE = "inspecting"
-
-
-@dataclass(frozen=True)
-class InspectionOptions:
-    """What a text is inspected for.
-
-    Attributes:
-        tokenizer: "bytes" or "bpe".
-        vocabulary: of a BPE.
-        context: tokens that the model sees at once; 0 if that is not known.
-        tokenizer_file: the content of an existing tokenizer's file.
-    """
-
-    tokenizer: str = "bpe"
-    vocabulary: int = 2048
-    context: int = 0
-    tokenizer_file: bytes | None = None
 
 
 @dataclass
@@ -141,7 +124,7 @@ class _Sampler:
 
 def inspect_source(
     source: TextSource,
-    options: InspectionOptions,
+    plan: TextPlan,
     progress: ReportProgress = ignore_progress,
 ) -> Inspection:
     """Read a text once and describe it. A text that cannot be used is described as far as read."""
@@ -153,8 +136,8 @@ def inspect_source(
         for index in range(len(source.files)):
             _inspect_file(source, index, inspection, (keys, sizes, sampler), progress)
         _summarise_documents(inspection, keys, sizes)
-        _check(inspection, source, options)
-        inspection.tokens = _estimate_tokens(sampler.contents, inspection, options)
+        _check(inspection, source, plan)
+        inspection.tokens = _estimate_tokens(sampler.contents, inspection, plan)
     except TextError as error:
         inspection.refusal = str(error)
     inspection.warnings = list(dict.fromkeys([*source.warnings, *inspection.warnings]))
@@ -266,7 +249,7 @@ def _summarise_documents(inspection: Inspection, keys: array, sizes: _Sizes) -> 
     inspection.characters = int(characters[firsts].sum(dtype=np.int64)) + sizes.excess_characters
 
 
-def _check(inspection: Inspection, source: TextSource, options: InspectionOptions) -> None:
+def _check(inspection: Inspection, source: TextSource, plan: TextPlan) -> None:
     """Refuse what no run can use, and warn of what only a small one can.
 
     Raises:
@@ -274,12 +257,12 @@ def _check(inspection: Inspection, source: TextSource, options: InspectionOption
     """
     if not inspection.files:
         raise TextError(_describe_nothing(source, inspection.unusable_files))
-    if options.context:
-        check_length(inspection.bytes, options.tokenizer, options.context)
+    if plan.context:
+        check_length(inspection.bytes, plan.text.tokenizer, plan.context)
     else:
         check_length(inspection.bytes, "bytes", SMALLEST_CONTEXT)
         try:
-            check_length(inspection.bytes, options.tokenizer, USUAL_CONTEXT)
+            check_length(inspection.bytes, plan.text.tokenizer, USUAL_CONTEXT)
         except TextError as error:
             inspection.warnings.append(f"for the smallest preset {error}")
 
@@ -296,20 +279,18 @@ def _describe_nothing(source: TextSource, unusable: int) -> str:
     return f"there is no text; left out: {', '.join(reasons)}{rest}"
 
 
-def _estimate_tokens(
-    sample: list[bytes], inspection: Inspection, options: InspectionOptions
-) -> int:
+def _estimate_tokens(sample: list[bytes], inspection: Inspection, plan: TextPlan) -> int:
     """Estimate the tokens of the text by those of a sample.
 
     Raises:
         TextError: the existing tokenizer cannot be used.
     """
-    if options.tokenizer == "bytes":
+    if plan.text.tokenizer == "bytes":
         return inspection.bytes + inspection.documents
-    if options.tokenizer_file is not None:
-        tokenizer = load_tokenizer(options.tokenizer_file, 65_536, "the tokenizer")
+    if plan.tokenizer_file is not None:
+        tokenizer = load_tokenizer(plan.tokenizer_file, 65_536, "the tokenizer")
     else:
-        tokenizer = train_tokenizer(sample, options.vocabulary)
+        tokenizer = train_tokenizer(sample, plan.vocabulary)
     sample_bytes = sum(map(len, sample))
     whole = [decode_utf8(content).encode() for content in sample]
     ids = encode_documents(whole, tokenizer)

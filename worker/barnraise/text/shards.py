@@ -9,7 +9,7 @@ nothing of the text but the manifest.
 import math
 import tempfile
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -56,9 +56,9 @@ class TextPlan:
         may_shrink: whether the vocabulary may become smaller, if the text has fewer tokens.
     """
 
-    text: TextSpec
-    vocabulary: int
-    run: str
+    text: TextSpec = field(default_factory=TextSpec)
+    vocabulary: int = 2048
+    run: str = ""
     context: int = 0
     tokenizer_file: bytes | None = None
     may_shrink: bool = True
@@ -92,28 +92,18 @@ def prepare_text(
     documents: Iterable[bytes],
     tokenizer_file: bytes | None = None,
 ) -> TextManifest:
-    """Split, tokenise and shard documents that lie in memory.
-
-    Args:
-        text: how the text becomes tokens.
-        vocabulary: the number of tokens.
-        run: the run's id, for the manifest.
-        store_blob: stores a blob and returns its BLAKE3 digest.
-        documents: the text.
-        tokenizer_file: another run's tokenizer; without one, a BPE learns from the training part.
+    """Split, tokenise and shard documents that lie in memory; see `TextPlan`.
 
     Raises:
         TextError: the documents or the tokenizer cannot be used.
     """
+    plan = TextPlan(text, vocabulary, run, tokenizer_file=tokenizer_file, may_shrink=False)
     with tempfile.TemporaryDirectory(prefix="barnraise-") as folder:
         spool = DocumentSpool(Path(folder) / "text")
-        report = FileReport("documents")
         for document in documents:
             spool.append(Piece(document.decode("utf-8", errors="replace")))
-            report.documents += 1
-        spool.finish_file(report)
+        spool.finish_file(FileReport("documents"))
         spool.finish()
-        plan = TextPlan(text, vocabulary, run, tokenizer_file=tokenizer_file, may_shrink=False)
         return build_shards(spool, plan, store_blob)
 
 

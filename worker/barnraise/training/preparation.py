@@ -15,7 +15,7 @@ from barnraise.errors import TextError, TextUnreachableError
 from barnraise.protocol.coordinator_messages import TextCounts, TextManifest
 from barnraise.spec import RunSpec
 from barnraise.text.existing_tokenizer import ExistingTokenizer
-from barnraise.text.inspection import Inspection, InspectionOptions, inspect_source
+from barnraise.text.inspection import Inspection, inspect_source
 from barnraise.text.progress import LogProgress, ReportProgress, ignore_progress
 from barnraise.text.reading import TextSource, check_space, open_source, places_of
 from barnraise.text.shards import StoreBlob, TextPlan, build_shards
@@ -147,11 +147,8 @@ def check_tokenizer(plan: TextPlan, named: ExistingTokenizer | None) -> None:
 
 
 def _confirm(source: TextSource, plan: TextPlan, preparation: TextPreparation) -> None:
-    options = InspectionOptions(
-        plan.text.tokenizer, plan.vocabulary, plan.context, plan.tokenizer_file
-    )
     with preparation.open_progress() as progress:
-        inspection = inspect_source(source, options, progress)
+        inspection = inspect_source(source, plan, progress)
     if not preparation.confirm(inspection):
         raise TextError("nothing was prepared")
 
