@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from typing import Any, BinaryIO, Protocol, cast
 
 from barnraise.errors import TextError
-from barnraise.text.file_format import HEAD_BYTES, INSTALL_ADVICE, ZIP, find_compression
+from barnraise.text.extra import needs_extra
+from barnraise.text.file_format import HEAD_BYTES, ZIP, find_compression
 
 MAX_NESTED = 3  # compressions of one file inside each other
 ZSTD_PIECE_BYTES = 1 << 10  # compressed bytes at a time: each may stand for thousands
@@ -119,12 +120,8 @@ class _ZstdStream:
     """Decompress zstd frames one after another; a frame that is cut is an error, not the end."""
 
     def __init__(self, stream: ByteStream) -> None:
-        try:
+        with needs_extra("this machine cannot read zstd files"):
             import zstandard
-        except ImportError:
-            raise TextError(
-                f"this machine cannot read zstd files yet: {INSTALL_ADVICE}, then try again"
-            ) from None
         self._stream = stream
         self._decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 31)
         self._error = zstandard.ZstdError

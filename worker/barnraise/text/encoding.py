@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from barnraise.errors import TextError
 from barnraise.text.decompression import ByteStream
+from barnraise.text.extra import needs_extra
 from barnraise.text.file_format import (
     HEAD_BYTES,
-    INSTALL_ADVICE,
     MAX_CONTROL_SHARE,
     find_unmarked_unicode,
 )
@@ -125,14 +125,12 @@ def _guess(sample: bytes, is_required: bool) -> str:
         TextError: charset-normalizer is not installed, and the text cannot be read without it.
     """
     try:
-        from charset_normalizer import from_bytes
-    except ImportError:
-        if not is_required:
-            return ""
-        raise TextError(
-            f"it is not UTF-8, and this machine cannot find its encoding yet: {INSTALL_ADVICE}, "
-            "then try again"
-        ) from None
+        with needs_extra("it is not UTF-8, and this machine cannot find its encoding"):
+            from charset_normalizer import from_bytes
+    except TextError:
+        if is_required:
+            raise
+        return ""
     matches = from_bytes(sample, cp_isolation=list(LETTERS_BY_CODEC), preemptive_behaviour=False)
     ranked = [name for match in matches for name in (match.encoding, *match.could_be_from_charset)]
     codec = choose_codec(sample, ranked)

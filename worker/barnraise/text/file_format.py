@@ -22,7 +22,6 @@ PARQUET = "parquet"
 ARROW = "arrow"
 ZIP = "zip"
 
-INSTALL_ADVICE = "pip install 'barnraise[text]'"
 HEAD_BYTES = 64 << 10  # of a file that are enough to recognise its format
 FORMATS_BY_SUFFIX = {
     **dict.fromkeys((".txt", ".text", ".md", ".markdown", ".rst", ".tex", ".org"), TEXT),

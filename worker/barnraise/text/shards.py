@@ -23,8 +23,8 @@ from barnraise.text.documents import PIECE_CHARACTERS
 from barnraise.text.held_out import choose_held_out, find_smallest
 from barnraise.text.progress import ReportProgress, ignore_progress
 from barnraise.text.source_file import FileReport, Piece
-from barnraise.text.spool import DocumentSpool, PieceTable, build_table
-from barnraise.text.tokenising import TokenFile, tokenise
+from barnraise.text.spool import DocumentSpool, PieceTable, RowFile, build_table
+from barnraise.text.tokenising import tokenise
 from barnraise.text.tokenizer import (
     TOKENIZER_SAMPLE_BYTES,
     count_tokens,
@@ -209,7 +209,7 @@ def _sample_pieces(
 
 
 def _store_shards(
-    tokens: TokenFile, shard_tokens: int, most: int, store_blob: StoreBlob
+    tokens: RowFile, shard_tokens: int, most: int, store_blob: StoreBlob
 ) -> list[Shard]:
     """Store tokens as shards; larger ones than asked for where a manifest cannot name so many."""
     size = max(shard_tokens, math.ceil(len(tokens) / most))

@@ -17,11 +17,11 @@ from barnraise.text.connection_errors import is_connection_error
 from barnraise.text.decompression import OpenFile, Peekable, damage_named, open_decompressed
 from barnraise.text.documents import PIECE_CHARACTERS, cut_stream
 from barnraise.text.encoding import DecodingCounts, decode_stream
+from barnraise.text.extra import needs_extra
 from barnraise.text.file_format import (
     ARROW,
     CSV,
     HEAD_BYTES,
-    INSTALL_ADVICE,
     JSON,
     JSON_LINES,
     PARQUET,
@@ -357,12 +357,8 @@ def load_datasets() -> Any:
     """
     # Reading a file must not be counted at the hub.
     os.environ.setdefault("HF_UPDATE_DOWNLOAD_COUNTS", "0")
-    try:
+    with needs_extra("this machine cannot read such text"):
         import datasets
-    except ImportError:
-        raise TextError(
-            f"this machine cannot read such text yet: {INSTALL_ADVICE}, then try again"
-        ) from None
     datasets.disable_progress_bars()
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     return datasets

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from blake3 import blake3
 
 from barnraise.durable_io import write_atomically
-from barnraise.text.documents import PIECE_CHARACTERS, cut_text
+from barnraise.text.documents import PIECE_CHARACTERS, cut_stream
 from barnraise.text.source_file import FileReport, Piece
 
 FORMAT = 1
@@ -75,7 +75,8 @@ class DocumentSpool:
         self._hasher = blake3()
         self._document_pieces = 0
         if not self.state.is_complete:
-            self._open_for_writing()
+            paths = [folder / name for name in _DATA_FILES]
+            self._files = [open_at(*place) for place in zip(paths, self.state.sizes, strict=True)]
 
     def _load_state(self, fingerprint: str) -> SpoolState:
         path = self.folder / READING_FILE
@@ -89,15 +90,6 @@ class DocumentSpool:
         self.folder.mkdir()
         return SpoolState(fingerprint)
 
-    def _open_for_writing(self) -> None:
-        for name, size in zip(_DATA_FILES, self.state.sizes, strict=True):
-            path = self.folder / name
-            path.touch()
-            file = path.open("r+b", buffering=1 << 20)
-            file.truncate(size)
-            file.seek(size)
-            self._files.append(file)
-
     # ---- writing
 
     def append(self, piece: Piece) -> bytes | None:
@@ -107,7 +99,7 @@ class DocumentSpool:
         """
         texts = [piece.text]
         if len(piece.text) > PIECE_CHARACTERS and not piece.has_marks:
-            texts = list(cut_text(piece.text, PIECE_CHARACTERS))
+            texts = list(cut_stream([piece.text]))
         documents, pieces, digests = self._files
         for number, text in enumerate(texts, 1):
             content = text.encode()
@@ -150,9 +142,7 @@ class DocumentSpool:
 
     def finish(self) -> None:
         """Close the files: all documents are here."""
-        for file in self._files:
-            file.close()
-        self._files = []
+        self.close()
         self.state.is_complete = True
         self._save_state()
 
@@ -190,6 +180,15 @@ class DocumentSpool:
     def open_content(self) -> BinaryIO:
         """Open the pieces' content."""
         return (self.folder / "documents.bin").open("rb")
+
+
+def open_at(path: Path, size: int) -> BinaryIO:
+    """Open a file to write on after its first `size` bytes, and drop what follows them."""
+    path.touch()
+    file = path.open("r+b", buffering=1 << 20)
+    file.truncate(size)
+    file.seek(size)
+    return file
 
 
 @dataclass(frozen=True)
@@ -362,6 +361,6 @@ def _cut_piece(content: bytes, flag: int, piece_characters: int) -> Iterator[int
     if flag & MARKS_FLAG:
         yield flag
         return
-    lengths = [len(text.encode()) for text in cut_text(content.decode(), piece_characters)]
+    lengths = [len(text.encode()) for text in cut_stream([content.decode()], piece_characters)]
     yield from lengths[:-1]
     yield lengths[-1] | (flag & LAST_FLAG)
