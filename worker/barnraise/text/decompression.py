@@ -60,7 +60,7 @@ def open_decompressed(open_file: OpenFile) -> "Peekable":
         compression = find_compression(stream.peek_bytes(16))
         if compression in ("", ZIP):
             break
-        stream = Peekable(_decompress(stream, compression))
+        stream = Peekable(_decompress(stream, compression), is_decompressed=True)
     return stream
 
 
@@ -78,10 +78,15 @@ def _decompress(stream: "Peekable", compression: str) -> ByteStream:
 
 
 class Peekable:
-    """A stream whose first bytes can be read without consuming them."""
+    """A stream whose first bytes can be read without consuming them.
 
-    def __init__(self, stream: ByteStream) -> None:
+    Attributes:
+        is_decompressed: whether a file was compressed that is read as this stream.
+    """
+
+    def __init__(self, stream: ByteStream, is_decompressed: bool = False) -> None:
         self._stream = stream
+        self.is_decompressed = is_decompressed
         self._head = b""
 
     def peek_bytes(self, size: int = HEAD_BYTES) -> bytes:
@@ -100,16 +105,6 @@ class Peekable:
             self._head = self._head[size:]
             return data
         return self._stream.read(size)
-
-    # The decompressors of the standard library look for these.
-
-    def readable(self) -> bool:
-        """Return true: it is only read."""
-        return True
-
-    def seekable(self) -> bool:
-        """Return false: it is read once."""
-        return False
 
     def close(self) -> None:
         """Close the stream below."""

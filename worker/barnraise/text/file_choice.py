@@ -142,7 +142,8 @@ def file_reason(path: str) -> str:
         (SYSTEM, folded in _SYSTEM_NAMES or name.startswith("._")),
         (PRIVATE, suffix in _PRIVATE_SUFFIXES or folded.startswith(".env")),
         (HIDDEN, name.startswith(".")),
-        (PRIVATE, _has_private_name(stem) or folded in _PRIVATE_NAMES),
+        (PRIVATE, _PRIVATE_STEMS.fullmatch(stem) or _PRIVATE_WORDS.search(stem)),
+        (PRIVATE, folded in _PRIVATE_NAMES),
         (TEMPORARY, suffix in _TEMPORARY_SUFFIXES or name.endswith("~") or name.startswith("~$")),
         (CONFIGURATION, folded in _CONFIGURATION_NAMES or folded.endswith(_CONFIGURATION_ENDINGS)),
         (OFFICE, suffix in _OFFICE_SUFFIXES),
@@ -152,10 +153,6 @@ def file_reason(path: str) -> str:
         if applies:
             return reason
     return _format_reason(name, suffix)
-
-
-def _has_private_name(stem: str) -> bool:
-    return bool(_PRIVATE_STEMS.fullmatch(stem) or _PRIVATE_WORDS.search(stem))
 
 
 def reasons_by_path(paths: Collection[str]) -> dict[str, str]:
@@ -188,8 +185,6 @@ def _format_reason(name: str, suffix: str) -> str:
     compression = split_suffixes(name)[2]
     if compression == "zip" or (compression and not suffix):
         return ""  # its content is looked at
-    if compression:
-        return f"{suffix} is not a text format"
     return f"{suffix} is not a text format" if suffix else NO_SUFFIX
 
 
@@ -202,13 +197,8 @@ def is_about_data(path: str) -> bool:
         if suffix in FORMATS_BY_SUFFIX:
             return False
     return bool(
-        _ABOUT_DATA.fullmatch(stem) or _ABOUT_DATA_IN_CAPITALS.fullmatch(_strip_suffix(name))
+        _ABOUT_DATA.fullmatch(stem) or _ABOUT_DATA_IN_CAPITALS.fullmatch(PurePosixPath(name).stem)
     )
-
-
-def _strip_suffix(name: str) -> str:
-    """Return a name without its last suffix, in its own letter case."""
-    return PurePosixPath(name).stem
 
 
 # ---- splits and languages ----------------------------------------------------------------------

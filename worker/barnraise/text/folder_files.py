@@ -10,7 +10,7 @@ import os
 import stat
 import struct
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -123,14 +123,17 @@ def _find_in_folder(root: Path, column: str) -> FoundFiles:
     found = FoundFiles()
     relative = sorted(_walk(root, found.left_out))
     if configured := _read_card(root):
-        relative = _select(root, relative, configured, found.left_out, "not in its configuration")
+        others = [
+            LeftOut(name, "not in its configuration") for name in relative if name not in configured
+        ]
+        relative = [name for name in relative if name in configured]
     else:
         try:
             relative, others = choose_split(relative)
             found.warnings += [f"{root}: {warning}" for warning in check_languages(relative)]
         except TextError as error:
             raise TextError(f"{root}: {error}") from None
-        found.left_out += [LeftOut(str(root / other.path), other.reason) for other in others]
+    found.left_out += [LeftOut(str(root / other.path), other.reason) for other in others]
     for name in relative:
         path = root / name
         size = path.stat().st_size if path.exists() else 0  # one that vanished is left out later
@@ -140,13 +143,6 @@ def _find_in_folder(root: Path, column: str) -> FoundFiles:
     open_archives(found)
     found.left_out.sort(key=lambda left_out: left_out.path)
     return found
-
-
-def _select(
-    root: Path, names: Sequence[str], chosen: set[str], left_out: list[LeftOut], reason: str
-) -> list[str]:
-    left_out += [LeftOut(str(root / name), reason) for name in names if name not in chosen]
-    return [name for name in names if name in chosen]
 
 
 def _walk(root: Path, left_out: list[LeftOut]) -> Iterator[str]:
@@ -291,10 +287,10 @@ def open_archives(found: FoundFiles) -> None:
                     continue
                 members = _list_members(file, found)
         except TextError as error:
-            _leave_out(file, str(error), found)
+            found.left_out.append(file.leave_out(str(error)))
             continue
         if not members and not file.explicit and not found.left_out:
-            _leave_out(file, ARCHIVE, found)
+            found.left_out.append(file.leave_out(ARCHIVE))
         found.files += members
 
 
@@ -307,17 +303,6 @@ def _is_archive(file: SourceFile) -> bool:
 
 def _is_remote(file: SourceFile) -> bool:
     return file.location.startswith("hf://")
-
-
-def _leave_out(file: SourceFile, reason: str, found: FoundFiles) -> None:
-    """Leave a file out; one that was named itself is refused.
-
-    Raises:
-        TextError: the file was named itself.
-    """
-    if file.explicit:
-        raise TextError(reason if reason.startswith(file.path) else f"{file.path}: {reason}")
-    found.left_out.append(LeftOut(file.path, reason.removeprefix(file.path).lstrip(": ")))
 
 
 def _list_members(file: SourceFile, found: FoundFiles) -> list[SourceFile]:

@@ -18,6 +18,7 @@ from barnraise.text.decompression import OpenFile, Peekable, damage_named, open_
 from barnraise.text.documents import PIECE_CHARACTERS, cut_stream
 from barnraise.text.encoding import DecodingCounts, decode_stream
 from barnraise.text.extra import needs_extra
+from barnraise.text.file_choice import LeftOut
 from barnraise.text.file_format import (
     ARROW,
     CSV,
@@ -72,6 +73,17 @@ class SourceFile:
     size: int = 0
     explicit: bool = False
     column: str = ""
+
+    def leave_out(self, problem: str) -> LeftOut:
+        """Leave the file out for a problem.
+
+        Raises:
+            TextError: the file was named itself.
+        """
+        reason = problem.removeprefix(self.path).lstrip(": ")
+        if self.explicit:
+            raise TextError(_problem_sentence(self.path, problem))
+        return LeftOut(self.path, reason)
 
 
 @dataclass
@@ -166,8 +178,7 @@ def _read_stream(
     head = stream.peek_bytes(HEAD_BYTES)
     report.format = find_format(file.path, head)
     if report.format in (PARQUET, ARROW):
-        is_compressed = not _starts_with(file, head[:8])
-        with _local_copy(file, stream, scratch, is_compressed) as location:
+        with _local_copy(file, stream, scratch) as location:
             yield from _read_table(location, report, options, scratch)
         return
     if report.format == TEXT and options.column:
@@ -182,7 +193,8 @@ def _read_stream(
         for text in read_texts(rows, options, counts):
             yield Piece(text, has_marks=counts.is_chat)
         _report_rows(counts, report)
-    _report_decoding(decoding, report)
+    report.encoding = decoding.encoding
+    report.add_warnings(_decoding_warnings(decoding))
 
 
 # ---- plain text --------------------------------------------------------------------------------
@@ -305,11 +317,6 @@ def _row_warnings(counts: RowCounts) -> Iterator[str]:
         )
 
 
-def _report_decoding(decoding: DecodingCounts, report: FileReport) -> None:
-    report.encoding = decoding.encoding
-    report.add_warnings(_decoding_warnings(decoding))
-
-
 def _decoding_warnings(decoding: DecodingCounts) -> Iterator[str]:
     """Yield a sentence for each fault of the encoding."""
     if decoding.is_guess:
@@ -324,21 +331,10 @@ def _decoding_warnings(decoding: DecodingCounts) -> Iterator[str]:
 # ---- Parquet and Arrow -------------------------------------------------------------------------
 
 
-def _starts_with(file: SourceFile, head: bytes) -> bool:
-    """Return whether the file itself begins with these bytes, so that it is not compressed."""
-    stream = file.open()
-    try:
-        return stream.read(len(head)) == head
-    finally:
-        stream.close()
-
-
 @contextmanager
-def _local_copy(
-    file: SourceFile, stream: Peekable, scratch: Path | None, is_compressed: bool
-) -> Iterator[str]:
+def _local_copy(file: SourceFile, stream: Peekable, scratch: Path | None) -> Iterator[str]:
     """Return where `datasets` can open the table: at its location, or in a temporary copy."""
-    if file.location and not is_compressed:
+    if file.location and not stream.is_decompressed:
         yield file.location
         return
     with tempfile.TemporaryDirectory(prefix="barnraise-", dir=scratch) as folder:
