@@ -30,11 +30,6 @@ class TokenDataset:
         self._train = _ShardStream(manifest.train, manifest.vocabulary, locate_blob)
         self._held_out = _ShardStream(manifest.held_out, manifest.vocabulary, locate_blob)
 
-    @property
-    def train_tokens(self) -> int:
-        """Return the number of tokens in the training part."""
-        return self._train.token_count
-
     def sample_batch(
         self, seed: int, peer: str, step: int, sequences: int, context: int
     ) -> torch.Tensor:

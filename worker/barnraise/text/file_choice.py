@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from barnraise.errors import TextError
-from barnraise.text.file_format import FORMATS_BY_SUFFIX, plain_name, split_suffixes
+from barnraise.text.file_format import FORMATS_BY_SUFFIX, ZIP, plain_name, split_suffixes
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def file_reason(path: str) -> str:
     """Return why a file of a folder, an archive or a dataset is not read, by its name, or ""."""
     name = path.rpartition("/")[2]
     folded = plain_name(name)
-    stem, suffix, _ = split_suffixes(name)
+    stem, suffix, compression = split_suffixes(name)
     for reason, applies in (
         (SYSTEM, folded in _SYSTEM_NAMES or name.startswith("._")),
         (PRIVATE, suffix in _PRIVATE_SUFFIXES or folded.startswith(".env")),
@@ -152,7 +152,10 @@ def file_reason(path: str) -> str:
     ):
         if applies:
             return reason
-    return _format_reason(name, suffix)
+    # An archive, and a compressed file that names no format, are looked at.
+    if suffix in FORMATS_BY_SUFFIX or compression == ZIP or (compression and not suffix):
+        return ""
+    return f"{suffix} is not a text format" if suffix else NO_SUFFIX
 
 
 def reasons_by_path(paths: Collection[str]) -> dict[str, str]:
@@ -176,16 +179,6 @@ def reasons_by_path(paths: Collection[str]) -> dict[str, str]:
         above = (folders["/".join(parts[:depth])] for depth in range(len(parts)))
         reasons[path] = next(filter(None, above), "") or file_reason(path)
     return reasons
-
-
-def _format_reason(name: str, suffix: str) -> str:
-    """Return why a file's format is not on the allow-list, or ""."""
-    if suffix in FORMATS_BY_SUFFIX:
-        return ""
-    compression = split_suffixes(name)[2]
-    if compression == "zip" or (compression and not suffix):
-        return ""  # its content is looked at
-    return f"{suffix} is not a text format" if suffix else NO_SUFFIX
 
 
 def is_about_data(path: str) -> bool:
@@ -262,13 +255,12 @@ def choose_split(paths: Sequence[str], wanted: str = "") -> tuple[list[str], lis
     if not target and len(present) <= 1:
         return list(paths), []
     # Where several other splits are named, files that name none are the training part.
-    chosen = [path for path in paths if splits[path] in ("", target)]
-    if wanted:
-        chosen = [path for path in paths if splits[path] == target]
+    accepted = (target,) if wanted else ("", target)
+    chosen = [path for path in paths if splits[path] in accepted]
     others = [
         LeftOut(path, f"the split '{splits[path]}'" if splits[path] else f"not the split {target}")
         for path in paths
-        if path not in set(chosen)
+        if splits[path] not in accepted
     ]
     return chosen, others
 

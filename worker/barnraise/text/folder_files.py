@@ -12,11 +12,12 @@ import struct
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 from barnraise.errors import TextError
-from barnraise.text.decompression import ByteStream, OpenFile, damage_named
+from barnraise.text.decompression import ByteStream, damage_named
 from barnraise.text.file_choice import (
     ABOUT_DATA,
     ARCHIVE,
@@ -85,7 +86,7 @@ def find_in_path(path: Path, column: str = "", is_download: bool = False) -> Fou
     if not stat.S_ISREG(status.st_mode):
         raise TextError(f"{path} is not a file: it is a device, a pipe or a socket")
     file = SourceFile(
-        str(path), open_path(path), str(path.absolute()), status.st_size, True, column
+        str(path), partial(path.open, "rb"), str(path.absolute()), status.st_size, True, column
     )
     found = FoundFiles([file])
     reason = file_reason(path.name)
@@ -114,11 +115,6 @@ def _check_folder(path: Path) -> None:
         raise TextError(f"{path} is not read ({reason}): name the files of its text one by one")
 
 
-def open_path(path: Path) -> OpenFile:
-    """Return a function that opens a file of this machine."""
-    return lambda: cast(ByteStream, path.open("rb"))
-
-
 def _find_in_folder(root: Path, column: str) -> FoundFiles:
     found = FoundFiles()
     relative = sorted(_walk(root, found.left_out))
@@ -138,7 +134,9 @@ def _find_in_folder(root: Path, column: str) -> FoundFiles:
         path = root / name
         size = path.stat().st_size if path.exists() else 0  # one that vanished is left out later
         found.files.append(
-            SourceFile(str(path), open_path(path), str(path.absolute()), size, False, column)
+            SourceFile(
+                str(path), partial(path.open, "rb"), str(path.absolute()), size, False, column
+            )
         )
     open_archives(found)
     found.left_out.sort(key=lambda left_out: left_out.path)
@@ -316,7 +314,11 @@ def _list_members(file: SourceFile, found: FoundFiles) -> list[SourceFile]:
         TextError: it holds none, is something else, or leaves an ambiguous choice.
     """
     with _open_archive(file) as archive:
-        infos = {_plain_path(info): info for info in archive.infolist() if not info.is_dir()}
+        infos = {
+            info.filename.replace("\\", "/"): info  # old programs write backslashes
+            for info in archive.infolist()
+            if not info.is_dir()
+        }
     names = {name.casefold() for name in infos}
     if any(name in names for name in _OFFICE_MEMBERS):
         raise TextError(OFFICE)
@@ -339,18 +341,13 @@ def _list_members(file: SourceFile, found: FoundFiles) -> list[SourceFile]:
     return [
         SourceFile(
             f"{file.path}/{name}",
-            _open_member(file, infos[name].filename),
+            partial(_open_member, file, infos[name].filename),
             size=infos[name].file_size,
             explicit=False,
             column=file.column,
         )
         for name in chosen
     ]
-
-
-def _plain_path(info: zipfile.ZipInfo) -> str:
-    """Return a file's path in an archive with "/", also where an old program wrote backslashes."""
-    return info.filename.replace("\\", "/")
 
 
 def _member_reason(info: zipfile.ZipInfo) -> str:
@@ -381,8 +378,5 @@ def _open_seekable(file: SourceFile) -> Any:
     return io.BytesIO(b"".join(iter(lambda: stream.read(1 << 20), b"")))
 
 
-def _open_member(file: SourceFile, name: str) -> OpenFile:
-    def open_member() -> ByteStream:
-        return cast(ByteStream, _open_archive(file).open(name))
-
-    return open_member
+def _open_member(file: SourceFile, name: str) -> ByteStream:
+    return cast(ByteStream, _open_archive(file).open(name))

@@ -9,12 +9,12 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from barnraise.errors import TextError, TextUnreachableError
 from barnraise.text.connection_errors import is_busy, is_connection_error
-from barnraise.text.decompression import ByteStream, OpenFile
 from barnraise.text.download import ATTEMPTS, FIRST_PAUSE_SECONDS
 from barnraise.text.extra import needs_extra
 from barnraise.text.file_choice import LeftOut, check_languages, choose_split, reasons_by_path
@@ -156,7 +156,7 @@ def _describe(system: Any, place: HubPlace, root: str, name: str) -> SourceFile:
     size = int(system.info(path).get("size") or 0)
     return SourceFile(
         f"hf:{place.repository}/{name}",
-        _open_remote(system, path, f"{place.repository}/{name}"),
+        partial(_RemoteFile, system, path, f"{place.repository}/{name}"),
         f"hf://{path}",
         size,
         explicit=False,
@@ -164,25 +164,22 @@ def _describe(system: Any, place: HubPlace, root: str, name: str) -> SourceFile:
     )
 
 
-def _open_remote(system: Any, path: str, shown: str) -> OpenFile:
-    def open_remote() -> ByteStream:
-        with hub_errors(shown):
-            return _RemoteFile(system.open(path, "rb"), shown)
-
-    return open_remote
-
-
 class _RemoteFile:
     """Read a file of the hub; what its libraries raise meanwhile is one sentence."""
 
-    def __init__(self, file: BinaryIO, shown: str) -> None:
-        self._file = file
+    def __init__(self, system: Any, path: str, shown: str) -> None:
         self._shown = shown
+        with hub_errors(shown):
+            self._file = system.open(path, "rb")
 
     def read(self, size: int = -1) -> bytes:
         """Read at most `size` bytes, or all; b"" at the end."""
         with hub_errors(self._shown):
             return self._file.read(size)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)

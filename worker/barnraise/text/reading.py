@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -17,7 +18,7 @@ from barnraise.errors import TextError
 from barnraise.spec import TextSpec
 from barnraise.text.download import TextFetcher
 from barnraise.text.file_choice import LeftOut
-from barnraise.text.folder_files import FoundFiles, find_in_path, open_path
+from barnraise.text.folder_files import FoundFiles, find_in_path
 from barnraise.text.hub_files import find_in_dataset
 from barnraise.text.places import (
     AddressPlace,
@@ -185,7 +186,7 @@ def _stdlib_file(scratch: Path) -> SourceFile:
             row = {"text": content.decode("utf-8", errors="replace")}
             lines.write(json.dumps(row) + "\n")
     shown = "the standard library"
-    return SourceFile(shown, open_path(path), str(path), path.stat().st_size, True)
+    return SourceFile(shown, partial(path.open, "rb"), str(path), path.stat().st_size, True)
 
 
 def _remove_repeated(found: FoundFiles) -> None:

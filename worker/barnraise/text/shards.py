@@ -64,18 +64,13 @@ class TextPlan:
     may_shrink: bool = True
 
 
-def needed_bytes(tokenizer: str, context: int) -> int:
-    """Return the bytes of the shortest text that can have a training and a held-out part."""
-    return math.ceil(2 * (context + 1) * BYTES_PER_TOKEN[tokenizer])
-
-
 def check_length(text_bytes: int, tokenizer: str, context: int) -> None:
     """Refuse a text that is too short, before anything is done with it.
 
     Raises:
         TextError: with how much is needed.
     """
-    needed = needed_bytes(tokenizer, context)
+    needed = math.ceil(2 * (context + 1) * BYTES_PER_TOKEN[tokenizer])
     if text_bytes < needed:
         raise TextError(
             f"the text is too short: it has {text_bytes:,} bytes, and a context of {context:,} "
@@ -129,11 +124,10 @@ def build_shards(
     train, held_out_tokens = tokenise(spool, table, held_out, tokenizer, progress)
     for name, tokens in (("training", train), ("held-out", held_out_tokens)):
         if len(tokens) <= plan.context:
+            needed = math.ceil(1.2 * table.used_bytes * (plan.context + 1) / max(1, len(tokens)))
             raise TextError(
                 f"the text is too short: its {name} part has {len(tokens):,} tokens, and a context "
-                f"of {plan.context:,} needs more; about "
-                f"{_estimate_needed(table.used_bytes, len(tokens), plan.context):,} bytes of text "
-                "would do"
+                f"of {plan.context:,} needs more; about {needed:,} bytes of text would do"
             )
     shard_tokens = plan.text.shard_tokens
     return TextManifest(
@@ -143,10 +137,6 @@ def build_shards(
         train=_store_shards(train, shard_tokens, MAX_TRAIN_SHARDS, store_blob),
         held_out=_store_shards(held_out_tokens, shard_tokens, MAX_HELD_OUT_SHARDS, store_blob),
     )
-
-
-def _estimate_needed(text_bytes: int, tokens: int, context: int) -> int:
-    return math.ceil(1.2 * text_bytes * (context + 1) / max(1, tokens))
 
 
 def split_pieces(spool: DocumentSpool, plan: TextPlan) -> tuple[PieceTable, npt.NDArray[np.bool_]]:

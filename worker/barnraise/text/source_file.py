@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -229,14 +230,9 @@ def _parse_rows(
     if kind in (CSV, TSV):
         first = next(texts, "")
         dialect = CsvDialect(kind, first[:65536], options.column)
-        return parse_csv(split_lines(_prepend_piece(first, texts), keep_ends=True), dialect, counts)
+        return parse_csv(split_lines(chain([first], texts), keep_ends=True), dialect, counts)
     assert kind == JSON
     return parse_json(_join(texts), counts)
-
-
-def _prepend_piece(first: str, rest: Iterable[str]) -> Iterator[str]:
-    yield first
-    yield from rest
 
 
 def split_lines(texts: Iterable[str], keep_ends: bool = False) -> Iterator[str]:

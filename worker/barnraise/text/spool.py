@@ -292,9 +292,12 @@ def build_table(spool: DocumentSpool, piece_characters: int = PIECE_CHARACTERS) 
     counts = None  # of pieces, where they are not those of the spool
     if piece_characters < PIECE_CHARACTERS:
         counts, flags = _cut_again(spool, piece_characters)
-        lengths, ends, has_marks = _split_flags(flags)
     else:
-        lengths, ends, has_marks = _read_pieces(spool.pieces)
+        flags = spool.pieces.read(0, len(spool.pieces))
+    lengths = flags & np.uint32(LENGTH_MASK)
+    ends = flags & np.uint32(LAST_FLAG) != 0
+    has_marks = flags & np.uint32(MARKS_FLAG) != 0
+    del flags
     used = np.empty(len(lengths), np.bool_)
     keys = np.empty(len(lengths), np.uint64)
     begin = 0
@@ -306,23 +309,6 @@ def build_table(spool: DocumentSpool, piece_characters: int = PIECE_CHARACTERS) 
         _mix_numbers(keys[pieces], block_counts)
         begin = pieces.stop
     return PieceTable(lengths, ends, has_marks, used, keys)
-
-
-_Pieces = tuple[npt.NDArray[np.uint32], npt.NDArray[np.bool_], npt.NDArray[np.bool_]]
-
-
-def _read_pieces(pieces: RowFile) -> _Pieces:
-    """Return each piece's length, whether its document ends with it, and whether it has marks."""
-    lengths = np.empty(len(pieces), np.uint32)
-    ends, has_marks = np.empty(len(pieces), np.bool_), np.empty(len(pieces), np.bool_)
-    for place, flags in pieces.read_blocks():
-        lengths[place], ends[place], has_marks[place] = _split_flags(flags)
-    return lengths, ends, has_marks
-
-
-def _split_flags(flags: npt.NDArray[np.uint32]) -> _Pieces:
-    is_last, has_marks = flags & np.uint32(LAST_FLAG) != 0, flags & np.uint32(MARKS_FLAG) != 0
-    return flags & np.uint32(LENGTH_MASK), is_last, has_marks
 
 
 def _mix_numbers(keys: npt.NDArray[np.uint64], counts: npt.NDArray[np.int64]) -> None:

@@ -57,7 +57,7 @@ def train_tokenizer(documents: Sequence[bytes], vocabulary: int) -> Tokenizer:
         initial_alphabet=sorted(ByteLevel.alphabet()),
         show_progress=False,
     )
-    sample = (decode_utf8(part) for part in sample_documents(documents))
+    sample = (part.decode("utf-8", errors="replace") for part in sample_documents(documents))
     tokenizer.train_from_iterator(sample, trainer)
     tokenizer.encode_special_tokens = True
     return tokenizer
@@ -180,7 +180,7 @@ def encode_pieces(
     ends: list[list[int]] = []
     batch_bytes = 0
     for content, is_last in pieces:
-        text = decode_utf8(content)
+        text = content.decode("utf-8", errors="replace")
         if has_marks:
             ids = [*_encode_marked(text, tokenizer), *(end if is_last else [])]
             yield np.array(ids, TOKEN_DTYPE)
@@ -213,8 +213,3 @@ def _encode_marked(text: str, tokenizer: Tokenizer) -> list[int]:
         elif part:
             ids += tokenizer.encode(part, add_special_tokens=False).ids
     return ids
-
-
-def decode_utf8(content: bytes) -> str:
-    """Decode a piece of text that was encoded here."""
-    return content.decode("utf-8", errors="replace")
