@@ -87,11 +87,7 @@ def find_encoding(sample: bytes) -> tuple[str, bool]:
 
 
 def _find_byte_encoding(sample: bytes) -> tuple[str, bool]:
-    """Return the codec of a text in UTF-8 or an older encoding, and whether it is a guess.
-
-    Raises:
-        TextError: no encoding fits.
-    """
+    """Return the codec of a text in UTF-8 or an older encoding, and whether it is a guess."""
     text = sample.decode("utf-8", errors="surrogateescape")
     bad = [match.start() for match in _SURROGATES.finditer(text)]
     if len(bad) <= 3 and all(position >= len(text) - 3 for position in bad):

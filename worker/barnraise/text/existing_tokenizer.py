@@ -104,11 +104,7 @@ def _load_from_hub(place: str) -> ExistingTokenizer:
 
 
 def _combine(file: bytes, config_text: str, template: str) -> ExistingTokenizer:
-    """Return a tokenizer of the contents of its files.
-
-    Raises:
-        ValueError: one of them is not what it should be.
-    """
+    """Return a tokenizer of the contents of its files; raise ValueError for wrong ones."""
     config: Any = json.loads(config_text) if config_text else {}
     if not isinstance(config, dict):
         raise ValueError(f"{CONFIG_FILE} is no JSON object")

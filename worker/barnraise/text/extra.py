@@ -8,17 +8,8 @@ from barnraise.errors import TextError
 
 @contextmanager
 def needs_extra(problem: str) -> Iterator[None]:
-    """Turn a failed import into a sentence: the problem, and how to install what is missing.
-
-    Args:
-        problem: such as "this machine cannot read zstd files".
-
-    Raises:
-        TextError: the extra is not installed.
-    """
+    """Turn a failed import into a TextError: the problem, and how to install what is missing."""
     try:
         yield
     except ImportError:
-        raise TextError(
-            f"{problem} yet: pip install 'barnraise[text]', then try again"
-        ) from None
+        raise TextError(f"{problem} yet: pip install 'barnraise[text]', then try again") from None

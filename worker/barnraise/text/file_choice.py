@@ -110,12 +110,7 @@ _VCS_FOLDERS = {".git", ".hg", ".svn", ".bzr", ".jj", ".fossil"}
 
 
 def folder_reason(name: str, entries: Iterable[str] = ()) -> str:
-    """Return why a folder inside a chosen one is not read, or "".
-
-    Args:
-        name: the folder's name.
-        entries: the names in it.
-    """
+    """Return why a folder inside a chosen one is not read, by its name and entries, or ""."""
     folded = name.casefold()
     inside = {entry.casefold() for entry in entries}
     if folded in _VCS_FOLDERS or {"head", "objects", "refs"} <= inside:
@@ -159,11 +154,7 @@ def file_reason(path: str) -> str:
 
 
 def reasons_by_path(paths: Collection[str]) -> dict[str, str]:
-    """Return why each file of an archive or a dataset is not read, or ""; folders count too.
-
-    Args:
-        paths: all files, with "/" between folders.
-    """
+    """Return why each path of an archive or a dataset is not read, or ""; folders count too."""
     inside: dict[str, set[str]] = defaultdict(set)
     for path in paths:
         parts = path.split("/")

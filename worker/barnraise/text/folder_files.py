@@ -101,11 +101,7 @@ def find_in_path(path: Path, column: str = "", is_download: bool = False) -> Fou
 
 
 def _check_folder(path: Path) -> None:
-    """Refuse a named folder that is private or no text: a pattern like `corpus/*` names all.
-
-    Raises:
-        TextError: with the reason.
-    """
+    """Refuse a named folder that is private or no text: a pattern like `corpus/*` names all."""
     try:
         entries = [entry.name for entry in os.scandir(path)]
     except OSError as error:
@@ -304,11 +300,7 @@ def _is_remote(file: SourceFile) -> bool:
 
 
 def _list_members(file: SourceFile, found: FoundFiles) -> list[SourceFile]:
-    """Return the files of text in an archive, in the order of their names.
-
-    Args:
-        file: the archive.
-        found: to which the files that are left out, and warnings, are added.
+    """Return the files of text in an archive, by name; add what is left out to `found`.
 
     Raises:
         TextError: it holds none, is something else, or leaves an ambiguous choice.
@@ -357,11 +349,7 @@ def _member_reason(info: zipfile.ZipInfo) -> str:
 
 
 def _open_archive(file: SourceFile) -> zipfile.ZipFile:
-    """Open a zip archive.
-
-    Raises:
-        zipfile.BadZipFile: it is damaged; zipfile itself raises other errors for some damage.
-    """
+    """Open a zip archive; raise BadZipFile also for damage that zipfile has other errors for."""
     try:
         return zipfile.ZipFile(_open_seekable(file))
     except (ValueError, struct.error, OverflowError, IndexError) as error:

@@ -139,11 +139,7 @@ def _choose_files(place: HubPlace, system: Any, root: str) -> tuple[FoundFiles, 
 
 
 def _check_folders(names: list[str], skip: int) -> None:
-    """Refuse tables in several folders: they are several texts, or one text several times.
-
-    Raises:
-        TextError: with the folders.
-    """
+    """Refuse tables in several folders: they are several texts, or one text several times."""
     folders = sorted({name[skip:].rpartition("/")[0] for name in names})
     tops = sorted({folder.partition("/")[0] for folder in folders})
     if len(tops) > 1 and all(name.casefold().endswith(".parquet") for name in names):

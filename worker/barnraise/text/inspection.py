@@ -225,11 +225,7 @@ def _summarise_documents(inspection: Inspection, columns: tuple[array, ...]) -> 
 
 
 def _check(inspection: Inspection, source: TextSource, plan: TextPlan) -> None:
-    """Refuse what no run can use, and warn of what only a small one can.
-
-    Raises:
-        TextError: there is no text, or too little.
-    """
+    """Refuse what no run can use, and warn of what only a small one can."""
     if not inspection.files:
         raise TextError(_describe_nothing(source, inspection.unusable_files))
     if plan.context:
@@ -255,11 +251,7 @@ def _describe_nothing(source: TextSource, unusable: int) -> str:
 
 
 def _estimate_tokens(sample: list[bytes], inspection: Inspection, plan: TextPlan) -> int:
-    """Estimate the tokens of the text by those of a sample.
-
-    Raises:
-        TextError: the existing tokenizer cannot be used.
-    """
+    """Estimate the tokens of the text by those of a sample."""
     if plan.text.tokenizer == "bytes":
         return inspection.bytes + inspection.documents
     if plan.tokenizer_file is not None:

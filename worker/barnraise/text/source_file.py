@@ -81,10 +81,9 @@ class SourceFile:
         Raises:
             TextError: the file was named itself.
         """
-        reason = problem.removeprefix(self.path).lstrip(": ")
         if self.explicit:
             raise TextError(_problem_sentence(self.path, problem))
-        return LeftOut(self.path, reason)
+        return LeftOut(self.path, problem.removeprefix(self.path).lstrip(": "))
 
 
 @dataclass
@@ -202,11 +201,7 @@ def _read_stream(
 
 
 def _read_text(texts: Iterable[str]) -> Iterator[Piece]:
-    """Yield a text in pieces.
-
-    Raises:
-        TextError: it is white space only, or holds a private key.
-    """
+    """Yield a text in pieces; refuse white space only, and private keys."""
     previous = ""
     has_text = False
     for piece in refuse_private_keys(cut_stream(texts, PIECE_CHARACTERS)):

@@ -221,10 +221,8 @@ class RowFile:
 def find_duplicates(documents: RowFile) -> npt.NDArray[np.bool_]:
     """Return which documents are copies of an earlier one.
 
-    The digests are compared in buckets of their first bits, so that memory stays bounded.
-
-    Args:
-        documents: rows of `DIGEST_DTYPE`.
+    The digests, rows of `DIGEST_DTYPE`, are compared in buckets of their first bits, so that
+    memory stays bounded.
     """
     duplicates = np.zeros(len(documents), np.bool_)
     buckets = 1

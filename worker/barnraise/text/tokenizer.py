@@ -147,12 +147,7 @@ def find_unknown_token(tokenizer: Tokenizer) -> int | None:
 def encode_documents(
     documents: Sequence[bytes], tokenizer: Tokenizer | None
 ) -> npt.NDArray[np.uint16]:
-    """Encode documents as one stream of uint16 tokens, with the end token after each.
-
-    Args:
-        documents: the text.
-        tokenizer: a BPE, or None for plain bytes.
-    """
+    """Encode documents as one stream of uint16 tokens, with the end token after each."""
     pieces = ((document, True) for document in documents)
     return np.concatenate([np.empty(0, TOKEN_DTYPE), *encode_pieces(pieces, tokenizer)])
 
