@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from helpers.blob_folder import BlobFolder
-from tokenizers import Tokenizer
 
 from barnraise.errors import TextError
 from barnraise.protocol.coordinator_messages import Shard, TextManifest
@@ -34,8 +33,7 @@ def test_bytes_need_no_tokenizer(documents, tmp_path):
     manifest = prepare_text(TextSpec(tokenizer="bytes"), 256, RUN, folder.store, documents)
     text = TokenDataset(manifest, folder.locate)
     assert manifest.tokenizer is None
-    window = text.sample_batch(0, "peer", 0, 1, 200)[0].tolist()
-    assert text.decode(window) == bytes(window).decode("utf-8", errors="replace")
+    assert text.sample_batch(0, "peer", 0, 1, 200).max() < 256
 
 
 def test_batch_is_a_pure_function_of_seed_peer_and_step(stdlib):
@@ -104,12 +102,3 @@ def test_shard_that_differs_from_the_manifest_is_refused(stdlib, tmp_path):
     assert_refused(f"shard {name[:8]} is not what its digest says")
     folder.locate(name).write_bytes(valid[:-3])
     assert_refused("should hold 1,000 tokens; its file has 1,997 bytes")
-
-
-def test_dataset_decodes_with_the_stored_tokenizer(stdlib):
-    manifest, folder = stdlib
-    text = TokenDataset(manifest, folder.locate)
-    tokenizer = Tokenizer.from_file(str(folder.locate(manifest.tokenizer)))
-    window = text.validation_batches(1, 400)[0][0].tolist()
-    assert text.decode(window) == tokenizer.decode(window)
-    assert tokenizer.get_vocab_size() == 1024

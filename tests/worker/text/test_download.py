@@ -5,12 +5,13 @@ import socket
 
 import pytest
 from helpers.local_server import LocalServer, QuietHandler
+from helpers.text_files import BYTES
 
 from barnraise.errors import TextError
 from barnraise.text import download
 from barnraise.text.connection_errors import BUSY_STATUSES
 from barnraise.text.download import TextFetcher, resolve_public
-from barnraise.text.inspection import InspectionOptions, inspect_source
+from barnraise.text.inspection import inspect_source
 from barnraise.text.places import AddressPlace
 from barnraise.text.reading import open_source
 
@@ -296,7 +297,7 @@ def test_address_is_read_by_its_content(web, fetcher, path, headers):
     text = b"".join(b"Line %d of the text.\n" % i for i in range(50))
     web.pages[path] = 200, gzip.compress(text), headers
     with open_source([AddressPlace(web.url(path))], fetcher=fetcher) as source:
-        inspection = inspect_source(source, InspectionOptions("bytes"))
+        inspection = inspect_source(source, BYTES)
     assert not inspection.refusal and inspection.bytes == len(text)
     assert [file.path for file in inspection.files] == [web.url(path)]
 
@@ -304,4 +305,4 @@ def test_address_is_read_by_its_content(web, fetcher, path, headers):
 def test_web_page_instead_of_a_text_is_refused(web, fetcher):
     web.pages["/a.jsonl"] = 200, b"<!DOCTYPE html><html><body>Sign in</body></html>", {}
     with open_source([AddressPlace(web.url("/a.jsonl"))], fetcher=fetcher) as source:
-        assert "a web page" in inspect_source(source, InspectionOptions()).refusal
+        assert "a web page" in inspect_source(source, BYTES).refusal

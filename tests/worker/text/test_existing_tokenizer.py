@@ -12,7 +12,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from barnraise.errors import TextError
 from barnraise.spec import TextSpec
 from barnraise.text.existing_tokenizer import load_existing_tokenizer
-from barnraise.text.inspection import InspectionOptions, inspect_source
+from barnraise.text.inspection import inspect_source
 from barnraise.text.places import PathPlace
 from barnraise.text.reading import open_source
 from barnraise.text.shards import TextPlan, build_shards
@@ -54,8 +54,8 @@ def test_chats_are_rendered_and_only_the_templates_tokens_are_special(folder, tm
     blobs = BlobFolder(tmp_path)
     with open_source([PathPlace(path)]) as source:
         source.render_chat = existing.render_chat
-        options = InspectionOptions(tokenizer_file=existing.file)
-        inspection = inspect_source(source, options)
+        plan = TextPlan(tokenizer_file=existing.file)
+        inspection = inspect_source(source, plan)
         assert not inspection.refusal and inspection.documents == len(CHATS)
         spool = DocumentSpool(tmp_path / "spool")
         fill_spool(spool, source)
@@ -128,7 +128,7 @@ def test_chats_that_the_template_refuses_are_skipped_and_counted(folder, tmp_pat
         path.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
         with open_source([PathPlace(path)]) as source:
             source.render_chat = existing.render_chat
-            found.append(inspect_source(source, InspectionOptions(tokenizer_file=existing.file)))
+            found.append(inspect_source(source, TextPlan(tokenizer_file=existing.file)))
     some, every = found
     assert (some.documents, some.skipped_rows) == (len(CHATS), 1) and not some.refusal
     assert "1 rows are skipped: the chat template refuses a chat: no system" in some.warnings[0]
@@ -139,9 +139,9 @@ def test_text_that_a_tokenizer_does_not_know_is_warned_of(tmp_path):
     words = Tokenizer(WordLevel({"<unk>": 0, "</s>": 1, "barn": 2}, unk_token="<unk>"))
     words.pre_tokenizer = Whitespace()
     (tmp_path / "a.txt").write_text("barn beam brace " * 99)
-    options = InspectionOptions(tokenizer_file=words.to_str().encode())
+    plan = TextPlan(tokenizer_file=words.to_str().encode())
     with open_source([PathPlace(tmp_path / "a.txt")]) as source:
-        warnings = inspect_source(source, options).warnings
+        warnings = inspect_source(source, plan).warnings
     assert any("66% of the text's tokens are unknown" in warning for warning in warnings)
 
 
@@ -150,7 +150,7 @@ def test_tokenizer_that_is_not_there_is_a_sentence(folder, name):
     place = str(folder.parent / name)
     with pytest.raises(TextError, match=r"there is no|cannot be read"):
         existing = load_existing_tokenizer(place)
-        options = InspectionOptions(tokenizer_file=existing.file)
+        plan = TextPlan(tokenizer_file=existing.file)
         (folder / "a.txt").write_text("some words " * 99)
         with open_source([PathPlace(folder / "a.txt")]) as source:
-            raise TextError(inspect_source(source, options).refusal)
+            raise TextError(inspect_source(source, plan).refusal)

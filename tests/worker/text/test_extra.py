@@ -4,9 +4,10 @@ import sys
 
 import pytest
 
-from barnraise.text.inspection import InspectionOptions, inspect_source
+from barnraise.text.inspection import inspect_source
 from barnraise.text.places import PathPlace
 from barnraise.text.reading import open_source
+from barnraise.text.shards import TextPlan
 
 
 @pytest.mark.parametrize(
@@ -24,5 +25,5 @@ def test_file_that_needs_the_extra_says_what_to_install(
     path = tmp_path / name
     path.write_bytes(content)
     with open_source([PathPlace(path)]) as source:
-        refusal = inspect_source(source, InspectionOptions()).refusal
+        refusal = inspect_source(source, TextPlan()).refusal
     assert refusal.startswith(str(path)) and "pip install 'barnraise[text]'" in refusal

@@ -74,14 +74,16 @@ CASES = {
 SCRIPT = """
 import json, sys
 from barnraise.errors import TextError
-from barnraise.text.inspection import InspectionOptions, inspect_source
+from barnraise.spec import TextSpec
+from barnraise.text.inspection import inspect_source
 from barnraise.text.places import parse_place
 from barnraise.text.reading import open_source
+from barnraise.text.shards import TextPlan
 found = {}
 for place in sys.argv[1:]:
     try:
         with open_source([parse_place(f"hf:{place}")]) as source:
-            inspection = inspect_source(source, InspectionOptions("bytes"))
+            inspection = inspect_source(source, TextPlan(TextSpec(tokenizer="bytes")))
             found[place] = inspection.refusal or [file.path for file in inspection.files]
     except TextError as error:
         found[place] = str(error)

@@ -14,8 +14,9 @@ from helpers.text_files import CSV, JSONL, LINES, PEM, ROWS, TEXTS, archive, ins
 from pyarrow import feather
 
 from barnraise.errors import TextError
+from barnraise.spec import TextSpec
 from barnraise.text import source_file
-from barnraise.text.inspection import InspectionOptions
+from barnraise.text.shards import TextPlan
 
 SKIPPED_FRAME = b"\x50\x2a\x4d\x18\4\0\0\0skip"  # with which pzstd begins
 
@@ -283,8 +284,8 @@ def test_text_that_is_too_short_is_refused_with_what_is_needed(look, text):
 
 def test_text_that_is_too_short_for_a_context_is_refused(tmp_path):
     (tmp_path / "a.txt").write_text(LINES)
-    options = InspectionOptions("bytes", context=2000)
-    assert "needs at least 4,002" in inspect(tmp_path, options=options).refusal
+    plan = TextPlan(TextSpec(tokenizer="bytes"), context=2000)
+    assert "needs at least 4,002" in inspect(tmp_path, plan=plan).refusal
 
 
 @pytest.mark.parametrize("ending", ["\r", " ", "\n"])
@@ -303,6 +304,6 @@ def test_small_compressed_file_of_one_endless_line_is_refused(look, monkeypatch)
 
 def test_tokens_are_estimated_by_a_sample(look, tmp_path):
     look("a.txt", LINES * 20)
-    learned = inspect(tmp_path / "a.txt", options=InspectionOptions("bpe", 300))
+    learned = inspect(tmp_path / "a.txt", plan=TextPlan(vocabulary=300))
     assert 0.2 * learned.bytes < learned.tokens < 0.8 * learned.bytes
     assert inspect(tmp_path / "a.txt").tokens == learned.bytes + 1

@@ -66,14 +66,15 @@ def inspect(
 
     Nothing is sent anywhere. The exit code is 0 if a run can use the text, and 2 if not.
     """
-    from barnraise.text.inspection import Inspection, InspectionOptions, inspect_source
+    from barnraise.text.inspection import Inspection, inspect_source
     from barnraise.text.places import parse_place
     from barnraise.text.reading import open_source
+    from barnraise.text.shards import TextPlan
 
     configure_logging()
     try:
         existing = load_tokenizer_option(tokenizer)
-        options = InspectionOptions(
+        plan = TextPlan(
             vocabulary=vocabulary,
             context=context,
             tokenizer_file=existing.file if existing else None,
@@ -82,7 +83,7 @@ def inspect(
         with show_progress() as progress, open_source(places, progress=progress) as source:
             if existing:
                 source.render_chat = existing.render_chat
-            inspection = inspect_source(source, options, progress)
+            inspection = inspect_source(source, plan, progress)
     except TextError as error:
         inspection = Inspection(refusal=str(error))
     if as_json:

@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from blake3 import blake3
-from tokenizers import Tokenizer
 
 from barnraise.errors import TextError
 from barnraise.protocol.coordinator_messages import Shard, TextManifest
@@ -30,14 +29,6 @@ class TokenDataset:
         self.manifest = manifest
         self._train = _ShardStream(manifest.train, manifest.vocabulary, locate_blob)
         self._held_out = _ShardStream(manifest.held_out, manifest.vocabulary, locate_blob)
-        self._tokenizer_file = None
-        if manifest.tokenizer:
-            self._tokenizer_file = Path(locate_blob(manifest.tokenizer))
-
-    @property
-    def train_tokens(self) -> int:
-        """Return the number of tokens in the training part."""
-        return self._train.token_count
 
     def sample_batch(
         self, seed: int, peer: str, step: int, sequences: int, context: int
@@ -70,12 +61,6 @@ class TokenDataset:
             self._held_out.read_windows(begins[i : i + batch_sequences], context)
             for i in range(0, count, batch_sequences)
         ]
-
-    def decode(self, tokens: list[int]) -> str:
-        """Turn tokens back into characters, for people to read."""
-        if self._tokenizer_file is None:
-            return bytes(tokens).decode("utf-8", errors="replace")
-        return Tokenizer.from_file(str(self._tokenizer_file)).decode(tokens)
 
 
 class _ShardStream:

@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from typing import Any, BinaryIO, Protocol, cast
 
 from barnraise.errors import TextError
-from barnraise.text.file_format import HEAD_BYTES, INSTALL_ADVICE, ZIP, find_compression
+from barnraise.text.extra import needs_extra
+from barnraise.text.file_format import HEAD_BYTES, ZIP, find_compression
 
 MAX_NESTED = 3  # compressions of one file inside each other
 ZSTD_PIECE_BYTES = 1 << 10  # compressed bytes at a time: each may stand for thousands
@@ -59,7 +60,7 @@ def open_decompressed(open_file: OpenFile) -> "Peekable":
         compression = find_compression(stream.peek_bytes(16))
         if compression in ("", ZIP):
             break
-        stream = Peekable(_decompress(stream, compression))
+        stream = Peekable(_decompress(stream, compression), is_decompressed=True)
     return stream
 
 
@@ -77,10 +78,15 @@ def _decompress(stream: "Peekable", compression: str) -> ByteStream:
 
 
 class Peekable:
-    """A stream whose first bytes can be read without consuming them."""
+    """A stream whose first bytes can be read without consuming them.
 
-    def __init__(self, stream: ByteStream) -> None:
+    Attributes:
+        is_decompressed: whether a file was compressed that is read as this stream.
+    """
+
+    def __init__(self, stream: ByteStream, is_decompressed: bool = False) -> None:
         self._stream = stream
+        self.is_decompressed = is_decompressed
         self._head = b""
 
     def peek_bytes(self, size: int = HEAD_BYTES) -> bytes:
@@ -100,16 +106,6 @@ class Peekable:
             return data
         return self._stream.read(size)
 
-    # The decompressors of the standard library look for these.
-
-    def readable(self) -> bool:
-        """Return true: it is only read."""
-        return True
-
-    def seekable(self) -> bool:
-        """Return false: it is read once."""
-        return False
-
     def close(self) -> None:
         """Close the stream below."""
         self._stream.close()
@@ -119,12 +115,8 @@ class _ZstdStream:
     """Decompress zstd frames one after another; a frame that is cut is an error, not the end."""
 
     def __init__(self, stream: ByteStream) -> None:
-        try:
+        with needs_extra("this machine cannot read zstd files"):
             import zstandard
-        except ImportError:
-            raise TextError(
-                f"this machine cannot read zstd files yet: {INSTALL_ADVICE}, then try again"
-            ) from None
         self._stream = stream
         self._decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 31)
         self._error = zstandard.ZstdError

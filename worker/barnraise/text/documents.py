@@ -26,17 +26,6 @@ def cut_position(text: str, limit: int) -> int:
     return space + 1 if space >= 0 else limit
 
 
-def cut_text(text: str, limit: int) -> Iterator[str]:
-    """Cut a text into pieces of at most `limit` characters."""
-    begin = 0
-    while len(text) - begin > limit:
-        end = begin + cut_position(text[begin : begin + limit], limit)
-        yield text[begin:end]
-        begin = end
-    if begin < len(text):
-        yield text[begin:]
-
-
 def cut_stream(texts: Iterable[str], limit: int = PIECE_CHARACTERS) -> Iterator[str]:
     """Cut a text that arrives in parts into pieces of at most `limit` characters.
 

@@ -72,21 +72,6 @@ def resolve_public(host: str, port: int) -> str:
     return str(addresses[0])
 
 
-@dataclass(frozen=True)
-class _Answer:
-    """An answer without its body.
-
-    Attributes:
-        status: the HTTP status.
-        location: where a redirect leads.
-        retry_after: seconds that the server wants to be left alone.
-    """
-
-    status: int
-    location: str = ""
-    retry_after: float = 0.0
-
-
 @dataclass
 class _PartialFile:
     """A file that is being downloaded.
@@ -169,39 +154,40 @@ class TextFetcher:
         for attempt in range(ATTEMPTS):
             pause = min(MAX_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2**attempt)
             try:
-                answer = self._follow(url, partial)
+                status, headers = self._follow(url, partial)
             except httpx.HTTPError as error:
                 problem = f"could not be fetched: {str(error) or type(error).__name__}"
             else:
-                if answer.status in (200, 206):
+                if status in (200, 206):
                     return
-                problem = f"answered {answer.status}"
-                if answer.status == 416 and partial.size:  # the file changed meanwhile
+                problem = f"answered {status}"
+                if status == 416 and partial.size:  # the file changed meanwhile
                     partial.clear()
-                elif answer.status not in BUSY_STATUSES:
+                elif status not in BUSY_STATUSES:
                     raise TextError(f"{url} {problem}")
-                pause = min(MAX_PAUSE_SECONDS, max(pause, answer.retry_after))
+                pause = min(MAX_PAUSE_SECONDS, max(pause, _find_retry_after(headers)))
             if attempt == ATTEMPTS - 1:
                 raise TextError(f"{url} {problem}, {ATTEMPTS} times in a row")
             self._pause(pause)
 
-    def _follow(self, requested_url: str, partial: _PartialFile) -> _Answer:
+    def _follow(self, requested_url: str, partial: _PartialFile) -> tuple[int, httpx.Headers]:
         """Request an address, following redirects; append the body to the file."""
         url = requested_url
         for _ in range(MAX_REDIRECTS + 1):
             if self._resolve is resolve_public and (problem := address_problem(url)):
                 raise TextError(f"{url} {problem}")
-            answer = self._request(url, partial)
-            if answer.status not in (301, 302, 303, 307, 308) or not answer.location:
-                return answer
-            url = urljoin(url, answer.location)
+            status, headers = self._request(url, partial)
+            location = headers.get("location")
+            if status not in (301, 302, 303, 307, 308) or not location:
+                return status, headers
+            url = urljoin(url, location)
         raise TextError(f"{requested_url} redirects from one address to the next without end")
 
-    def _request(self, url: str, partial: _PartialFile) -> _Answer:
+    def _request(self, url: str, partial: _PartialFile) -> tuple[int, httpx.Headers]:
         """Request the part of `url` that the file lacks, from the very address that was checked."""
         with self._open(url, partial.range_headers()) as response:
             if response.status_code == 206 and not partial.is_continued_by(response):
-                return _Answer(416)
+                return 416, httpx.Headers()
             if response.status_code == 200:
                 partial.clear()
             if response.status_code in (200, 206):
@@ -210,11 +196,7 @@ class TextFetcher:
                     partial.file.write(piece)
                     if partial.size > MAX_FILE_BYTES:
                         raise TextError(f"{url} holds more than {MAX_FILE_BYTES / 1e12:.1f} TB")
-            return _Answer(
-                response.status_code,
-                response.headers.get("location", ""),
-                _parse_retry_after(response.headers.get("retry-after", "")),
-            )
+            return response.status_code, response.headers
 
     def _open(
         self, url: str, headers: dict[str, str]
@@ -246,8 +228,9 @@ def _find_validator(response: httpx.Response) -> str:
     return tag if tag.startswith('"') else response.headers.get("last-modified", "")
 
 
-def _parse_retry_after(header: str) -> float:
+def _find_retry_after(headers: httpx.Headers) -> float:
     """Return the seconds that a Retry-After header states, as a number or a time."""
+    header = headers.get("retry-after", "")
     if header.strip().isdecimal():
         return float(header)
     parsed = email.utils.parsedate_tz(header)

@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from barnraise.errors import TextError
-from barnraise.text.decompression import ByteStream
+from barnraise.text.decompression import Peekable
+from barnraise.text.extra import needs_extra
 from barnraise.text.file_format import (
     HEAD_BYTES,
-    INSTALL_ADVICE,
     MAX_CONTROL_SHARE,
+    find_marked_unicode,
     find_unmarked_unicode,
 )
 from barnraise.text.letters import LETTERS_BY_CODEC, choose_codec
@@ -24,13 +25,6 @@ from barnraise.text.letters import LETTERS_BY_CODEC, choose_codec
 MAX_BAD_SHARE = 0.001  # of a file's bytes that may be undecodable
 SAMPLE_BYTES = 1 << 20  # from which the encoding is detected
 READ_BYTES = 1 << 20
-_MARKS = (
-    (codecs.BOM_UTF8, "utf-8-sig"),
-    (codecs.BOM_UTF32_LE, "utf-32"),  # before UTF-16: its mark begins with that of UTF-16
-    (codecs.BOM_UTF32_BE, "utf-32"),
-    (codecs.BOM_UTF16_LE, "utf-16"),
-    (codecs.BOM_UTF16_BE, "utf-16"),
-)
 _GUESS_BYTES = 64 << 10  # around the first undecodable byte; a longer sample only takes longer
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _JAPANESE_ESCAPE = re.compile(rb"\x1b\$[@B]")  # switches to Japanese in ISO-2022-JP, which is ASCII
@@ -83,9 +77,8 @@ def find_encoding(sample: bytes) -> tuple[str, bool]:
     Raises:
         TextError: no encoding fits.
     """
-    for mark, codec in _MARKS:
-        if sample.startswith(mark):
-            return codec, False
+    if marked := find_marked_unicode(sample):
+        return marked, False
     if unmarked := find_unmarked_unicode(sample[:HEAD_BYTES]):
         return unmarked, True
     if _JAPANESE_ESCAPE.search(sample) and sample.isascii():
@@ -94,11 +87,7 @@ def find_encoding(sample: bytes) -> tuple[str, bool]:
 
 
 def _find_byte_encoding(sample: bytes) -> tuple[str, bool]:
-    """Return the codec of a text in UTF-8 or an older encoding, and whether it is a guess.
-
-    Raises:
-        TextError: no encoding fits.
-    """
+    """Return the codec of a text in UTF-8 or an older encoding, and whether it is a guess."""
     text = sample.decode("utf-8", errors="surrogateescape")
     bad = [match.start() for match in _SURROGATES.finditer(text)]
     if len(bad) <= 3 and all(position >= len(text) - 3 for position in bad):
@@ -125,21 +114,19 @@ def _guess(sample: bytes, is_required: bool) -> str:
         TextError: charset-normalizer is not installed, and the text cannot be read without it.
     """
     try:
-        from charset_normalizer import from_bytes
-    except ImportError:
-        if not is_required:
-            return ""
-        raise TextError(
-            f"it is not UTF-8, and this machine cannot find its encoding yet: {INSTALL_ADVICE}, "
-            "then try again"
-        ) from None
+        with needs_extra("it is not UTF-8, and this machine cannot find its encoding"):
+            from charset_normalizer import from_bytes
+    except TextError:
+        if is_required:
+            raise
+        return ""
     matches = from_bytes(sample, cp_isolation=list(LETTERS_BY_CODEC), preemptive_behaviour=False)
     ranked = [name for match in matches for name in (match.encoding, *match.could_be_from_charset)]
     codec = choose_codec(sample, ranked)
     return codecs.lookup(codec).name if codec else ""
 
 
-def decode_stream(file: ByteStream, counts: DecodingCounts) -> Iterator[str]:
+def decode_stream(file: Peekable, counts: DecodingCounts) -> Iterator[str]:
     """Decode a file piece by piece, with normalised line ends and without its mark.
 
     Args:
@@ -149,11 +136,9 @@ def decode_stream(file: ByteStream, counts: DecodingCounts) -> Iterator[str]:
     Raises:
         TextError: no encoding fits, or too many bytes are undecodable.
     """
-    sample = _read_sample(file)
+    sample = file.peek_bytes(SAMPLE_BYTES)
     counts.encoding, counts.is_guess = find_encoding(sample)
     decoder = _Decoder(counts)
-    if text := decoder.decode(sample):
-        yield text
     is_undecided = counts.encoding == "utf-8" and sample.isascii()
     while data := file.read(READ_BYTES):
         if is_undecided and not data.isascii():
@@ -165,16 +150,6 @@ def decode_stream(file: ByteStream, counts: DecodingCounts) -> Iterator[str]:
         yield text
     counts.encoding = counts.encoding.removesuffix("-sig")
     counts.check()
-
-
-def _read_sample(file: ByteStream) -> bytes:
-    """Read SAMPLE_BYTES, also from a file that returns less at a time."""
-    pieces: list[bytes] = []
-    missing = SAMPLE_BYTES
-    while missing > 0 and (data := file.read(missing)):
-        pieces.append(data)
-        missing -= len(data)
-    return b"".join(pieces)
 
 
 class _Decoder:

@@ -10,7 +10,7 @@ from blake3 import blake3
 from tokenizers import Tokenizer
 
 from barnraise.errors import TextError
-from barnraise.text.file_format import INSTALL_ADVICE
+from barnraise.text.extra import needs_extra
 from barnraise.text.hub_files import check_cache_folder, hub_errors
 from barnraise.text.places import HUB_PREFIXES
 from barnraise.text.rows import RenderChat
@@ -81,13 +81,9 @@ def load_existing_tokenizer(place: str) -> ExistingTokenizer:
 
 
 def _load_from_hub(place: str) -> ExistingTokenizer:
-    try:
+    with needs_extra("this machine cannot read from the hub"):
         from huggingface_hub import hf_hub_download
         from huggingface_hub.errors import EntryNotFoundError
-    except ImportError:
-        raise TextError(
-            f"this machine cannot read from the hub yet: {INSTALL_ADVICE}, then try again"
-        ) from None
     check_cache_folder()
     repository, _, revision = place.partition("@")
 
@@ -108,11 +104,7 @@ def _load_from_hub(place: str) -> ExistingTokenizer:
 
 
 def _combine(file: bytes, config_text: str, template: str) -> ExistingTokenizer:
-    """Return a tokenizer of the contents of its files.
-
-    Raises:
-        ValueError: one of them is not what it should be.
-    """
+    """Return a tokenizer of the contents of its files; raise ValueError for wrong ones."""
     config: Any = json.loads(config_text) if config_text else {}
     if not isinstance(config, dict):
         raise ValueError(f"{CONFIG_FILE} is no JSON object")
@@ -137,13 +129,9 @@ class _ChatRenderer:
     """
 
     def __init__(self, tokenizer: ExistingTokenizer) -> None:
-        try:
+        with needs_extra("this machine cannot render chats"):
             from jinja2.exceptions import TemplateError
             from jinja2.sandbox import ImmutableSandboxedEnvironment
-        except ImportError:
-            raise TextError(
-                f"this machine cannot render chats yet: {INSTALL_ADVICE}, then try again"
-            ) from None
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise_exception

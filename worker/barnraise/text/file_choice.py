@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from barnraise.errors import TextError
-from barnraise.text.file_format import FORMATS_BY_SUFFIX, plain_name, split_suffixes
+from barnraise.text.file_format import FORMATS_BY_SUFFIX, ZIP, plain_name, split_suffixes
 
 
 @dataclass(frozen=True)
@@ -110,12 +110,7 @@ _VCS_FOLDERS = {".git", ".hg", ".svn", ".bzr", ".jj", ".fossil"}
 
 
 def folder_reason(name: str, entries: Iterable[str] = ()) -> str:
-    """Return why a folder inside a chosen one is not read, or "".
-
-    Args:
-        name: the folder's name.
-        entries: the names in it.
-    """
+    """Return why a folder inside a chosen one is not read, by its name and entries, or ""."""
     folded = name.casefold()
     inside = {entry.casefold() for entry in entries}
     if folded in _VCS_FOLDERS or {"head", "objects", "refs"} <= inside:
@@ -137,12 +132,13 @@ def file_reason(path: str) -> str:
     """Return why a file of a folder, an archive or a dataset is not read, by its name, or ""."""
     name = path.rpartition("/")[2]
     folded = plain_name(name)
-    stem, suffix, _ = split_suffixes(name)
+    stem, suffix, compression = split_suffixes(name)
     for reason, applies in (
         (SYSTEM, folded in _SYSTEM_NAMES or name.startswith("._")),
         (PRIVATE, suffix in _PRIVATE_SUFFIXES or folded.startswith(".env")),
         (HIDDEN, name.startswith(".")),
-        (PRIVATE, _has_private_name(stem) or folded in _PRIVATE_NAMES),
+        (PRIVATE, _PRIVATE_STEMS.fullmatch(stem) or _PRIVATE_WORDS.search(stem)),
+        (PRIVATE, folded in _PRIVATE_NAMES),
         (TEMPORARY, suffix in _TEMPORARY_SUFFIXES or name.endswith("~") or name.startswith("~$")),
         (CONFIGURATION, folded in _CONFIGURATION_NAMES or folded.endswith(_CONFIGURATION_ENDINGS)),
         (OFFICE, suffix in _OFFICE_SUFFIXES),
@@ -151,19 +147,14 @@ def file_reason(path: str) -> str:
     ):
         if applies:
             return reason
-    return _format_reason(name, suffix)
-
-
-def _has_private_name(stem: str) -> bool:
-    return bool(_PRIVATE_STEMS.fullmatch(stem) or _PRIVATE_WORDS.search(stem))
+    # An archive, and a compressed file that names no format, are looked at.
+    if suffix in FORMATS_BY_SUFFIX or compression == ZIP or (compression and not suffix):
+        return ""
+    return f"{suffix} is not a text format" if suffix else NO_SUFFIX
 
 
 def reasons_by_path(paths: Collection[str]) -> dict[str, str]:
-    """Return why each file of an archive or a dataset is not read, or ""; folders count too.
-
-    Args:
-        paths: all files, with "/" between folders.
-    """
+    """Return why each path of an archive or a dataset is not read, or ""; folders count too."""
     inside: dict[str, set[str]] = defaultdict(set)
     for path in paths:
         parts = path.split("/")
@@ -181,18 +172,6 @@ def reasons_by_path(paths: Collection[str]) -> dict[str, str]:
     return reasons
 
 
-def _format_reason(name: str, suffix: str) -> str:
-    """Return why a file's format is not on the allow-list, or ""."""
-    if suffix in FORMATS_BY_SUFFIX:
-        return ""
-    compression = split_suffixes(name)[2]
-    if compression == "zip" or (compression and not suffix):
-        return ""  # its content is looked at
-    if compression:
-        return f"{suffix} is not a text format"
-    return f"{suffix} is not a text format" if suffix else NO_SUFFIX
-
-
 def is_about_data(path: str) -> bool:
     """Return whether a file's name is that of a licence, a readme or a list of packages."""
     name = path.rpartition("/")[2]
@@ -202,13 +181,8 @@ def is_about_data(path: str) -> bool:
         if suffix in FORMATS_BY_SUFFIX:
             return False
     return bool(
-        _ABOUT_DATA.fullmatch(stem) or _ABOUT_DATA_IN_CAPITALS.fullmatch(_strip_suffix(name))
+        _ABOUT_DATA.fullmatch(stem) or _ABOUT_DATA_IN_CAPITALS.fullmatch(PurePosixPath(name).stem)
     )
-
-
-def _strip_suffix(name: str) -> str:
-    """Return a name without its last suffix, in its own letter case."""
-    return PurePosixPath(name).stem
 
 
 # ---- splits and languages ----------------------------------------------------------------------
@@ -272,13 +246,12 @@ def choose_split(paths: Sequence[str], wanted: str = "") -> tuple[list[str], lis
     if not target and len(present) <= 1:
         return list(paths), []
     # Where several other splits are named, files that name none are the training part.
-    chosen = [path for path in paths if splits[path] in ("", target)]
-    if wanted:
-        chosen = [path for path in paths if splits[path] == target]
+    accepted = (target,) if wanted else ("", target)
+    chosen = [path for path in paths if splits[path] in accepted]
     others = [
         LeftOut(path, f"the split '{splits[path]}'" if splits[path] else f"not the split {target}")
         for path in paths
-        if path not in set(chosen)
+        if splits[path] not in accepted
     ]
     return chosen, others
 

@@ -22,7 +22,6 @@ PARQUET = "parquet"
 ARROW = "arrow"
 ZIP = "zip"
 
-INSTALL_ADVICE = "pip install 'barnraise[text]'"
 HEAD_BYTES = 64 << 10  # of a file that are enough to recognise its format
 FORMATS_BY_SUFFIX = {
     **dict.fromkeys((".txt", ".text", ".md", ".markdown", ".rst", ".tex", ".org"), TEXT),
@@ -88,7 +87,13 @@ _FOREIGN_MAGIC = (
 _WEB_PAGE = re.compile(
     r"(?:<\?xml[^>]*>|<!--(?:(?!-->).)*-->|\s)*(?:<!doctype\s+html|<html[\s>])", re.I | re.S
 )
-_UNICODE_MARKS = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")
+_UNICODE_MARKS = (
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF32_LE, "utf-32"),  # before UTF-16: its mark begins with that of UTF-16
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
 # Control characters that text has: tab, line ends, form feed, backspace, escape.
 _TEXT_CONTROLS = bytes((8, 9, 10, 11, 12, 13, 27))
 _CONTROLS = bytes(set(range(32)) - set(_TEXT_CONTROLS)) + b"\x7f"
@@ -179,10 +184,15 @@ def _is_binary(head: bytes) -> bool:
 
     UTF-16 and UTF-32 have many NULs; they are recognised by their mark or by the NULs' positions.
     """
-    if head.startswith(_UNICODE_MARKS) or find_unmarked_unicode(head):
+    if find_marked_unicode(head) or find_unmarked_unicode(head):
         return False
     controls = len(head) - len(head.translate(None, _CONTROLS))
     return controls > max(2, MAX_CONTROL_SHARE * len(head))
+
+
+def find_marked_unicode(head: bytes) -> str:
+    """Return the codec whose byte order mark a file begins with, or ""."""
+    return next((codec for mark, codec in _UNICODE_MARKS if head.startswith(mark)), "")
 
 
 def find_unmarked_unicode(head: bytes) -> str:
@@ -219,11 +229,8 @@ def _is_printable(data: bytes, codec: str) -> bool:
 
 def decode_head(head: bytes) -> str:
     """Decode the first bytes of a file well enough to recognise JSON."""
-    if head.startswith((b"\xff\xfe\x00\x00", b"\x00\x00\xfe\xff")):
-        return head.decode("utf-32", errors="replace")
-    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return head.decode("utf-16", errors="replace")
-    return head.decode(find_unmarked_unicode(head) or "utf-8-sig", errors="replace")
+    codec = find_marked_unicode(head) or find_unmarked_unicode(head) or "utf-8"
+    return head.decode(codec, errors="replace")
 
 
 def _find_json(head: bytes, by_name: str) -> str:

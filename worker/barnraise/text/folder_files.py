@@ -10,13 +10,14 @@ import os
 import stat
 import struct
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 from barnraise.errors import TextError
-from barnraise.text.decompression import ByteStream, OpenFile, damage_named
+from barnraise.text.decompression import ByteStream, damage_named
 from barnraise.text.file_choice import (
     ABOUT_DATA,
     ARCHIVE,
@@ -85,7 +86,7 @@ def find_in_path(path: Path, column: str = "", is_download: bool = False) -> Fou
     if not stat.S_ISREG(status.st_mode):
         raise TextError(f"{path} is not a file: it is a device, a pipe or a socket")
     file = SourceFile(
-        str(path), open_path(path), str(path.absolute()), status.st_size, True, column
+        str(path), partial(path.open, "rb"), str(path.absolute()), status.st_size, True, column
     )
     found = FoundFiles([file])
     reason = file_reason(path.name)
@@ -100,11 +101,7 @@ def find_in_path(path: Path, column: str = "", is_download: bool = False) -> Fou
 
 
 def _check_folder(path: Path) -> None:
-    """Refuse a named folder that is private or no text: a pattern like `corpus/*` names all.
-
-    Raises:
-        TextError: with the reason.
-    """
+    """Refuse a named folder that is private or no text: a pattern like `corpus/*` names all."""
     try:
         entries = [entry.name for entry in os.scandir(path)]
     except OSError as error:
@@ -114,39 +111,32 @@ def _check_folder(path: Path) -> None:
         raise TextError(f"{path} is not read ({reason}): name the files of its text one by one")
 
 
-def open_path(path: Path) -> OpenFile:
-    """Return a function that opens a file of this machine."""
-    return lambda: cast(ByteStream, path.open("rb"))
-
-
 def _find_in_folder(root: Path, column: str) -> FoundFiles:
     found = FoundFiles()
     relative = sorted(_walk(root, found.left_out))
     if configured := _read_card(root):
-        relative = _select(root, relative, configured, found.left_out, "not in its configuration")
+        others = [
+            LeftOut(name, "not in its configuration") for name in relative if name not in configured
+        ]
+        relative = [name for name in relative if name in configured]
     else:
         try:
             relative, others = choose_split(relative)
             found.warnings += [f"{root}: {warning}" for warning in check_languages(relative)]
         except TextError as error:
             raise TextError(f"{root}: {error}") from None
-        found.left_out += [LeftOut(str(root / other.path), other.reason) for other in others]
+    found.left_out += [LeftOut(str(root / other.path), other.reason) for other in others]
     for name in relative:
         path = root / name
         size = path.stat().st_size if path.exists() else 0  # one that vanished is left out later
         found.files.append(
-            SourceFile(str(path), open_path(path), str(path.absolute()), size, False, column)
+            SourceFile(
+                str(path), partial(path.open, "rb"), str(path.absolute()), size, False, column
+            )
         )
     open_archives(found)
     found.left_out.sort(key=lambda left_out: left_out.path)
     return found
-
-
-def _select(
-    root: Path, names: Sequence[str], chosen: set[str], left_out: list[LeftOut], reason: str
-) -> list[str]:
-    left_out += [LeftOut(str(root / name), reason) for name in names if name not in chosen]
-    return [name for name in names if name in chosen]
 
 
 def _walk(root: Path, left_out: list[LeftOut]) -> Iterator[str]:
@@ -291,10 +281,10 @@ def open_archives(found: FoundFiles) -> None:
                     continue
                 members = _list_members(file, found)
         except TextError as error:
-            _leave_out(file, str(error), found)
+            found.left_out.append(file.leave_out(str(error)))
             continue
         if not members and not file.explicit and not found.left_out:
-            _leave_out(file, ARCHIVE, found)
+            found.left_out.append(file.leave_out(ARCHIVE))
         found.files += members
 
 
@@ -309,29 +299,18 @@ def _is_remote(file: SourceFile) -> bool:
     return file.location.startswith("hf://")
 
 
-def _leave_out(file: SourceFile, reason: str, found: FoundFiles) -> None:
-    """Leave a file out; one that was named itself is refused.
-
-    Raises:
-        TextError: the file was named itself.
-    """
-    if file.explicit:
-        raise TextError(reason if reason.startswith(file.path) else f"{file.path}: {reason}")
-    found.left_out.append(LeftOut(file.path, reason.removeprefix(file.path).lstrip(": ")))
-
-
 def _list_members(file: SourceFile, found: FoundFiles) -> list[SourceFile]:
-    """Return the files of text in an archive, in the order of their names.
-
-    Args:
-        file: the archive.
-        found: to which the files that are left out, and warnings, are added.
+    """Return the files of text in an archive, by name; add what is left out to `found`.
 
     Raises:
         TextError: it holds none, is something else, or leaves an ambiguous choice.
     """
     with _open_archive(file) as archive:
-        infos = {_plain_path(info): info for info in archive.infolist() if not info.is_dir()}
+        infos = {
+            info.filename.replace("\\", "/"): info  # old programs write backslashes
+            for info in archive.infolist()
+            if not info.is_dir()
+        }
     names = {name.casefold() for name in infos}
     if any(name in names for name in _OFFICE_MEMBERS):
         raise TextError(OFFICE)
@@ -354,18 +333,13 @@ def _list_members(file: SourceFile, found: FoundFiles) -> list[SourceFile]:
     return [
         SourceFile(
             f"{file.path}/{name}",
-            _open_member(file, infos[name].filename),
+            partial(_open_member, file, infos[name].filename),
             size=infos[name].file_size,
             explicit=False,
             column=file.column,
         )
         for name in chosen
     ]
-
-
-def _plain_path(info: zipfile.ZipInfo) -> str:
-    """Return a file's path in an archive with "/", also where an old program wrote backslashes."""
-    return info.filename.replace("\\", "/")
 
 
 def _member_reason(info: zipfile.ZipInfo) -> str:
@@ -375,11 +349,7 @@ def _member_reason(info: zipfile.ZipInfo) -> str:
 
 
 def _open_archive(file: SourceFile) -> zipfile.ZipFile:
-    """Open a zip archive.
-
-    Raises:
-        zipfile.BadZipFile: it is damaged; zipfile itself raises other errors for some damage.
-    """
+    """Open a zip archive; raise BadZipFile also for damage that zipfile has other errors for."""
     try:
         return zipfile.ZipFile(_open_seekable(file))
     except (ValueError, struct.error, OverflowError, IndexError) as error:
@@ -396,8 +366,5 @@ def _open_seekable(file: SourceFile) -> Any:
     return io.BytesIO(b"".join(iter(lambda: stream.read(1 << 20), b"")))
 
 
-def _open_member(file: SourceFile, name: str) -> OpenFile:
-    def open_member() -> ByteStream:
-        return cast(ByteStream, _open_archive(file).open(name))
-
-    return open_member
+def _open_member(file: SourceFile, name: str) -> ByteStream:
+    return cast(ByteStream, _open_archive(file).open(name))

@@ -59,13 +59,7 @@ def choose_held_out(
 def find_below(
     keys: npt.NDArray[np.uint64], chosen: npt.NDArray[np.bool_], bound: float
 ) -> npt.NDArray[np.int64]:
-    """Return the indices of the chosen pieces whose keys are below a part of all keys, ascending.
-
-    Args:
-        keys: of all pieces.
-        chosen: the pieces that count.
-        bound: the part, 0 to 1.
-    """
+    """Return the indices of the chosen pieces whose keys are in the lowest part, 0 to 1."""
     greatest = np.uint64(min(2**64 - 1, int(bound * (2**64 - 1))))
     found = [np.empty(0, np.int64)]
     for begin in range(0, len(keys), BLOCK):
@@ -77,13 +71,7 @@ def find_below(
 def find_smallest(
     keys: npt.NDArray[np.uint64], chosen: npt.NDArray[np.bool_], count: int
 ) -> npt.NDArray[np.int64]:
-    """Return the indices of the chosen pieces with the smallest keys, in the order of the keys.
-
-    Args:
-        keys: of all pieces; random.
-        chosen: the pieces that count.
-        count: how many to return; all, if they are fewer.
-    """
+    """Return the indices of the `count` chosen pieces with the smallest keys, in their order."""
     total = int(chosen.sum())
     count = min(count, total)
     bound = 1.0 if total <= ALL_CANDIDATES else min(1.0, CANDIDATES_FACTOR * count / total)

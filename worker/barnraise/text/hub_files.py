@@ -5,20 +5,19 @@ HF_ENDPOINT, HF_TOKEN, HF_HOME, HTTPS_PROXY. `datasets` reads which files a conf
 a dataset states none, `file_choice` chooses as for a folder.
 """
 
-import io
 import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from barnraise.errors import TextError, TextUnreachableError
 from barnraise.text.connection_errors import is_busy, is_connection_error
-from barnraise.text.decompression import ByteStream, OpenFile
 from barnraise.text.download import ATTEMPTS, FIRST_PAUSE_SECONDS
+from barnraise.text.extra import needs_extra
 from barnraise.text.file_choice import LeftOut, check_languages, choose_split, reasons_by_path
-from barnraise.text.file_format import INSTALL_ADVICE
 from barnraise.text.folder_files import (
     FoundFiles,
     choose_configured_files,
@@ -70,8 +69,12 @@ def check_cache_folder() -> None:
 
 
 def _find_files(place: HubPlace) -> FoundFiles:
-    system = _file_system()
-    commit = _find_commit(place)
+    with needs_extra("this machine cannot read Hugging Face datasets"):
+        from huggingface_hub import HfApi, HfFileSystem
+
+    system = HfFileSystem()
+    info = HfApi().dataset_info(place.repository, revision=place.revision or None)
+    commit = str(info.sha or place.revision or "main")
     root = f"datasets/{place.repository}@{commit}"
     names_file = bool(place.config) and system.isfile(f"{root}/{place.config}")
     if not names_file and _states_configurations(place.repository, commit):
@@ -95,23 +98,6 @@ def _find_files(place: HubPlace) -> FoundFiles:
     found.files = [_describe(system, place, root, name) for name in names]
     open_archives(found)
     return found
-
-
-def _file_system() -> Any:
-    try:
-        from huggingface_hub import HfFileSystem
-    except ImportError:
-        raise TextError(
-            f"this machine cannot read Hugging Face datasets yet: {INSTALL_ADVICE}, then try again"
-        ) from None
-    return HfFileSystem()
-
-
-def _find_commit(place: HubPlace) -> str:
-    from huggingface_hub import HfApi
-
-    info = HfApi().dataset_info(place.repository, revision=place.revision or None)
-    return str(info.sha or place.revision or "main")
 
 
 def _states_configurations(repository: str, commit: str) -> bool:
@@ -153,11 +139,7 @@ def _choose_files(place: HubPlace, system: Any, root: str) -> tuple[FoundFiles, 
 
 
 def _check_folders(names: list[str], skip: int) -> None:
-    """Refuse tables in several folders: they are several texts, or one text several times.
-
-    Raises:
-        TextError: with the folders.
-    """
+    """Refuse tables in several folders: they are several texts, or one text several times."""
     folders = sorted({name[skip:].rpartition("/")[0] for name in names})
     tops = sorted({folder.partition("/")[0] for folder in folders})
     if len(tops) > 1 and all(name.casefold().endswith(".parquet") for name in names):
@@ -170,7 +152,7 @@ def _describe(system: Any, place: HubPlace, root: str, name: str) -> SourceFile:
     size = int(system.info(path).get("size") or 0)
     return SourceFile(
         f"hf:{place.repository}/{name}",
-        _open_remote(system, path, f"{place.repository}/{name}"),
+        partial(_RemoteFile, system, path, f"{place.repository}/{name}"),
         f"hf://{path}",
         size,
         explicit=False,
@@ -178,43 +160,25 @@ def _describe(system: Any, place: HubPlace, root: str, name: str) -> SourceFile:
     )
 
 
-def _open_remote(system: Any, path: str, shown: str) -> OpenFile:
-    def open_remote() -> ByteStream:
-        with hub_errors(shown):
-            return _RemoteFile(system.open(path, "rb"), shown)
-
-    return open_remote
-
-
-class _RemoteFile(io.RawIOBase):
+class _RemoteFile:
     """Read a file of the hub; what its libraries raise meanwhile is one sentence."""
 
-    def __init__(self, file: BinaryIO, shown: str) -> None:
-        super().__init__()
-        self._file = file
+    def __init__(self, system: Any, path: str, shown: str) -> None:
         self._shown = shown
+        with hub_errors(shown):
+            self._file = system.open(path, "rb")
 
     def read(self, size: int = -1) -> bytes:
         """Read at most `size` bytes, or all; b"" at the end."""
         with hub_errors(self._shown):
             return self._file.read(size)
 
-    def readable(self) -> bool:
-        """Return true: it is only read."""
-        return True
-
-    def seekable(self) -> bool:
-        """Return true: parts are requested by their position."""
-        return True
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        """Go to a position."""
-        return self._file.seek(offset, whence)
-
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-        super().close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
 
 
 # What the hub's libraries raise, by the names of the errors and of their bases, and what to do.

@@ -14,10 +14,9 @@ from barnraise.formats import format_bytes
 from barnraise.text.file_choice import LeftOut
 from barnraise.text.progress import ReportProgress, ignore_progress
 from barnraise.text.reading import TextSource
-from barnraise.text.shards import check_length
+from barnraise.text.shards import TextPlan, check_length
 from barnraise.text.source_file import FileReport, Piece
 from barnraise.text.tokenizer import (
-    decode_utf8,
     encode_documents,
     find_unknown_token,
     load_tokenizer,
@@ -30,26 +29,8 @@ TOKEN_SAMPLE_BYTES = 1 << 20  # of the text by which the tokens are estimated
 REMOTE_BYTES = 64 << 20  # of each remote file that is read for a preview
 SMALLEST_CONTEXT = 8  # that a run can have
 USUAL_CONTEXT = 128  # of the smallest preset
-MAX_SIZE = (1 << 32) - 1
 MAX_UNKNOWN_SHARE = 0.01  # of a text's tokens, above which a warning is due
 STAGE = "inspecting"
-
-
-@dataclass(frozen=True)
-class InspectionOptions:
-    """What a text is inspected for.
-
-    Attributes:
-        tokenizer: "bytes" or "bpe".
-        vocabulary: of a BPE.
-        context: tokens that the model sees at once; 0 if that is not known.
-        tokenizer_file: the content of an existing tokenizer's file.
-    """
-
-    tokenizer: str = "bpe"
-    vocabulary: int = 2048
-    context: int = 0
-    tokenizer_file: bytes | None = None
 
 
 @dataclass
@@ -141,20 +122,20 @@ class _Sampler:
 
 def inspect_source(
     source: TextSource,
-    options: InspectionOptions,
+    plan: TextPlan,
     progress: ReportProgress = ignore_progress,
 ) -> Inspection:
     """Read a text once and describe it. A text that cannot be used is described as far as read."""
     inspection = Inspection()
     sampler = _Sampler()
-    keys = array("Q")  # of each document, 64 bits of its digest
-    sizes = _Sizes()
+    # Of each document 64 bits of its digest, and its bytes, characters and pieces.
+    columns = (array("Q"), array("Q"), array("Q"), array("I"))
     try:
         for index in range(len(source.files)):
-            _inspect_file(source, index, inspection, (keys, sizes, sampler), progress)
-        _summarise_documents(inspection, keys, sizes)
-        _check(inspection, source, options)
-        inspection.tokens = _estimate_tokens(sampler.contents, inspection, options)
+            _inspect_file(source, index, inspection, columns, sampler, progress)
+        _summarise_documents(inspection, columns)
+        _check(inspection, source, plan)
+        inspection.tokens = _estimate_tokens(sampler.contents, inspection, plan)
     except TextError as error:
         inspection.refusal = str(error)
     inspection.warnings = list(dict.fromkeys([*source.warnings, *inspection.warnings]))
@@ -169,47 +150,24 @@ def inspect_source(
     return inspection
 
 
-@dataclass
-class _Sizes:
-    """Bytes, characters and pieces of each document, in 32 bits each.
-
-    What a document of gigabytes has beyond that is added up in `excess_bytes` and
-    `excess_characters`.
-    """
-
-    bytes: array = field(default_factory=lambda: array("I"))
-    characters: array = field(default_factory=lambda: array("I"))
-    pieces: array = field(default_factory=lambda: array("I"))
-    excess_bytes: int = 0
-    excess_characters: int = 0
-
-    def append(self, totals: tuple[int, int, int]) -> None:
-        """Append a document's bytes, characters and pieces."""
-        self.bytes.append(min(totals[0], MAX_SIZE))
-        self.characters.append(min(totals[1], MAX_SIZE))
-        self.pieces.append(totals[2])
-        self.excess_bytes += max(0, totals[0] - MAX_SIZE)
-        self.excess_characters += max(0, totals[1] - MAX_SIZE)
-
-
 def _inspect_file(
     source: TextSource,
     index: int,
     inspection: Inspection,
-    found: tuple[array, _Sizes, _Sampler],
+    columns: tuple[array, ...],
+    sampler: _Sampler,
     progress: ReportProgress,
 ) -> None:
     """Read one file; leave it out if it is unusable and was not named itself."""
     file = source.files[index]
     report = FileReport(file.path)
-    keys, sizes, sampler = found
-    before = len(keys)
+    before = len(columns[0])
     done = sum(earlier.size for earlier in source.files[:index])
     try:
         pieces = source.read(index, report)
         for key, first, totals in _read_documents(pieces):
-            keys.append(key)
-            sizes.append(totals)
+            for column, value in zip(columns, (key, *totals), strict=True):
+                column.append(value)
             sampler.add(key, first)
             progress(STAGE, done + min(report.bytes, file.size), source.size)
             if file.location.startswith("hf://") and report.bytes > REMOTE_BYTES:
@@ -222,7 +180,7 @@ def _inspect_file(
     except TextUnreachableError:
         raise  # leaving the file out would change the text with the hub's state
     except TextError as error:
-        for column in (keys, sizes.bytes, sizes.characters, sizes.pieces):
+        for column in columns:
             del column[before:]
         source.leave_out(index, str(error))
         inspection.unusable_files += 1
@@ -238,48 +196,44 @@ def _read_documents(
     """Yield of each document 64 bits of its digest, its first piece, and its sizes."""
     hasher = blake3()
     first = ""
-    totals = [0, 0, 0]
+    totals = (0, 0, 0)
     for piece in pieces:
         content = piece.text.encode()
         hasher.update(content)
         first = first or piece.text
-        totals = [totals[0] + len(content), totals[1] + len(piece.text), totals[2] + 1]
+        totals = (totals[0] + len(content), totals[1] + len(piece.text), totals[2] + 1)
         if piece.is_last:
             key = int.from_bytes(hasher.digest(length=8), "big")
-            yield key, first, (totals[0], totals[1], totals[2])
+            yield key, first, totals
             hasher = blake3()
             first = ""
-            totals = [0, 0, 0]
+            totals = (0, 0, 0)
 
 
-def _summarise_documents(inspection: Inspection, keys: array, sizes: _Sizes) -> None:
+def _summarise_documents(inspection: Inspection, columns: tuple[array, ...]) -> None:
     """Count the documents without copies."""
-    if not keys:
+    if not columns[0]:
         return
-    _, firsts = np.unique(np.frombuffer(keys, "u8"), return_index=True)
-    pieces, text_bytes, characters = (
-        np.frombuffer(column, np.uint32) for column in (sizes.pieces, sizes.bytes, sizes.characters)
+    keys, text_bytes, characters, pieces = (
+        np.frombuffer(column, f"u{column.itemsize}") for column in columns
     )
+    _, firsts = np.unique(keys, return_index=True)
     inspection.documents = int(pieces[firsts].sum(dtype=np.int64))
     inspection.duplicates = int(pieces.sum(dtype=np.int64)) - inspection.documents
-    inspection.bytes = int(text_bytes[firsts].sum(dtype=np.int64)) + sizes.excess_bytes
-    inspection.characters = int(characters[firsts].sum(dtype=np.int64)) + sizes.excess_characters
+    inspection.bytes = int(text_bytes[firsts].sum(dtype=np.int64))
+    inspection.characters = int(characters[firsts].sum(dtype=np.int64))
 
 
-def _check(inspection: Inspection, source: TextSource, options: InspectionOptions) -> None:
-    """Refuse what no run can use, and warn of what only a small one can.
-
-    Raises:
-        TextError: there is no text, or too little.
-    """
+def _check(inspection: Inspection, source: TextSource, plan: TextPlan) -> None:
+    """Refuse what no run can use, and warn of what only a small one can."""
     if not inspection.files:
         raise TextError(_describe_nothing(source, inspection.unusable_files))
-    if options.context:
-        check_length(inspection.bytes, options.tokenizer, options.context)
+    if plan.context:
+        check_length(inspection.bytes, plan.text.tokenizer, plan.context)
     else:
         check_length(inspection.bytes, "bytes", SMALLEST_CONTEXT)
         try:
-            check_length(inspection.bytes, options.tokenizer, USUAL_CONTEXT)
+            check_length(inspection.bytes, plan.text.tokenizer, USUAL_CONTEXT)
         except TextError as error:
             inspection.warnings.append(f"for the smallest preset {error}")
 
@@ -296,22 +250,16 @@ def _describe_nothing(source: TextSource, unusable: int) -> str:
     return f"there is no text; left out: {', '.join(reasons)}{rest}"
 
 
-def _estimate_tokens(
-    sample: list[bytes], inspection: Inspection, options: InspectionOptions
-) -> int:
-    """Estimate the tokens of the text by those of a sample.
-
-    Raises:
-        TextError: the existing tokenizer cannot be used.
-    """
-    if options.tokenizer == "bytes":
+def _estimate_tokens(sample: list[bytes], inspection: Inspection, plan: TextPlan) -> int:
+    """Estimate the tokens of the text by those of a sample."""
+    if plan.text.tokenizer == "bytes":
         return inspection.bytes + inspection.documents
-    if options.tokenizer_file is not None:
-        tokenizer = load_tokenizer(options.tokenizer_file, 65_536, "the tokenizer")
+    if plan.tokenizer_file is not None:
+        tokenizer = load_tokenizer(plan.tokenizer_file, 65_536, "the tokenizer")
     else:
-        tokenizer = train_tokenizer(sample, options.vocabulary)
+        tokenizer = train_tokenizer(sample, plan.vocabulary)
     sample_bytes = sum(map(len, sample))
-    whole = [decode_utf8(content).encode() for content in sample]
+    whole = [content.decode("utf-8", errors="replace").encode() for content in sample]
     ids = encode_documents(whole, tokenizer)
     unknown = find_unknown_token(tokenizer)
     share = float(np.mean(ids == unknown)) if unknown is not None and len(ids) else 0.0

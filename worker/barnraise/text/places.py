@@ -48,18 +48,6 @@ class HubPlace:
     revision: str = ""
     column: str = ""
 
-    def __str__(self) -> str:
-        """Return the place as it is typed."""
-        return "".join(
-            (
-                self.repository,
-                self.config and f"/{self.config}",
-                self.split and f":{self.split}",
-                self.revision and f"@{self.revision}",
-                self.column and f"#{self.column}",
-            )
-        )
-
 
 Place = PathPlace | AddressPlace | HubPlace
 

@@ -6,20 +6,19 @@ reason, if it is damaged, in an unknown encoding or without a usable column.
 
 import hashlib
 import json
-import shutil
 import tempfile
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from barnraise.errors import TextError
-from barnraise.formats import format_bytes
 from barnraise.spec import TextSpec
 from barnraise.text.download import TextFetcher
 from barnraise.text.file_choice import LeftOut
-from barnraise.text.folder_files import FoundFiles, find_in_path, open_path
+from barnraise.text.folder_files import FoundFiles, find_in_path
 from barnraise.text.hub_files import find_in_dataset
 from barnraise.text.places import (
     AddressPlace,
@@ -84,11 +83,7 @@ class TextSource:
         Raises:
             TextError: the file was named itself.
         """
-        file = self.files[index]
-        if file.explicit:
-            raise TextError(problem)
-        reason = problem.removeprefix(file.path).lstrip(": ")
-        self.left_out.append(LeftOut(file.path, reason))
+        self.left_out.append(self.files[index].leave_out(problem))
 
 
 def places_of(text: TextSpec, paths: Sequence[Path | str] = ()) -> list[Place]:
@@ -158,10 +153,8 @@ def _find(place: Place, scratch: Path, fetcher: TextFetcher | None) -> FoundFile
         case HubPlace():
             return find_in_dataset(place)
         case AddressPlace():
-            if fetcher is not None:
-                return _download(place, scratch, fetcher)
-            with TextFetcher() as own_fetcher:
-                return _download(place, scratch, own_fetcher)
+            with nullcontext(fetcher) if fetcher else TextFetcher() as opened:
+                return _download(place, scratch, opened)
 
 
 def _download(place: AddressPlace, scratch: Path, fetcher: TextFetcher) -> FoundFiles:
@@ -175,14 +168,10 @@ def _download(place: AddressPlace, scratch: Path, fetcher: TextFetcher) -> Found
         found = find_in_path(path, place.column, is_download=True)
     except TextError as error:
         raise TextError(str(error).replace(str(path), shown)) from None
-    renamed: list[SourceFile] = []
-    for file in found.files:
-        inside = file.path.removeprefix(str(path))
-        renamed.append(
-            SourceFile(
-                f"{shown}{inside}", file.open, file.location, file.size, not inside, file.column
-            )
-        )
+    renamed = [
+        replace(file, path=file.path.replace(str(path), shown, 1), explicit=file.path == str(path))
+        for file in found.files
+    ]
     left_out = [
         LeftOut(item.path.replace(str(path), shown), item.reason) for item in found.left_out
     ]
@@ -197,30 +186,12 @@ def _stdlib_file(scratch: Path) -> SourceFile:
             row = {"text": content.decode("utf-8", errors="replace")}
             lines.write(json.dumps(row) + "\n")
     shown = "the standard library"
-    return SourceFile(shown, open_path(path), str(path), path.stat().st_size, True)
+    return SourceFile(shown, partial(path.open, "rb"), str(path), path.stat().st_size, True)
 
 
 def _remove_repeated(found: FoundFiles) -> None:
     """Read a file once that several places name."""
-    seen: set[tuple[str, str]] = set()
-    files: list[SourceFile] = []
+    files: dict[tuple[str, str], SourceFile] = {}
     for file in found.files:
-        key = (file.location or file.path, file.column)
-        if key not in seen:
-            files.append(file)
-        seen.add(key)
-    found.files = files
-
-
-def check_space(folder: Path, needed: int, purpose: str) -> None:
-    """Refuse to begin what the disk cannot hold.
-
-    Raises:
-        TextError: with the space that is needed and free.
-    """
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        raise TextError(
-            f"{purpose} needs about {format_bytes(needed)} in {folder}, and "
-            f"{format_bytes(free)} are free there"
-        )
+        files.setdefault((file.location or file.path, file.column), file)
+    found.files = list(files.values())

@@ -310,15 +310,10 @@ def _strip_quotes(value: str) -> str:
 
 
 def parse_csv(lines: Iterable[str], dialect: CsvDialect, counts: RowCounts) -> Iterator[Row]:
-    """Parse comma- or tab-separated values.
+    """Parse comma- or tab-separated values, in lines with their ends.
 
     The first line has the names of the columns, unless it looks like a row: then they are called
     column1, column2 and so on. A last row that is cut is skipped, and its line noted.
-
-    Args:
-        lines: the lines, with their ends.
-        dialect: how they are separated.
-        counts: filled in with what is wrong with the rows.
 
     Raises:
         TextError: the rows cannot be told apart.
@@ -364,11 +359,7 @@ def _accept_row(row: _CsvRow, names: int, dialect: CsvDialect, counts: RowCounts
 
 
 def _check_rows(counts: RowCounts, reader: _CsvReader) -> None:
-    """Refuse a file with too many damaged rows.
-
-    Raises:
-        TextError: with the first line that is.
-    """
+    """Refuse a file with too many damaged rows; name the first of their lines."""
     if counts.merged_lines > MAX_SKIPPED_SHARE * reader.line_number:
         raise TextError(f"{counts.describe_merged_lines()}: double the quotes inside of texts")
     if counts.long_rows > MAX_SKIPPED_SHARE * reader.row_number:
@@ -406,11 +397,7 @@ def _unique_names(names: list[str]) -> list[str]:
 
 
 def _is_cut(last: _CsvRow, dialect: CsvDialect, names: int) -> bool:
-    """Return whether the last row of a file ends too early.
-
-    Raises:
-        TextError: other rows are in it, because a quote is never closed.
-    """
+    """Return whether the last row ends too early; refuse one whose open quote hides others."""
     if len(last.values) < names and not last.lines[-1].endswith("\n"):
         return True
     if _quote_problem(last, dialect) != OPEN_QUOTE:

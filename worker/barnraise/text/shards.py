@@ -9,7 +9,7 @@ nothing of the text but the manifest.
 import math
 import tempfile
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -23,8 +23,8 @@ from barnraise.text.documents import PIECE_CHARACTERS
 from barnraise.text.held_out import choose_held_out, find_smallest
 from barnraise.text.progress import ReportProgress, ignore_progress
 from barnraise.text.source_file import FileReport, Piece
-from barnraise.text.spool import DocumentSpool, PieceTable, build_table
-from barnraise.text.tokenising import TokenFile, tokenise
+from barnraise.text.spool import DocumentSpool, PieceTable, RowFile, build_table
+from barnraise.text.tokenising import tokenise
 from barnraise.text.tokenizer import (
     TOKENIZER_SAMPLE_BYTES,
     count_tokens,
@@ -56,17 +56,12 @@ class TextPlan:
         may_shrink: whether the vocabulary may become smaller, if the text has fewer tokens.
     """
 
-    text: TextSpec
-    vocabulary: int
-    run: str
+    text: TextSpec = field(default_factory=TextSpec)
+    vocabulary: int = 2048
+    run: str = ""
     context: int = 0
     tokenizer_file: bytes | None = None
     may_shrink: bool = True
-
-
-def needed_bytes(tokenizer: str, context: int) -> int:
-    """Return the bytes of the shortest text that can have a training and a held-out part."""
-    return math.ceil(2 * (context + 1) * BYTES_PER_TOKEN[tokenizer])
 
 
 def check_length(text_bytes: int, tokenizer: str, context: int) -> None:
@@ -75,7 +70,7 @@ def check_length(text_bytes: int, tokenizer: str, context: int) -> None:
     Raises:
         TextError: with how much is needed.
     """
-    needed = needed_bytes(tokenizer, context)
+    needed = math.ceil(2 * (context + 1) * BYTES_PER_TOKEN[tokenizer])
     if text_bytes < needed:
         raise TextError(
             f"the text is too short: it has {text_bytes:,} bytes, and a context of {context:,} "
@@ -92,28 +87,18 @@ def prepare_text(
     documents: Iterable[bytes],
     tokenizer_file: bytes | None = None,
 ) -> TextManifest:
-    """Split, tokenise and shard documents that lie in memory.
-
-    Args:
-        text: how the text becomes tokens.
-        vocabulary: the number of tokens.
-        run: the run's id, for the manifest.
-        store_blob: stores a blob and returns its BLAKE3 digest.
-        documents: the text.
-        tokenizer_file: another run's tokenizer; without one, a BPE learns from the training part.
+    """Split, tokenise and shard documents that lie in memory; see `TextPlan`.
 
     Raises:
         TextError: the documents or the tokenizer cannot be used.
     """
+    plan = TextPlan(text, vocabulary, run, tokenizer_file=tokenizer_file, may_shrink=False)
     with tempfile.TemporaryDirectory(prefix="barnraise-") as folder:
         spool = DocumentSpool(Path(folder) / "text")
-        report = FileReport("documents")
         for document in documents:
             spool.append(Piece(document.decode("utf-8", errors="replace")))
-            report.documents += 1
-        spool.finish_file(report)
+        spool.finish_file(FileReport("documents"))
         spool.finish()
-        plan = TextPlan(text, vocabulary, run, tokenizer_file=tokenizer_file, may_shrink=False)
         return build_shards(spool, plan, store_blob)
 
 
@@ -139,11 +124,10 @@ def build_shards(
     train, held_out_tokens = tokenise(spool, table, held_out, tokenizer, progress)
     for name, tokens in (("training", train), ("held-out", held_out_tokens)):
         if len(tokens) <= plan.context:
+            needed = math.ceil(1.2 * table.used_bytes * (plan.context + 1) / max(1, len(tokens)))
             raise TextError(
                 f"the text is too short: its {name} part has {len(tokens):,} tokens, and a context "
-                f"of {plan.context:,} needs more; about "
-                f"{_estimate_needed(table.used_bytes, len(tokens), plan.context):,} bytes of text "
-                "would do"
+                f"of {plan.context:,} needs more; about {needed:,} bytes of text would do"
             )
     shard_tokens = plan.text.shard_tokens
     return TextManifest(
@@ -153,10 +137,6 @@ def build_shards(
         train=_store_shards(train, shard_tokens, MAX_TRAIN_SHARDS, store_blob),
         held_out=_store_shards(held_out_tokens, shard_tokens, MAX_HELD_OUT_SHARDS, store_blob),
     )
-
-
-def _estimate_needed(text_bytes: int, tokens: int, context: int) -> int:
-    return math.ceil(1.2 * text_bytes * (context + 1) / max(1, tokens))
 
 
 def split_pieces(spool: DocumentSpool, plan: TextPlan) -> tuple[PieceTable, npt.NDArray[np.bool_]]:
@@ -219,7 +199,7 @@ def _sample_pieces(
 
 
 def _store_shards(
-    tokens: TokenFile, shard_tokens: int, most: int, store_blob: StoreBlob
+    tokens: RowFile, shard_tokens: int, most: int, store_blob: StoreBlob
 ) -> list[Shard]:
     """Store tokens as shards; larger ones than asked for where a manifest cannot name so many."""
     size = max(shard_tokens, math.ceil(len(tokens) / most))

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,11 +18,12 @@ from barnraise.text.connection_errors import is_connection_error
 from barnraise.text.decompression import OpenFile, Peekable, damage_named, open_decompressed
 from barnraise.text.documents import PIECE_CHARACTERS, cut_stream
 from barnraise.text.encoding import DecodingCounts, decode_stream
+from barnraise.text.extra import needs_extra
+from barnraise.text.file_choice import LeftOut
 from barnraise.text.file_format import (
     ARROW,
     CSV,
     HEAD_BYTES,
-    INSTALL_ADVICE,
     JSON,
     JSON_LINES,
     PARQUET,
@@ -72,6 +74,16 @@ class SourceFile:
     size: int = 0
     explicit: bool = False
     column: str = ""
+
+    def leave_out(self, problem: str) -> LeftOut:
+        """Leave the file out for a problem.
+
+        Raises:
+            TextError: the file was named itself.
+        """
+        if self.explicit:
+            raise TextError(_problem_sentence(self.path, problem))
+        return LeftOut(self.path, problem.removeprefix(self.path).lstrip(": "))
 
 
 @dataclass
@@ -166,8 +178,7 @@ def _read_stream(
     head = stream.peek_bytes(HEAD_BYTES)
     report.format = find_format(file.path, head)
     if report.format in (PARQUET, ARROW):
-        is_compressed = not _starts_with(file, head[:8])
-        with _local_copy(file, stream, scratch, is_compressed) as location:
+        with _local_copy(file, stream, scratch) as location:
             yield from _read_table(location, report, options, scratch)
         return
     if report.format == TEXT and options.column:
@@ -182,18 +193,15 @@ def _read_stream(
         for text in read_texts(rows, options, counts):
             yield Piece(text, has_marks=counts.is_chat)
         _report_rows(counts, report)
-    _report_decoding(decoding, report)
+    report.encoding = decoding.encoding
+    report.add_warnings(_decoding_warnings(decoding))
 
 
 # ---- plain text --------------------------------------------------------------------------------
 
 
 def _read_text(texts: Iterable[str]) -> Iterator[Piece]:
-    """Yield a text in pieces.
-
-    Raises:
-        TextError: it is white space only, or holds a private key.
-    """
+    """Yield a text in pieces; refuse white space only, and private keys."""
     previous = ""
     has_text = False
     for piece in refuse_private_keys(cut_stream(texts, PIECE_CHARACTERS)):
@@ -217,14 +225,9 @@ def _parse_rows(
     if kind in (CSV, TSV):
         first = next(texts, "")
         dialect = CsvDialect(kind, first[:65536], options.column)
-        return parse_csv(split_lines(_prepend_piece(first, texts), keep_ends=True), dialect, counts)
+        return parse_csv(split_lines(chain([first], texts), keep_ends=True), dialect, counts)
     assert kind == JSON
     return parse_json(_join(texts), counts)
-
-
-def _prepend_piece(first: str, rest: Iterable[str]) -> Iterator[str]:
-    yield first
-    yield from rest
 
 
 def split_lines(texts: Iterable[str], keep_ends: bool = False) -> Iterator[str]:
@@ -305,11 +308,6 @@ def _row_warnings(counts: RowCounts) -> Iterator[str]:
         )
 
 
-def _report_decoding(decoding: DecodingCounts, report: FileReport) -> None:
-    report.encoding = decoding.encoding
-    report.add_warnings(_decoding_warnings(decoding))
-
-
 def _decoding_warnings(decoding: DecodingCounts) -> Iterator[str]:
     """Yield a sentence for each fault of the encoding."""
     if decoding.is_guess:
@@ -324,21 +322,10 @@ def _decoding_warnings(decoding: DecodingCounts) -> Iterator[str]:
 # ---- Parquet and Arrow -------------------------------------------------------------------------
 
 
-def _starts_with(file: SourceFile, head: bytes) -> bool:
-    """Return whether the file itself begins with these bytes, so that it is not compressed."""
-    stream = file.open()
-    try:
-        return stream.read(len(head)) == head
-    finally:
-        stream.close()
-
-
 @contextmanager
-def _local_copy(
-    file: SourceFile, stream: Peekable, scratch: Path | None, is_compressed: bool
-) -> Iterator[str]:
+def _local_copy(file: SourceFile, stream: Peekable, scratch: Path | None) -> Iterator[str]:
     """Return where `datasets` can open the table: at its location, or in a temporary copy."""
-    if file.location and not is_compressed:
+    if file.location and not stream.is_decompressed:
         yield file.location
         return
     with tempfile.TemporaryDirectory(prefix="barnraise-", dir=scratch) as folder:
@@ -357,12 +344,8 @@ def load_datasets() -> Any:
     """
     # Reading a file must not be counted at the hub.
     os.environ.setdefault("HF_UPDATE_DOWNLOAD_COUNTS", "0")
-    try:
+    with needs_extra("this machine cannot read such text"):
         import datasets
-    except ImportError:
-        raise TextError(
-            f"this machine cannot read such text yet: {INSTALL_ADVICE}, then try again"
-        ) from None
     datasets.disable_progress_bars()
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     return datasets

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from blake3 import blake3
 
 from barnraise.durable_io import write_atomically
-from barnraise.text.documents import PIECE_CHARACTERS, cut_text
+from barnraise.text.documents import PIECE_CHARACTERS, cut_stream
 from barnraise.text.source_file import FileReport, Piece
 
 FORMAT = 1
@@ -75,7 +75,8 @@ class DocumentSpool:
         self._hasher = blake3()
         self._document_pieces = 0
         if not self.state.is_complete:
-            self._open_for_writing()
+            paths = [folder / name for name in _DATA_FILES]
+            self._files = [open_at(*place) for place in zip(paths, self.state.sizes, strict=True)]
 
     def _load_state(self, fingerprint: str) -> SpoolState:
         path = self.folder / READING_FILE
@@ -89,15 +90,6 @@ class DocumentSpool:
         self.folder.mkdir()
         return SpoolState(fingerprint)
 
-    def _open_for_writing(self) -> None:
-        for name, size in zip(_DATA_FILES, self.state.sizes, strict=True):
-            path = self.folder / name
-            path.touch()
-            file = path.open("r+b", buffering=1 << 20)
-            file.truncate(size)
-            file.seek(size)
-            self._files.append(file)
-
     # ---- writing
 
     def append(self, piece: Piece) -> bytes | None:
@@ -107,7 +99,7 @@ class DocumentSpool:
         """
         texts = [piece.text]
         if len(piece.text) > PIECE_CHARACTERS and not piece.has_marks:
-            texts = list(cut_text(piece.text, PIECE_CHARACTERS))
+            texts = list(cut_stream([piece.text]))
         documents, pieces, digests = self._files
         for number, text in enumerate(texts, 1):
             content = text.encode()
@@ -150,9 +142,7 @@ class DocumentSpool:
 
     def finish(self) -> None:
         """Close the files: all documents are here."""
-        for file in self._files:
-            file.close()
-        self._files = []
+        self.close()
         self.state.is_complete = True
         self._save_state()
 
@@ -192,6 +182,15 @@ class DocumentSpool:
         return (self.folder / "documents.bin").open("rb")
 
 
+def open_at(path: Path, size: int) -> BinaryIO:
+    """Open a file to write on after its first `size` bytes, and drop what follows them."""
+    path.touch()
+    file = path.open("r+b", buffering=1 << 20)
+    file.truncate(size)
+    file.seek(size)
+    return file
+
+
 @dataclass(frozen=True)
 class RowFile:
     """Numbers in a file. They are read in blocks: mapped pages would count as memory.
@@ -222,10 +221,8 @@ class RowFile:
 def find_duplicates(documents: RowFile) -> npt.NDArray[np.bool_]:
     """Return which documents are copies of an earlier one.
 
-    The digests are compared in buckets of their first bits, so that memory stays bounded.
-
-    Args:
-        documents: rows of `DIGEST_DTYPE`.
+    The digests, rows of `DIGEST_DTYPE`, are compared in buckets of their first bits, so that
+    memory stays bounded.
     """
     duplicates = np.zeros(len(documents), np.bool_)
     buckets = 1
@@ -293,9 +290,12 @@ def build_table(spool: DocumentSpool, piece_characters: int = PIECE_CHARACTERS) 
     counts = None  # of pieces, where they are not those of the spool
     if piece_characters < PIECE_CHARACTERS:
         counts, flags = _cut_again(spool, piece_characters)
-        lengths, ends, has_marks = _split_flags(flags)
     else:
-        lengths, ends, has_marks = _read_pieces(spool.pieces)
+        flags = spool.pieces.read(0, len(spool.pieces))
+    lengths = flags & np.uint32(LENGTH_MASK)
+    ends = flags & np.uint32(LAST_FLAG) != 0
+    has_marks = flags & np.uint32(MARKS_FLAG) != 0
+    del flags
     used = np.empty(len(lengths), np.bool_)
     keys = np.empty(len(lengths), np.uint64)
     begin = 0
@@ -307,23 +307,6 @@ def build_table(spool: DocumentSpool, piece_characters: int = PIECE_CHARACTERS) 
         _mix_numbers(keys[pieces], block_counts)
         begin = pieces.stop
     return PieceTable(lengths, ends, has_marks, used, keys)
-
-
-_Pieces = tuple[npt.NDArray[np.uint32], npt.NDArray[np.bool_], npt.NDArray[np.bool_]]
-
-
-def _read_pieces(pieces: RowFile) -> _Pieces:
-    """Return each piece's length, whether its document ends with it, and whether it has marks."""
-    lengths = np.empty(len(pieces), np.uint32)
-    ends, has_marks = np.empty(len(pieces), np.bool_), np.empty(len(pieces), np.bool_)
-    for place, flags in pieces.read_blocks():
-        lengths[place], ends[place], has_marks[place] = _split_flags(flags)
-    return lengths, ends, has_marks
-
-
-def _split_flags(flags: npt.NDArray[np.uint32]) -> _Pieces:
-    is_last, has_marks = flags & np.uint32(LAST_FLAG) != 0, flags & np.uint32(MARKS_FLAG) != 0
-    return flags & np.uint32(LENGTH_MASK), is_last, has_marks
 
 
 def _mix_numbers(keys: npt.NDArray[np.uint64], counts: npt.NDArray[np.int64]) -> None:
@@ -362,6 +345,6 @@ def _cut_piece(content: bytes, flag: int, piece_characters: int) -> Iterator[int
     if flag & MARKS_FLAG:
         yield flag
         return
-    lengths = [len(text.encode()) for text in cut_text(content.decode(), piece_characters)]
+    lengths = [len(text.encode()) for text in cut_stream([content.decode()], piece_characters)]
     yield from lengths[:-1]
     yield lengths[-1] | (flag & LAST_FLAG)

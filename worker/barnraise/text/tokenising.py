@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +23,7 @@ from tokenizers import Tokenizer
 
 from barnraise.durable_io import write_atomically
 from barnraise.text.progress import ReportProgress, ignore_progress
-from barnraise.text.spool import DocumentSpool, PieceTable
+from barnraise.text.spool import DocumentSpool, PieceTable, RowFile, open_at
 from barnraise.text.tokenizer import TOKEN_DTYPE, encode_pieces
 
 CHUNK_BYTES = 2 << 20  # of text that a process encodes at a time
@@ -55,35 +54,13 @@ class Chunk:
     has_marks: npt.NDArray[np.bool_]
 
 
-@dataclass(frozen=True)
-class TokenFile:
-    """Tokens in a file. They are read in parts: mapped pages would count as this process's memory.
-
-    Attributes:
-        path: the file.
-        count: tokens in it.
-    """
-
-    path: Path
-    count: int
-
-    def __len__(self) -> int:
-        """Return the number of tokens."""
-        return self.count
-
-    def read(self, begin: int, count: int) -> npt.NDArray[np.uint16]:
-        """Read at most `count` tokens from `begin` on."""
-        offset = begin * TOKEN_DTYPE.itemsize
-        return np.fromfile(self.path, TOKEN_DTYPE, count, offset=offset)
-
-
 def tokenise(
     spool: DocumentSpool,
     table: PieceTable,
     held_out: npt.NDArray[np.bool_],
     tokenizer: Tokenizer | None,
     progress: ReportProgress = ignore_progress,
-) -> tuple[TokenFile, TokenFile]:
+) -> tuple[RowFile, RowFile]:
     """Encode all pieces.
 
     Returns:
@@ -238,13 +215,7 @@ class _TokenFiles:
             if saved["identity"] == identity:
                 self.pieces = int(saved["pieces"])
                 sizes = [int(size) for size in saved["sizes"]]
-        self._files: list[BinaryIO] = []
-        for path, size in zip(self._paths, sizes, strict=True):
-            path.touch()
-            file = path.open("r+b", buffering=1 << 20)
-            file.truncate(size)
-            file.seek(size)
-            self._files.append(file)
+        self._files = [open_at(*place) for place in zip(self._paths, sizes, strict=True)]
         self._committed = time.monotonic()
 
     def append(self, train: bytes, held_out: bytes, pieces: int) -> None:
@@ -273,9 +244,7 @@ class _TokenFiles:
         for file in self._files:
             file.close()
 
-    def token_files(self) -> tuple[TokenFile, TokenFile]:
+    def token_files(self) -> tuple[RowFile, RowFile]:
         """Return both files."""
-        train, held_out = (
-            TokenFile(path, path.stat().st_size // TOKEN_DTYPE.itemsize) for path in self._paths
-        )
-        return train, held_out
+        train, held_out = self._paths
+        return RowFile(train, TOKEN_DTYPE), RowFile(held_out, TOKEN_DTYPE)

@@ -57,7 +57,7 @@ def train_tokenizer(documents: Sequence[bytes], vocabulary: int) -> Tokenizer:
         initial_alphabet=sorted(ByteLevel.alphabet()),
         show_progress=False,
     )
-    sample = (decode_utf8(part) for part in sample_documents(documents))
+    sample = (part.decode("utf-8", errors="replace") for part in sample_documents(documents))
     tokenizer.train_from_iterator(sample, trainer)
     tokenizer.encode_special_tokens = True
     return tokenizer
@@ -147,12 +147,7 @@ def find_unknown_token(tokenizer: Tokenizer) -> int | None:
 def encode_documents(
     documents: Sequence[bytes], tokenizer: Tokenizer | None
 ) -> npt.NDArray[np.uint16]:
-    """Encode documents as one stream of uint16 tokens, with the end token after each.
-
-    Args:
-        documents: the text.
-        tokenizer: a BPE, or None for plain bytes.
-    """
+    """Encode documents as one stream of uint16 tokens, with the end token after each."""
     pieces = ((document, True) for document in documents)
     return np.concatenate([np.empty(0, TOKEN_DTYPE), *encode_pieces(pieces, tokenizer)])
 
@@ -180,7 +175,7 @@ def encode_pieces(
     ends: list[list[int]] = []
     batch_bytes = 0
     for content, is_last in pieces:
-        text = decode_utf8(content)
+        text = content.decode("utf-8", errors="replace")
         if has_marks:
             ids = [*_encode_marked(text, tokenizer), *(end if is_last else [])]
             yield np.array(ids, TOKEN_DTYPE)
@@ -213,8 +208,3 @@ def _encode_marked(text: str, tokenizer: Tokenizer) -> list[int]:
         elif part:
             ids += tokenizer.encode(part, add_special_tokens=False).ids
     return ids
-
-
-def decode_utf8(content: bytes) -> str:
-    """Decode a piece of text that was encoded here."""
-    return content.decode("utf-8", errors="replace")

@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from barnraise.errors import TextError, TextUnreachableError
+from barnraise.formats import format_bytes
 from barnraise.protocol.coordinator_messages import TextCounts, TextManifest
 from barnraise.spec import RunSpec
 from barnraise.text.existing_tokenizer import ExistingTokenizer
-from barnraise.text.inspection import Inspection, InspectionOptions, inspect_source
+from barnraise.text.inspection import Inspection, inspect_source
 from barnraise.text.progress import LogProgress, ReportProgress, ignore_progress
-from barnraise.text.reading import TextSource, check_space, open_source, places_of
+from barnraise.text.reading import TextSource, open_source, places_of
 from barnraise.text.shards import StoreBlob, TextPlan, build_shards
 from barnraise.text.source_file import FileReport
 from barnraise.text.spool import DocumentSpool, find_duplicates
@@ -136,21 +137,25 @@ def check_tokenizer(plan: TextPlan, named: ExistingTokenizer | None) -> None:
 
 
 def _confirm(source: TextSource, plan: TextPlan, preparation: TextPreparation) -> None:
-    options = InspectionOptions(
-        plan.text.tokenizer, plan.vocabulary, plan.context, plan.tokenizer_file
-    )
     with preparation.open_progress() as progress:
-        inspection = inspect_source(source, options, progress)
+        inspection = inspect_source(source, plan, progress)
     if not preparation.confirm(inspection):
         raise TextError("nothing was prepared")
 
 
 def _check_space(folder: Path, source: TextSource, plan: TextPlan) -> None:
+    """Refuse to begin what the disk cannot hold. Raises TextError."""
     size = 0.0
     for file in source.files:
         is_compressed = file.path.casefold().endswith((".gz", ".zst", ".bz2", ".xz", ".parquet"))
         size += file.size * (COMPRESSED_FACTOR if is_compressed else 1.0)
-    check_space(folder, int(size * SPACE_FACTORS[plan.text.tokenizer]), "preparing this text")
+    needed = int(size * SPACE_FACTORS[plan.text.tokenizer])
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise TextError(
+            f"preparing this text needs about {format_bytes(needed)} in {folder}, and "
+            f"{format_bytes(free)} are free there"
+        )
 
 
 def fill_spool(
