@@ -19,13 +19,14 @@ SAFETY = {
     "exact": "every step is committed to disk: a crash costs the unfinished one",
     "restart": "written in place: a crash costs the round and Adam's moments",
 }
+# From the top of the timeline down.
 LANES = (
-    ("copy in", (LaneName.IN,)),
-    ("compute", (LaneName.COMPUTE,)),
-    ("copy out", (LaneName.OUT,)),
-    ("optimizer", (LaneName.OPTIMIZER,)),
-    ("disk read", (LaneName.READ,)),
-    ("disk write", (LaneName.WRITE,)),
+    LaneName.IN,
+    LaneName.COMPUTE,
+    LaneName.OUT,
+    LaneName.OPTIMIZER,
+    LaneName.READ,
+    LaneName.WRITE,
 )
 # The mark and its style for a column of the timeline, by the operation that fills most of it.
 MARKS = {
@@ -197,8 +198,8 @@ def draw_timeline(plan: Plan, hardware: Hardware, width: int = 80) -> list[Text]
     last = max(span.end for span in spans)
     columns = max(20, width - 12)
     lines: list[Text] = []
-    for name, lanes in LANES:
-        in_lane = [span for span in spans if span.op.lane in lanes]
+    for name in LANES:
+        in_lane = [span for span in spans if span.op.lane is name]
         if in_lane:
             bar = _draw_lane(in_lane, first, last, columns)
             lines.append(Text.assemble((f"{name:<11} ", "bold"), bar))
