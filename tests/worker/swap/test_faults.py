@@ -31,10 +31,10 @@ from helpers.plans import (
 
 from barnraise.errors import DamageError, PlanError, StateError
 from barnraise.planning.limits import Limits
+from barnraise.planning.plan import PAGE
 from barnraise.planning.program import OperationKind
 from barnraise.planning.search import make_plan
 from barnraise.spec import ModelSpec, preset
-from barnraise.swap.arena import PAGE
 from barnraise.swap.direct_io import DirectFile
 from barnraise.swap.state_store import STATE_FILE
 

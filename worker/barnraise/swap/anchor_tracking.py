@@ -12,8 +12,6 @@ flight change. What the compression leaves out remains a part of the difference,
 update: no error feedback is stored, and there is no momentum.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -27,17 +25,9 @@ from barnraise.swap.tiles import Tiles
 class AnchorTracking:
     """Compute one fragment's update at the end of a round, and apply it to the anchor alone."""
 
-    def __init__(
-        self, store: StateStore, tiles: Tiles, tile_scratch: Callable[[int], Tensor]
-    ) -> None:
-        """Work on the state in `store`.
-
-        Args:
-            store: holds the anchor.
-            tiles: gives access to the replica's weights.
-            tile_scratch: returns a uint8 buffer by its number.
-        """
-        self._store, self._tiles, self._tile_scratch = store, tiles, tile_scratch
+    def __init__(self, store: StateStore, tiles: Tiles) -> None:
+        """Work on the state in `store`, to which `tiles` gives access."""
+        self._store, self._tiles = store, tiles
 
     def accumulate(
         self, i: int, values: Tensor, weight: float, start: RoundStart, has_momentum: bool
@@ -52,9 +42,7 @@ class AnchorTracking:
             has_momentum: not used: there is no outer momentum.
         """
         for tile in self._tiles.iterate(i, changes=False):
-            record = self._store.load_tile(
-                "anchor", i, tile.number, self._tile_scratch(ANCHOR_SCRATCH)
-            )
+            record = self._tiles.record("anchor", i, tile.number, ANCHOR_SCRATCH)
             anchor = units_to_float(record[: 4 * tile.size].view(torch.int32))
             way = tile.host_master().sub(anchor).mul_(weight)
             assert torch.isfinite(way).all(), (
@@ -73,8 +61,6 @@ class AnchorTracking:
             start: not used.
         """
         for tile in self._tiles.iterate(i, changes=False):
-            record = self._store.load_tile(
-                "anchor", i, tile.number, self._tile_scratch(ANCHOR_SCRATCH)
-            )
+            record = self._tiles.record("anchor", i, tile.number, ANCHOR_SCRATCH)
             record[: 4 * tile.size].view(torch.int32).add_(units[tile.begin : tile.end])
             self._store.store_tile("anchor", i, tile.number, record)

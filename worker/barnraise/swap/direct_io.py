@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from barnraise.errors import StateError
-from barnraise.swap.arena import PAGE
+from barnraise.planning.plan import PAGE
 
 # Bytes of a request to the disk: large enough for its full rate, small enough to share it with
 # others.
