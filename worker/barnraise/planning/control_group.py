@@ -45,12 +45,7 @@ VERSION_2 = MemoryFiles(
 
 
 class ControlGroup:
-    """The control groups of one process.
-
-    Args:
-        membership: the file that lists the process's groups.
-        mount: where the control groups are mounted.
-    """
+    """The control groups of one process, which the file `membership` lists."""
 
     def __init__(self, membership: Path = MEMBERSHIP, mount: Path = MOUNT) -> None:
         self._mount = mount

@@ -101,12 +101,6 @@ def forward_peak_bytes(
     """Return the peak of a block's forward without gradients, its input not counted.
 
     The peak holds the sum, norm2, up and gelu.
-
-    Args:
-        model: the model's shape.
-        sequences: sequences of the micro-batch.
-        dtype: "float32" or "bfloat16".
-        threads: of the CPU.
     """
     u = stream_bytes(model, sequences)
     scratch = _attention_scratch_bytes(model, threads, tiles=1)

@@ -47,12 +47,7 @@ def low_mark(total: int) -> int:
 
 
 def smaller_budget(planned: int, facts: MemoryFacts) -> int:
-    """Return the bytes that a smaller plan may use.
-
-    Args:
-        planned: bytes that the current plan uses.
-        facts: of the memory, measured while the plan uses it.
-    """
+    """Return the bytes that a smaller plan may use than the one that uses `planned` bytes now."""
     missing = max(0, 2 * low_mark(facts.total) - facts.available)
     return max(int(SMALLEST * planned), min(int(SMALLER * planned), planned - missing))
 

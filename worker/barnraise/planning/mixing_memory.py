@@ -49,11 +49,7 @@ def reserve_memory(
 ) -> tuple[Hardware, Limits]:
     """Return a machine and its limits, if they limit it, with less memory.
 
-    Args:
-        hardware: the machine.
-        limits: on what may be used of it.
-        size: bytes of RAM that it has less.
-        device_size: bytes of GPU memory that it has less, if it has a GPU.
+    It has `size` bytes of RAM less and, if it has a GPU, `device_size` bytes of that one's memory.
     """
     available = hardware.memory_available
     free = hardware.device_memory_free

@@ -134,11 +134,8 @@ def step_program(
 ) -> Program:
     """Return the program of one optimizer step.
 
-    Args:
-        plan: the plan to execute.
-        pending: whether the updates of the previous step are still to be made. Exact clipping
-            waits for the last gradient, so the updates then run during this forward.
-        cached: the slot of each block that earlier programs left in the slots.
+    With `pending` the updates of the previous step run during its forward: exact clipping waits for
+    the last gradient. `cached` maps each block that earlier programs left in a slot to that slot.
     """
     return _Writer(plan, cached or {}).step(pending)
 

@@ -47,17 +47,11 @@ def make_plan(
     step_sequences: int = 8,
     advise: bool = True,
 ) -> Plan:
-    """Find the plan with the fastest steps of `step_sequences` sequences.
-
-    Args:
-        hardware: the measured machine.
-        model: the model to train.
-        limits: what the machine may use; no limits if None.
-        step_sequences: the sequences of one optimizer step.
-        advise: whether an error also lists the nearest changes that would fit.
+    """Find the plan with the fastest optimizer steps of `step_sequences` sequences.
 
     Raises:
-        PlanError: the model does not fit. The message names the resource that is short.
+        PlanError: the model does not fit. The message names the resource that is short and, with
+            `advise`, the nearest changes that would fit.
     """
     search = _Search(hardware, model, limits or Limits(), step_sequences)
     best = search.best()
@@ -492,9 +486,7 @@ class _Search:
     def refusal(self, best: Plan | None, advise: bool) -> str:
         """Explain which resource is short and, with `advise`, what would fit.
 
-        Args:
-            best: the best plan that fits, but writes too much; None if none fits.
-            advise: whether to list the nearest changes that would fit.
+        `best` is the best plan that fits, but writes too much; None if none fits.
         """
         text = self._describe_shortage() if best is None else self._excess_writes(best)
         if not advise:
@@ -532,11 +524,7 @@ class _Search:
         return f"this model does not fit: it needs at least {needs}"
 
     def _list_nearest(self, writes: bool) -> list[str]:
-        """List up to three changes, each enough by itself.
-
-        Args:
-            writes: whether more writes to disk a day would be one of them.
-        """
+        """List up to three changes, each enough by itself; with `writes` more writes a day, too."""
         limits = self.limits
         advice: list[str] = []
 

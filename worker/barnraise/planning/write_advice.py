@@ -34,11 +34,7 @@ class PlanRequest:
 
 
 def describe_write_limit(request: PlanRequest, plan: Plan) -> str:
-    """Say what the limit of writes costs a plan, and which options would train faster.
-
-    Args:
-        request: what the plan was made for.
-        plan: the plan.
+    """Describe what the limit of writes costs a plan, and which options would train faster.
 
     Returns:
         Sentences, or "" if another resource limits the plan.

@@ -32,14 +32,10 @@ class AnchorTracking:
     def accumulate(
         self, i: int, values: Tensor, weight: float, start: RoundStart, has_momentum: bool
     ) -> None:
-        """Compute the way from the anchor to the replica.
+        """Write what fragment i's update without loss would hold into `values`, int32 [n].
 
-        Args:
-            i: the fragment's index.
-            values: int32 [n], receives what an update without loss would hold.
-            weight: this author's share of all training, 0 to 1.
-            start: not used: the replica does not begin at the anchor.
-            has_momentum: not used: there is no outer momentum.
+        `start` and `has_momentum` are not used: the replica does not begin at the anchor, and there
+        is no outer momentum.
         """
         for tile in self._tiles.iterate(i, changes=False):
             record = self._tiles.record("anchor", i, tile.number, ANCHOR_SCRATCH)
@@ -52,13 +48,10 @@ class AnchorTracking:
             values[tile.begin : tile.end] = way.to(torch.int32)
 
     def apply_published(self, i: int, values: Tensor, units: Tensor, start: RoundStart) -> None:
-        """Add the published update of fragment i to the anchor.
+        """Add the published update of fragment i, int32 [n] units, to the anchor.
 
-        Args:
-            i: the fragment's index.
-            values: not used: what the update does not hold stays a part of the difference.
-            units: int32 [n], what the update holds.
-            start: not used.
+        `values` and `start` are not used: what the update does not hold stays a part of the
+        difference.
         """
         for tile in self._tiles.iterate(i, changes=False):
             record = self._tiles.record("anchor", i, tile.number, ANCHOR_SCRATCH)

@@ -120,13 +120,8 @@ class Engine:
     ) -> None:
         """Build the executor and bring the state into a consistent form.
 
-        Args:
-            plan: what lies where, and how a step runs.
-            recipe: the run's hyperparameters.
-            store: the state.
-            anchor: records which updates are in the anchor.
-            describe: returns the header to commit with the state, for a state on disk.
-            progress: how far the state in `store` has come; None for a fresh state.
+        `describe` returns the header that is committed with a state on disk. `progress` is how far
+        the state in `store` has come; None for a fresh state.
         """
         self.plan = plan
         self.recipe = recipe
@@ -603,10 +598,7 @@ class Engine:
     ) -> Iterator[tuple[int, int]]:
         """Generate text with the *anchor*, for as many prompts together as memory was planned for.
 
-        Args:
-            prompts: tokens, `SAMPLE_WINDOW` together with the new ones at most.
-            settings: how the next tokens are chosen.
-            vocabulary: which tokens may be chosen.
+        A prompt and its new tokens are `SAMPLE_WINDOW` tokens at most.
 
         Yields:
             (number of the prompt, its next token).

@@ -145,11 +145,7 @@ class Executor:
     ) -> None:
         """Allocate the buffers and start the lanes.
 
-        Args:
-            plan: what lies where.
-            recipe: the run's hyperparameters.
-            store: the state.
-            describe_commit: returns the header for a COMMIT of the running update.
+        `describe_commit` returns the header for a COMMIT of the running update.
         """
         self._plan, self._recipe, self._store = plan, recipe, store
         self._describe_commit = describe_commit

@@ -164,14 +164,7 @@ def _load_cached(cache: Path, key: list[Any]) -> Hardware | None:
 
 
 def save_measurement(cache: Path, folder: Path, device: str, hardware: Hardware) -> None:
-    """Write a measurement to the cache. Log an error: it costs only time at the next start.
-
-    Args:
-        cache: The JSON file.
-        folder: Whose disk was measured.
-        device: "cpu", "cuda" or "cuda:1".
-        hardware: The measurement.
-    """
+    """Write a measurement to the cache. Log an error: it costs only time at the next start."""
     text = hardware.to_json()
     cached = {
         "key": _cache_key(folder, device),
@@ -258,11 +251,8 @@ def _build_hardware(
 ) -> Hardware:
     """Arrange measured rates as a `Hardware`, with zero for the sizes of memory and disk.
 
-    Args:
-        device: "cpu" or "cuda", and the name of the CPU or GPU.
-        dtypes: The dtypes of the measured products, float32 first.
-        rates: The rate of each operation.
-        disk_rates: Bytes per second written and read.
+    The device is its kind ("cpu" or "cuda") and its name. The dtypes are those of the measured
+    products, float32 first. The disk's rates are bytes per second written and read.
     """
     import torch
 
@@ -427,12 +417,8 @@ def _attention_calls(
 ) -> Calls:
     """Return attention by context and by head width, over tensors laid out like the model's.
 
-    Args:
-        device: "cpu" or "cuda".
-        dtype: The name of the tensors' dtype.
-        contexts: The contexts to measure, with the head width of the crossing.
-        heads: The head widths to measure, with the context of the crossing.
-        crossing: A context and a head width, where the gradient is measured too.
+    Contexts are measured with the head width of the crossing, and head widths with its context.
+    Where both cross, the gradient is measured too.
     """
     import torch
     from torch.nn.functional import scaled_dot_product_attention
@@ -530,11 +516,7 @@ def _launch_calls(device: str) -> Calls:
 
 
 def _update_calls(where: str) -> Calls:
-    """Return AdamW in every form of weights and moments, as the engine runs it.
-
-    Args:
-        where: "host" or "device".
-    """
+    """Return AdamW on the "host" or "device", in every form of weights and moments."""
     import torch
 
     from barnraise.swap.adamw import AdamWStep, adamw_update

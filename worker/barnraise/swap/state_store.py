@@ -225,9 +225,7 @@ class StateStore:
     def commit(self, header: str, training_valid: bool = True) -> None:
         """Make everything written since the last commit, with `header`, the state to recover.
 
-        Args:
-            header: what the state belongs to.
-            training_valid: whether weights and moments that are written in place are complete.
+        `training_valid`: whether weights and moments that are written in place are complete.
 
         Raises:
             OSError: the disk failed. The last manifest is still valid then.
