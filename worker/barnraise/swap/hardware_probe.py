@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from barnraise.durable_io import write_atomically
@@ -36,7 +36,7 @@ from barnraise.planning.hardware import (
     printable_name,
     retain_freed_memory,
 )
-from barnraise.spec import Fragment, ModelSpec
+from barnraise.spec import Fragment
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -69,7 +69,6 @@ REQUEST = 8 << 20  # bytes of one disk request
 
 # The time that measuring may take.
 ALL_RATES_SECONDS = 7.0  # all rates except the disk's
-MODEL_RATES_SECONDS = 3.0  # the rates at one model's sizes
 GPU_BATCH_SECONDS = 0.005  # calls to a GPU are timed together until they take this long
 MAX_BATCH = 4096  # calls timed together
 WIDEST_SECONDS = 0.06  # when one product takes this long, wider ones are not measured
@@ -181,30 +180,6 @@ def save_measurement(cache: Path, folder: Path, device: str, hardware: Hardware)
 # ---- arithmetic and memory -------------------------------------------------------------------
 
 
-def create_model_probe(folder: Path, model: ModelSpec) -> Callable[[], Hardware]:
-    """Return a function that measures the CPU at the sizes of one model, in four seconds.
-
-    Each call measures what the model's plans take in fp32 *now*, on a machine that other programs
-    use too. The rates are of mean times, because a step is slowed down by other programs as well.
-    """
-    retain_freed_memory()
-    calls = _product_calls("cpu", "float32", (model.width,), (model.vocabulary,))
-    calls |= _memory_calls("cpu")
-    head = model.width // model.heads
-    calls |= _attention_calls("cpu", "float32", (model.context,), (), (model.context, head))
-    plain_update = ("host float32", 32)
-    calls[plain_update] = _update_calls("host")[plain_update]
-
-    def measure() -> Hardware:
-        disk_rates = measure_disk(folder)
-        rates = measure_rates(calls, "cpu", MODEL_RATES_SECONDS, fmean)
-        hardware = _build_hardware(("cpu", cpu_name()), ["float32"], rates, disk_rates)
-        # The disk is measured now, and priced for the same minutes.
-        return dataclasses.replace(hardware, disk_write_sustained=hardware.disk_write)
-
-    return measure
-
-
 def measure_hardware(folder: Path, device: str, name: str) -> Hardware:
     """Measure the device called `name`, RAM, and the disk under the folder.
 
@@ -223,16 +198,16 @@ def measure_hardware(folder: Path, device: str, name: str) -> Hardware:
             dtypes.append("bfloat16")
     training_dtype = dtypes[-1] if device == "cuda" else "float32"
 
-    calls = _memory_calls(device) | _update_calls("host")
+    calls = memory_calls(device) | update_calls("host")
     if device == "cuda":
-        calls |= _update_calls("device") | _launch_calls(device)
-    calls |= _attention_calls(device, training_dtype, CONTEXTS, HEADS, (CONTEXT, HEAD))
+        calls |= update_calls("device") | _launch_calls(device)
+    calls |= attention_calls(device, training_dtype, CONTEXTS, HEADS, (CONTEXT, HEAD))
     for dtype in dtypes:
         vocabularies = VOCABULARIES if dtype == training_dtype else ()
-        calls |= _product_calls(device, dtype, WIDTHS, vocabularies)
+        calls |= product_calls(device, dtype, WIDTHS, vocabularies)
     with sharing_tiles(device == "cuda"):  # as the optimizer's lane does
         rates = measure_rates(calls, device, ALL_RATES_SECONDS)
-    return _build_hardware((device, name), dtypes, rates, disk_rates)
+    return build_hardware((device, name), dtypes, rates, disk_rates)
 
 
 def _measure_trial(device: str) -> tuple[float, float]:
@@ -241,12 +216,12 @@ def _measure_trial(device: str) -> tuple[float, float]:
     trial: Calls = {}
     for dtype in ("float32", "bfloat16"):
         key = (f"{dtype} forward", width)
-        trial[key] = _product_calls(device, dtype, (width,))[key]
+        trial[key] = product_calls(device, dtype, (width,))[key]
     plain_rate, narrow_rate = measure_rates(trial, device, 0.3).values()
     return plain_rate, narrow_rate
 
 
-def _build_hardware(
+def build_hardware(
     device: tuple[str, str], dtypes: list[str], rates: WorkRates, disk_rates: tuple[float, float]
 ) -> Hardware:
     """Arrange measured rates as a `Hardware`, with zero for the sizes of memory and disk.
@@ -354,7 +329,7 @@ def _count_batch(call: Callable[[], Any], time_call: Callable[..., float]) -> in
     return times
 
 
-def _product_calls(
+def product_calls(
     device: str, dtype: str, widths: Sequence[int], vocabularies: Sequence[int] = ()
 ) -> Calls:
     """Return the products of a block by width, and of the head by vocabulary.
@@ -408,7 +383,7 @@ def _product_calls(
     return calls
 
 
-def _attention_calls(
+def attention_calls(
     device: str,
     dtype: str,
     contexts: Sequence[int],
@@ -462,7 +437,7 @@ def _allocate_pages(elements: int) -> "Tensor":
     return torch.frombuffer(pages, dtype=torch.float32).fill_(1e-3)
 
 
-def _memory_calls(device: str) -> Calls:
+def memory_calls(device: str) -> Calls:
     """Return the operations that the speed of memory limits.
 
     They are a triad in RAM, larger than every cache; copies to and from the device; and a block's
@@ -515,7 +490,7 @@ def _launch_calls(device: str) -> Calls:
     return {("launches", 0): (LAUNCHED_KERNELS, launch)}
 
 
-def _update_calls(where: str) -> Calls:
+def update_calls(where: str) -> Calls:
     """Return AdamW on the "host" or "device", in every form of weights and moments."""
     import torch
 
