@@ -18,7 +18,7 @@ import pytest
 import torch
 from example_hardware import cpu_machine
 from helpers.effort import one_in
-from helpers.paths import TESTS, WORKER
+from helpers.paths import ROOT, TESTS, WORKER
 from helpers.plans import (
     bitwise,
     engine_of,
@@ -379,7 +379,8 @@ def wide_plan():
 
 
 def test_out_of_memory_mid_run_is_one_sentence_and_state_survives(tmp_path):
-    roots = json.dumps([str(WORKER), str(TESTS), str(Path(__file__).parent)])
+    shared = ROOT / "benchmarks" / "shared"
+    roots = json.dumps([*map(str, (WORKER, TESTS, shared, Path(__file__).parent))])
     program = ALLOCATING_CHILD.format(roots=roots, folder=str(tmp_path))
     child = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
