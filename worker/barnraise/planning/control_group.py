@@ -118,11 +118,7 @@ class ControlGroup:
         return min(quotas, default=None)
 
     def _list_folders(self, controller: str) -> list[Path]:
-        """Return the folders of the group of a controller and of those around it.
-
-        Args:
-            controller: of version 1; "" for version 2.
-        """
+        """Return the folders of a controller's group and of those around it; "" for version 2."""
         path = self._paths.get(controller)
         if path is None:
             return []

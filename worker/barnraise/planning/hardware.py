@@ -218,11 +218,9 @@ def available_memory() -> int:
     except OSError:
         meminfo = ""
     available = parse_meminfo(meminfo)
-    return min([memory_bytes() if available is None else available, *_group_memory()])
-
-
-def _group_memory() -> list[int]:
-    return ControlGroup().memory_available()
+    return min(
+        [memory_bytes() if available is None else available, *ControlGroup().memory_available()]
+    )
 
 
 def parse_meminfo(text: str) -> int | None:

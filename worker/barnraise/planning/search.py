@@ -15,6 +15,7 @@ A model that cannot fit is refused before anything is allocated, with the neares
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from barnraise.errors import PlanError
@@ -363,15 +364,15 @@ class _Search:
                 plan, gradients="host", host_gradient_slots=layers if self.staged else 2
             )
         if "disk" in plan.weights and self.staged:
-            plan = self._largest_that_fits(plan, layers, _with_weights_in_memory)
+            plan = self._largest_that_fits(plan, layers, partial(_spread_evenly, kind="weights"))
         # Spilled gradients, and weights that go from disk to a device, pass through the ring
         # together with moments: these then stay on disk.
         spills = self.staged and plan.clipping == "exact" and plan.gradients == "disk"
         if not spills and not (self.staged and "disk" in plan.weights):
-            plan = self._largest_that_fits(plan, layers, _with_moments_in_memory)
+            plan = self._largest_that_fits(plan, layers, partial(_spread_evenly, kind="moments"))
             plan = self._replace_if_fits(plan, moments=("host", *plan.moments[1:-1], "host"))
         if "disk" in plan.weights and not self.staged:
-            plan = self._largest_that_fits(plan, layers, _with_weights_in_memory)
+            plan = self._largest_that_fits(plan, layers, partial(_spread_evenly, kind="weights"))
         return self._replace_if_fits(plan, exchange="host")
 
     def _replace_if_fits(self, plan: Plan, **changes: Any) -> Plan:
@@ -576,21 +577,13 @@ def _compute_operations(plan: Plan) -> Iterator[Operation]:
     yield Operation(OperationKind.HEAD, LaneName.COMPUTE, (plan.last_fragment,))
 
 
-def _spread_evenly(plan: Plan, tiers: tuple[str, ...], count: int) -> tuple[str, ...]:
-    """Return tiers with `count` blocks in memory, spread evenly among the blocks on disk.
+def _spread_evenly(plan: Plan, count: int, kind: str) -> Plan:
+    """Place `count` blocks' "weights" or "moments" in memory, spread evenly among those on disk.
 
     So the reads spread over the step as well. The tiers of the embedding and the final norm stay.
     """
     layers = plan.model.layers
-    spread = list(tiers)
+    spread = list(getattr(plan, kind))
     for i in plan.blocks:
         spread[i] = "host" if i * count // layers > (i - 1) * count // layers else "disk"
-    return tuple(spread)
-
-
-def _with_weights_in_memory(plan: Plan, count: int) -> Plan:
-    return replace(plan, weights=_spread_evenly(plan, plan.weights, count))
-
-
-def _with_moments_in_memory(plan: Plan, count: int) -> Plan:
-    return replace(plan, moments=_spread_evenly(plan, plan.moments, count))
+    return replace(plan, **{kind: tuple(spread)})

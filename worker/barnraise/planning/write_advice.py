@@ -42,7 +42,7 @@ def describe_write_limit(request: PlanRequest, plan: Plan) -> str:
     if plan.bottleneck != WRITES_LIMIT or plan.daily_write_limit is None:
         return ""
     limits = request.limits
-    speed = _tokens_per_second(plan)
+    speed = plan.tokens_per_second
     changes: list[tuple[str, dict[str, Any]]] = [
         (
             "--disk-writes-per-day unlimited",
@@ -59,7 +59,7 @@ def describe_write_limit(request: PlanRequest, plan: Plan) -> str:
             changed = replace(request, **change).make_plan()
         except PlanError:
             continue
-        if _tokens_per_second(changed) >= WORTHWHILE * speed:
+        if changed.tokens_per_second >= WORTHWHILE * speed:
             ways.append(f"{name} ({_describe_speed(changed)})")
     daily = format_bytes(plan.daily_write_limit)
     problem = (
@@ -69,16 +69,11 @@ def describe_write_limit(request: PlanRequest, plan: Plan) -> str:
     return f"{problem} Faster: {'; '.join(ways)}." if ways else problem
 
 
-def _tokens_per_second(plan: Plan) -> float:
-    tokens = plan.micro_batches * plan.sequences * plan.model.context
-    return tokens / plan.step_seconds
-
-
 def _describe_speed(plan: Plan) -> str:
     writes = "writes nothing"
     if plan.written_per_day:
         writes = f"writes {format_bytes(plan.written_per_day)} a day"
-    return f"{_format_speed(_tokens_per_second(plan))}, {writes}"
+    return f"{_format_speed(plan.tokens_per_second)}, {writes}"
 
 
 def _format_speed(tokens_per_second: float) -> str:

@@ -28,9 +28,7 @@ def page_aligned(size: int) -> Tensor:
 def map_pages(size: int, huge: bool = False) -> Tensor:
     """Map `size` bytes of zero pages as a uint8 tensor, and unmap them with its last user.
 
-    Args:
-        size: bytes, whole pages.
-        huge: whether huge pages are wanted, which are faster.
+    The size is of whole pages; `huge` ones are faster.
 
     Raises:
         OSError: memory does not suffice.

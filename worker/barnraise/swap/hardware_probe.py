@@ -283,11 +283,7 @@ def measure_rates(
     none throughout; the median ignores it. The best time is not a measure, because the hundreds of
     calls of a step hardly ever reach it.
 
-    Args:
-        calls: The work of one call, and the call, by its name and size.
-        device: "cpu" or "cuda".
-        seconds: The time for all calls together.
-        average: Chooses one of a call's times, in seconds.
+    All calls together may take so many seconds. `average` chooses one of a call's times.
     """
     import torch
 
