@@ -5,7 +5,6 @@ free memory of a GPU, the free disk space) is read again each time.
 """
 
 import dataclasses
-import errno
 import hashlib
 import io
 import json
@@ -593,7 +592,9 @@ def _open_uncached(path: Path, mode: str) -> Iterator[io.FileIO]:
     Otherwise the file's pages are dropped from the cache first, for which its writer must have
     called fsync.
     """
-    with _open_direct(path, mode) as file:
+    from barnraise.swap.direct_io import open_direct
+
+    with io.FileIO(path, mode, opener=lambda name, flags: open_direct(name, flags)[0]) as file:
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         if sys.platform == "darwin":
@@ -601,17 +602,3 @@ def _open_uncached(path: Path, mode: str) -> Iterator[io.FileIO]:
 
             fcntl.fcntl(file.fileno(), fcntl.F_NOCACHE, 1)
         yield file
-
-
-def _open_direct(path: Path, mode: str) -> io.FileIO:
-    """Open a file unbuffered, with O_DIRECT if the system and the file system support it."""
-    direct = getattr(os, "O_DIRECT", 0)
-    try:
-        return io.FileIO(
-            path, mode, opener=lambda name, flags: os.open(name, flags | direct, 0o600)
-        )
-    except OSError as error:
-        # EINVAL means that this file system does not support O_DIRECT.
-        if not direct or error.errno != errno.EINVAL:
-            raise
-    return io.FileIO(path, mode)
