@@ -93,10 +93,7 @@ def saved_bytes(model: ModelSpec, sequences: int, dtype: str = "float32") -> int
 
 
 def forward_peak_bytes(
-    model: ModelSpec,
-    sequences: int,
-    dtype: str = "float32",
-    threads: int = 1,
+    model: ModelSpec, sequences: int, dtype: str = "float32", threads: int = 1
 ) -> int:
     """Return the peak of a block's forward without gradients, its input not counted.
 
@@ -115,11 +112,7 @@ def gradient_chunk(device: str) -> int:
 
 
 def backward_peak_bytes(
-    model: ModelSpec,
-    sequences: int,
-    dtype: str = "float32",
-    threads: int = 1,
-    device: str = "cpu",
+    model: ModelSpec, sequences: int, dtype: str = "float32", threads: int = 1, device: str = "cpu"
 ) -> int:
     """Return the peak of a block's recomputation and backward.
 
@@ -232,10 +225,7 @@ def _attention_scratch_bytes(model: ModelSpec, threads: int, tiles: int) -> int:
 
 
 def block_forward_seconds(
-    hw: Hardware,
-    model: ModelSpec,
-    sequences: int,
-    dtype: str = "float32",
+    hw: Hardware, model: ModelSpec, sequences: int, dtype: str = "float32"
 ) -> float:
     """Return the seconds of one block forward over one micro-batch, with gradients or without."""
     product_rate = rate_at(hw.in_dtype(dtype).forward, model.width)
@@ -245,10 +235,7 @@ def block_forward_seconds(
 
 
 def block_recompute_seconds(
-    hw: Hardware,
-    model: ModelSpec,
-    sequences: int,
-    dtype: str = "float32",
+    hw: Hardware, model: ModelSpec, sequences: int, dtype: str = "float32"
 ) -> float:
     """Return the seconds of the recomputation before a block's backward.
 
@@ -280,12 +267,7 @@ def block_backward_seconds(
     return products + attention + streams + added
 
 
-def head_seconds(
-    hw: Hardware,
-    model: ModelSpec,
-    sequences: int,
-    dtype: str = "float32",
-) -> float:
+def head_seconds(hw: Hardware, model: ModelSpec, sequences: int, dtype: str = "float32") -> float:
     """Return the seconds of the loss of one micro-batch."""
     flops = head_flops(model, sequences)
     rates = hw.in_dtype(dtype)

@@ -273,14 +273,12 @@ class Engine:
         """Return the update of a step that is about to run."""
         before = self.progress_with_pending
         warmup = 1 - before.warmup_steps_left / (WARMUP_STEPS + 1)
-        progress = EngineProgress(
+        progress = replace(
+            before,
             position=position,
             round_tokens=before.round_tokens + tokens,
             optimizer_steps=before.optimizer_steps + 1,
             warmup_steps_left=max(0, before.warmup_steps_left - 1),
-            prediction=before.prediction,
-            residual=before.residual,
-            forecast=before.forecast,
         )
         return PendingUpdate(
             clipping=self.plan.clipping,
