@@ -35,6 +35,7 @@ import gpt2_xl
 import memory_peaks
 import torch
 from engine_child import BUILD, Child, measure_in_turns
+from model_probe import create_model_probe
 
 from barnraise.errors import PlanError
 from barnraise.planning.hardware import Hardware
@@ -43,7 +44,7 @@ from barnraise.planning.plan import Plan
 from barnraise.planning.search import make_plan
 from barnraise.planning.simulator import StepSimulation
 from barnraise.spec import ModelSpec, preset
-from barnraise.swap.hardware_probe import create_model_probe, probe
+from barnraise.swap.hardware_probe import probe
 
 # Every n-th of the product's 6,144 cases. All of them take two hours; bitwise.py runs them.
 # Both strides are prime to the product's factors, so that with the first each tier, way of clipping

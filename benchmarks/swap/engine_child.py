@@ -391,15 +391,16 @@ def _make_allocations_visible() -> None:
     """
     import torch
 
-    from barnraise.swap import arena, executor, state_store
+    from barnraise.planning.plan import PAGE, round_to_pages
+    from barnraise.swap import executor, state_store
 
     class InlineLane(executor.WorkerLane):
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **options | {"inline": True, "eager": False})
 
     def page_aligned(size: int) -> torch.Tensor:
-        raw = torch.zeros(arena.round_up_to_page(size) + arena.PAGE, dtype=torch.uint8)
-        return raw[-raw.data_ptr() % arena.PAGE :][:size]
+        raw = torch.zeros(round_to_pages(size) + PAGE, dtype=torch.uint8)
+        return raw[-raw.data_ptr() % PAGE :][:size]
 
     executor.WorkerLane = InlineLane
     state_store.page_aligned = page_aligned

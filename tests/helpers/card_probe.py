@@ -10,7 +10,7 @@ def probe_products(
 ) -> tuple[dict[tuple[str, int], float], list[str]]:
     """Return the FLOPs of each measured product by its key, and the products of unaligned rows."""
     with fake_cuda(Card()) as card:
-        calls = hardware_probe._product_calls("cuda", dtype, widths, vocabularies)
+        calls = hardware_probe.product_calls("cuda", dtype, widths, vocabularies)
         for _, call in calls.values():
             call()
         return {key: flops for key, (flops, _) in calls.items()}, card.unaligned

@@ -209,7 +209,8 @@ def test_rate_is_interpolated_by_logarithm_and_constant_outside():
 @pytest.mark.parametrize("part", PARTS)
 def test_seconds_grow_with_work_and_shrink_with_speed(part):
     small, large = preset("gpt2-124m"), preset("gpt2-355m")
-    assert 0 < part(PLAIN, small, 1) < part(PLAIN, small, 2) < part(PLAIN, small, 2, 2048)
+    longer = dataclasses.replace(small, context=2048)
+    assert 0 < part(PLAIN, small, 1) < part(PLAIN, small, 2) < part(PLAIN, longer, 2)
     assert part(PLAIN, small, 1) < part(PLAIN, large, 1)
     rates = ("attention", "elementwise", "stream")
     faster = {name: 2 * getattr(PLAIN, name) for name in rates}
@@ -243,8 +244,9 @@ def test_attention_seconds_use_the_rate_of_context_and_head_width():
     wide, narrow = two_layer_model(512, 8, 1024), two_layer_model(512, 16, 1024)
     part = cost_model.block_forward_seconds
     assert part(machine, wide, 1) == part(PLAIN, wide, 1) < part(machine, narrow, 1)
-    short = part(machine, wide, 1, 256) - part(PLAIN, wide, 1, 256)
-    assert short == pytest.approx(cost_model.attention_flops(wide, 1, 256) / 1e11)
+    short = dataclasses.replace(wide, context=256)
+    added = part(machine, short, 1) - part(PLAIN, short, 1)
+    assert added == pytest.approx(cost_model.attention_flops(short, 1) / 1e11)
 
 
 def test_adam_seconds_are_proportional_to_parameters():

@@ -10,8 +10,7 @@ from barnraise.planning.memory_pressure import (
     SMALLER,
     MemoryFacts,
     PressureWatch,
-    Shortage,
-    find_shortage,
+    is_memory_short,
     low_mark,
     parse_pressure,
     smaller_budget,
@@ -24,11 +23,11 @@ STALLED = MemoryFacts(16 * GB, 2 * GB, 35.0)
 
 
 def test_low_memory_and_waiting_programs_are_shortages():
-    assert find_shortage(ENOUGH) is Shortage.NONE
-    assert find_shortage(LOW) is Shortage.LOW
-    assert find_shortage(STALLED) is Shortage.PRESSURE
-    assert find_shortage(MemoryFacts(16 * GB, 2 * GB)) is Shortage.NONE, "without PSI"
-    assert find_shortage(MemoryFacts(512 * GB, 2 * GB)) is Shortage.NONE
+    assert not is_memory_short(ENOUGH)
+    assert is_memory_short(LOW)
+    assert is_memory_short(STALLED)
+    assert not is_memory_short(MemoryFacts(16 * GB, 2 * GB)), "without PSI"
+    assert not is_memory_short(MemoryFacts(512 * GB, 2 * GB))
 
 
 def test_only_a_shortage_that_lasts_needs_a_smaller_plan():

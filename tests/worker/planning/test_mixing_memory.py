@@ -31,16 +31,16 @@ def test_gradients_that_moments_have_not_absorbed_take_one_copy():
 
 def test_reserved_device_memory_is_missing_from_a_card():
     machine = replace(CPU_MACHINE, device_memory=8 * 10**9, device_memory_free=7 * 10**9)
-    smaller = reserve_memory(machine, Limits(device_memory=6 * 10**9), 0, 10**9)
-    assert smaller.hardware.device_memory == 7e9 and smaller.hardware.device_memory_free == 6e9
-    assert smaller.limits.device_memory == 5e9
+    smaller, limits = reserve_memory(machine, Limits(device_memory=6 * 10**9), 0, 10**9)
+    assert smaller.device_memory == 7e9 and smaller.device_memory_free == 6e9
+    assert limits.device_memory == 5e9
 
 
 def test_reserved_memory_is_missing_from_machine_and_limits():
     machine = replace(CPU_MACHINE, memory=64 * 10**9, memory_available=50 * 10**9)
-    smaller = reserve_memory(machine, Limits(memory=20 * 10**9), 5 * 10**9)
-    assert (smaller.hardware.memory, smaller.hardware.memory_available) == (59e9, 45e9)
-    assert smaller.limits.memory == 15 * 10**9
-    unknown = reserve_memory(replace(machine, memory_available=0), Limits(), 10**12)
-    assert unknown.hardware.memory == 0 == unknown.hardware.memory_available
-    assert unknown.limits.memory is None
+    smaller, limits = reserve_memory(machine, Limits(memory=20 * 10**9), 5 * 10**9)
+    assert (smaller.memory, smaller.memory_available) == (59e9, 45e9)
+    assert limits.memory == 15 * 10**9
+    unknown, unlimited = reserve_memory(replace(machine, memory_available=0), Limits(), 10**12)
+    assert unknown.memory == 0 == unknown.memory_available
+    assert unlimited.memory is None

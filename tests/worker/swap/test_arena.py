@@ -1,6 +1,7 @@
 """Tests of the arena's buffers."""
 
-from barnraise.swap.arena import PAGE, Arena
+from barnraise.planning.plan import PAGE
+from barnraise.swap.arena import Arena
 
 
 def test_arena_buffers_are_page_aligned_and_counted():

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from barnraise.errors import StateError
-from barnraise.swap.arena import PAGE, page_aligned
+from barnraise.planning.plan import PAGE
+from barnraise.swap.arena import page_aligned
 from barnraise.swap.direct_io import REQUEST_BYTES, DirectFile, checksum
 
 SECTORS = 5

@@ -18,7 +18,7 @@ import pytest
 import torch
 from example_hardware import cpu_machine
 from helpers.effort import one_in
-from helpers.paths import TESTS, WORKER
+from helpers.paths import ROOT, TESTS, WORKER
 from helpers.plans import (
     bitwise,
     engine_of,
@@ -31,10 +31,10 @@ from helpers.plans import (
 
 from barnraise.errors import DamageError, PlanError, StateError
 from barnraise.planning.limits import Limits
+from barnraise.planning.plan import PAGE
 from barnraise.planning.program import OperationKind
 from barnraise.planning.search import make_plan
 from barnraise.spec import ModelSpec, preset
-from barnraise.swap.arena import PAGE
 from barnraise.swap.direct_io import DirectFile
 from barnraise.swap.state_store import STATE_FILE
 
@@ -379,7 +379,8 @@ def wide_plan():
 
 
 def test_out_of_memory_mid_run_is_one_sentence_and_state_survives(tmp_path):
-    roots = json.dumps([str(WORKER), str(TESTS), str(Path(__file__).parent)])
+    shared = ROOT / "benchmarks" / "shared"
+    roots = json.dumps([*map(str, (WORKER, TESTS, shared, Path(__file__).parent))])
     program = ALLOCATING_CHILD.format(roots=roots, folder=str(tmp_path))
     child = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=120

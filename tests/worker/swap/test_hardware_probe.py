@@ -17,7 +17,6 @@ from example_hardware import cpu_machine
 from helpers.paths import WORKER
 
 from barnraise.errors import StateError
-from barnraise.planning import cost_model
 from barnraise.planning.hardware import (
     Hardware,
     MatmulRates,
@@ -25,7 +24,6 @@ from barnraise.planning.hardware import (
     available_memory,
     memory_bytes,
 )
-from barnraise.spec import ModelSpec
 from barnraise.swap import device as devices
 from barnraise.swap import hardware_probe as probing
 from barnraise.swap.hardware_probe import probe
@@ -89,28 +87,6 @@ def test_probe_measures_every_rate_and_leaves_no_files(quick, tmp_path):
     assert forms == {("host", dtype, bits) for dtype in ("float32", "bfloat16") for bits in (8, 32)}
     assert hardware.memory > 1 << 28 and hardware.disk > 0
     assert not list((tmp_path / "state").iterdir())
-
-
-def test_probe_of_one_model_measures_only_its_sizes(quick, monkeypatch, tmp_path):
-    monkeypatch.setattr(probing, "MODEL_RATES_SECONDS", 0.1)
-    model = ModelSpec(layers=2, width=64, heads=4, context=96, vocabulary=300)
-    measure = probing.create_model_probe(tmp_path, model)
-    for _ in range(2):
-        hardware = measure()
-        assert hardware.sustained_disk_write == hardware.disk_write
-        assert [size for size, _ in hardware.matmul] == [64]
-        assert [vocabulary for vocabulary, _ in hardware.logits] == [300]
-        assert (
-            hardware.attention_contexts == ((96, hardware.attention),)
-            and not hardware.attention_heads
-        )
-        parts = (
-            cost_model.block_forward_seconds,
-            cost_model.block_backward_seconds,
-            cost_model.head_seconds,
-        )
-        assert all(0 < part(hardware, model, 2) < 60 for part in parts)
-    assert not list(tmp_path.iterdir())
 
 
 def test_rate_is_the_usual_time_without_the_first_call(monkeypatch):

@@ -110,7 +110,7 @@ def test_rounds_have_the_bits_of_the_formulas_in_numpy(recipe, drawn, tile):
     plan = tiny_plan(model=SMALL, tile=tile)
     store = StateStore(plan, None)
     tiles = Tiles(plan, store, lambda number: torch.empty(0))
-    optimizer = OuterOptimizer(recipe, store, tiles, lambda number: torch.empty(0))
+    optimizer = OuterOptimizer(recipe, store, tiles)
     state = {kind: FragmentSequence(store, kind) for kind in ("anchor", "feedback")}
     state["momentum"] = FragmentSequence(store, "momentum", torch.float32)
     size = plan.fragments[BLOCK].size

@@ -119,7 +119,7 @@ def plan(
         )
     hardware = extend_to_limits(hardware, limits)
     training_plan = make_plan(hardware, shape, limits, sequences)
-    step = StepTime(training_plan.step_seconds, 0.0, render.count_tokens(training_plan))
+    step = StepTime(training_plan.step_seconds, 0.0, training_plan.step_tokens)
     choice = choose_strategy(Swarm(assumed.machines, shape.parameters, line, step))
     request = PlanRequest(hardware, shape, limits, sequences)
     advice = describe_write_limit(request, training_plan)
@@ -210,10 +210,9 @@ def assume_gpu(host: Hardware, gpu: PlanningOptions, memory: int) -> Hardware:
 
 def _plan_fields(training_plan: Plan, note: str) -> dict[str, object]:
     """Return the plan with the derived figures that `--json` prints."""
-    tokens = render.count_tokens(training_plan)
     return dataclasses.asdict(training_plan) | {
-        "tokens": tokens,
-        "tokens_per_second": tokens / training_plan.step_seconds,
+        "tokens": training_plan.step_tokens,
+        "tokens_per_second": training_plan.tokens_per_second,
         "state_bytes": render.sum_state_bytes(training_plan),
         "sentence": render.describe_plan(training_plan),
         "assumed": note,

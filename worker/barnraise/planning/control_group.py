@@ -45,12 +45,7 @@ VERSION_2 = MemoryFiles(
 
 
 class ControlGroup:
-    """The control groups of one process.
-
-    Args:
-        membership: the file that lists the process's groups.
-        mount: where the control groups are mounted.
-    """
+    """The control groups of one process, which the file `membership` lists."""
 
     def __init__(self, membership: Path = MEMBERSHIP, mount: Path = MOUNT) -> None:
         self._mount = mount
@@ -123,11 +118,7 @@ class ControlGroup:
         return min(quotas, default=None)
 
     def _list_folders(self, controller: str) -> list[Path]:
-        """Return the folders of the group of a controller and of those around it.
-
-        Args:
-            controller: of version 1; "" for version 2.
-        """
+        """Return the folders of a controller's group and of those around it; "" for version 2."""
         path = self._paths.get(controller)
         if path is None:
             return []

@@ -49,22 +49,22 @@ def block_parameters(model: ModelSpec) -> int:
     return 12 * model.width**2 + 13 * model.width
 
 
-def block_flops(model: ModelSpec, sequences: int, context: int | None = None) -> int:
+def block_flops(model: ModelSpec, sequences: int) -> int:
     """Return the FLOPs of a block's four products forward; the backward has twice as many."""
-    return 2 * sequences * (context or model.context) * 12 * model.width**2
+    return 2 * sequences * model.context * 12 * model.width**2
 
 
-def attention_flops(model: ModelSpec, sequences: int, context: int | None = None) -> int:
+def attention_flops(model: ModelSpec, sequences: int) -> int:
     """Return the FLOPs of causal attention forward, counted as the half that is not masked.
 
     The backward has 2.5 times as many.
     """
-    return 2 * sequences * (context or model.context) ** 2 * model.width
+    return 2 * sequences * model.context**2 * model.width
 
 
-def head_flops(model: ModelSpec, sequences: int, context: int | None = None) -> int:
+def head_flops(model: ModelSpec, sequences: int) -> int:
     """Return the FLOPs of the logits; the backward has twice as many. The embedding has none."""
-    return 2 * sequences * (context or model.context) * model.width * model.vocabulary
+    return 2 * sequences * model.context * model.width * model.vocabulary
 
 
 # ---- memory --------------------------------------------------------------------------------------
@@ -73,21 +73,19 @@ def head_flops(model: ModelSpec, sequences: int, context: int | None = None) -> 
 # of a library (oneDNN, cuBLAS) is not counted.
 
 
-def stream_bytes(model: ModelSpec, sequences: int, context: int | None = None) -> int:
+def stream_bytes(model: ModelSpec, sequences: int) -> int:
     """Return u: one fp32 [sequences, context, width], such as a block's input or its gradient."""
-    return FP32_BYTES * sequences * (context or model.context) * model.width
+    return FP32_BYTES * sequences * model.context * model.width
 
 
-def saved_bytes(
-    model: ModelSpec, sequences: int, context: int | None = None, dtype: str = "float32"
-) -> int:
+def saved_bytes(model: ModelSpec, sequences: int, dtype: str = "float32") -> int:
     """Return the bytes that a block's forward with gradients leaves allocated.
 
     These are 15 u for the backward (norm1 1, qkv 3, mixed 1, sum 1, norm2 1, up 4, gelu 4), 1 u of
     output, the norms' means and deviations, and attention's logarithms.
     """
-    u = stream_bytes(model, sequences, context)
-    statistics = FP32_BYTES * sequences * (context or model.context) * (4 + model.heads)
+    u = stream_bytes(model, sequences)
+    statistics = FP32_BYTES * sequences * model.context * (4 + model.heads)
     if dtype == "float32":
         return 16 * u + statistics
     norm_weights = 4 * FP32_BYTES * model.width
@@ -95,25 +93,14 @@ def saved_bytes(
 
 
 def forward_peak_bytes(
-    model: ModelSpec,
-    sequences: int,
-    context: int | None = None,
-    dtype: str = "float32",
-    threads: int = 1,
+    model: ModelSpec, sequences: int, dtype: str = "float32", threads: int = 1
 ) -> int:
     """Return the peak of a block's forward without gradients, its input not counted.
 
     The peak holds the sum, norm2, up and gelu.
-
-    Args:
-        model: the model's shape.
-        sequences: sequences of the micro-batch.
-        context: tokens of a sequence; by default the model's.
-        dtype: "float32" or "bfloat16".
-        threads: of the CPU.
     """
-    u = stream_bytes(model, sequences, context)
-    scratch = _attention_scratch_bytes(model, context, threads, tiles=1)
+    u = stream_bytes(model, sequences)
+    scratch = _attention_scratch_bytes(model, threads, tiles=1)
     if dtype == "float32":
         return max(10 * u, 5 * u + scratch)
     return max(6 * u, 7 * u // 2 + scratch)
@@ -125,12 +112,7 @@ def gradient_chunk(device: str) -> int:
 
 
 def backward_peak_bytes(
-    model: ModelSpec,
-    sequences: int,
-    context: int | None = None,
-    dtype: str = "float32",
-    threads: int = 1,
-    device: str = "cpu",
+    model: ModelSpec, sequences: int, dtype: str = "float32", threads: int = 1, device: str = "cpu"
 ) -> int:
     """Return the peak of a block's recomputation and backward.
 
@@ -139,9 +121,9 @@ def backward_peak_bytes(
     computed; or, with many threads, inside attention. The output is not recomputed.
     """
     d = model.width
-    u = stream_bytes(model, sequences, context)
-    saved = saved_bytes(model, sequences, context, dtype)
-    scratch = _attention_scratch_bytes(model, context, threads, tiles=2)
+    u = stream_bytes(model, sequences)
+    saved = saved_bytes(model, sequences, dtype)
+    scratch = _attention_scratch_bytes(model, threads, tiles=2)
     up_parameters = 4 * d * d + 4 * d
     if dtype == "float32":
         at_gelu = saved + 3 * u + FP32_BYTES * d
@@ -218,26 +200,23 @@ def loss_words(width: int, device: str = "cpu") -> int:
     return LOSS_WORDS if device == "cpu" else max(LOSS_WORDS, GPU_GRADIENT_CHUNK // width)
 
 
-def embed_peak_bytes(model: ModelSpec, sequences: int, context: int | None = None) -> int:
+def embed_peak_bytes(model: ModelSpec, sequences: int) -> int:
     """Return the peak of the look-up: the rows found, and their sum with the positions."""
-    return 2 * stream_bytes(model, sequences, context)
+    return 2 * stream_bytes(model, sequences)
 
 
-def _attention_scratch_bytes(
-    model: ModelSpec, context: int | None, threads: int, tiles: int
-) -> int:
+def _attention_scratch_bytes(model: ModelSpec, threads: int, tiles: int) -> int:
     """Return the bytes of torch's flash attention on a CPU.
 
     Each thread holds `tiles` tiles of scores, and in the forward (one tile) a tile of output.
     """
-    length = context or model.context
+    length = model.context
     if length >= 768:
         rows = 256
     elif length >= 192:
         rows = 64
     else:
-        rows = 32
-    rows = min(length, rows)
+        rows = min(length, 32)
     output = rows * (2 + model.width // model.heads) if tiles == 1 else 0
     return FP32_BYTES * threads * (tiles * rows * min(length, 512) + output)
 
@@ -246,86 +225,66 @@ def _attention_scratch_bytes(
 
 
 def block_forward_seconds(
-    hw: Hardware,
-    model: ModelSpec,
-    sequences: int,
-    context: int | None = None,
-    dtype: str = "float32",
+    hw: Hardware, model: ModelSpec, sequences: int, dtype: str = "float32"
 ) -> float:
     """Return the seconds of one block forward over one micro-batch, with gradients or without."""
     product_rate = rate_at(hw.in_dtype(dtype).forward, model.width)
-    products = block_flops(model, sequences, context) / product_rate
-    attention = attention_flops(model, sequences, context) / _attention_rate(hw, model, context)
-    return products + attention + 18 * stream_bytes(model, sequences, context) / hw.elementwise
+    products = block_flops(model, sequences) / product_rate
+    attention = attention_flops(model, sequences) / _attention_rate(hw, model)
+    return products + attention + 18 * stream_bytes(model, sequences) / hw.elementwise
 
 
 def block_recompute_seconds(
-    hw: Hardware,
-    model: ModelSpec,
-    sequences: int,
-    context: int | None = None,
-    dtype: str = "float32",
+    hw: Hardware, model: ModelSpec, sequences: int, dtype: str = "float32"
 ) -> float:
     """Return the seconds of the recomputation before a block's backward.
 
     It is a forward without the last product, whose output the backward does not need.
     """
     product_rate = rate_at(hw.in_dtype(dtype).forward, model.width)
-    last_product = block_flops(model, sequences, context) / 3 / product_rate
-    return block_forward_seconds(hw, model, sequences, context, dtype) - last_product
+    last_product = block_flops(model, sequences) / 3 / product_rate
+    return block_forward_seconds(hw, model, sequences, dtype) - last_product
 
 
 def block_backward_seconds(
     hw: Hardware,
     model: ModelSpec,
     sequences: int,
-    context: int | None = None,
     dtype: str = "float32",
     deterministic: bool = False,
 ) -> float:
     """Return the seconds of one block's gradients over one micro-batch, without recomputation."""
     product_rate = rate_at(hw.in_dtype(dtype).backward, model.width)
-    products = 2 * block_flops(model, sequences, context) / product_rate
+    products = 2 * block_flops(model, sequences) / product_rate
     backward_rate = (hw.attention_backward or hw.attention) / hw.attention
-    attention_rate = _attention_rate(hw, model, context) * backward_rate
+    attention_rate = _attention_rate(hw, model) * backward_rate
     if deterministic:
         attention_rate /= DETERMINISTIC_BACKWARD
-    attention = ATTENTION_BACKWARD * attention_flops(model, sequences, context) / attention_rate
-    streams = 45 * stream_bytes(model, sequences, context) / hw.elementwise
+    attention = ATTENTION_BACKWARD * attention_flops(model, sequences) / attention_rate
+    streams = 45 * stream_bytes(model, sequences) / hw.elementwise
     # All gradients but those of `down` are added to a sum.
     added = ADDED_GRADIENT_BYTES * 2 / 3 * block_parameters(model) / hw.compute_stream
     return products + attention + streams + added
 
 
-def head_seconds(
-    hw: Hardware,
-    model: ModelSpec,
-    sequences: int,
-    context: int | None = None,
-    dtype: str = "float32",
-    with_gradients: bool = True,
-) -> float:
+def head_seconds(hw: Hardware, model: ModelSpec, sequences: int, dtype: str = "float32") -> float:
     """Return the seconds of the loss of one micro-batch."""
-    flops = head_flops(model, sequences, context)
+    flops = head_flops(model, sequences)
     rates = hw.in_dtype(dtype)
-    logits = FP32_BYTES * sequences * (context or model.context) * model.vocabulary
+    logits = FP32_BYTES * sequences * model.context * model.vocabulary
     measured_dtype = hw.dtype if hw.device == "cuda" else "float32"
     if hw.logits and dtype == measured_dtype:
         seconds = flops / rate_at(hw.logits, model.vocabulary)
     else:
         seconds = flops / rate_at(rates.forward, model.width)
-    seconds += 3 * logits / hw.elementwise
-    if with_gradients:
-        backward_rate = rate_at(rates.backward, model.width)
-        seconds += 2 * flops / backward_rate + 2 * logits / hw.elementwise
+    backward_rate = rate_at(rates.backward, model.width)
+    seconds += 2 * flops / backward_rate + 2 * logits / hw.elementwise
     return seconds
 
 
-def embed_seconds(
-    hw: Hardware, model: ModelSpec, sequences: int, context: int | None = None
-) -> float:
+def embed_seconds(hw: Hardware, model: ModelSpec, sequences: int) -> float:
     """Return the seconds of one micro-batch's look-up; the backward takes about as long again."""
-    return 5 * stream_bytes(model, sequences, context) / hw.elementwise
+    return 5 * stream_bytes(model, sequences) / hw.elementwise
 
 
 def launch_seconds(hw: Hardware, kernels: int) -> float:
@@ -357,11 +316,11 @@ def rate_at(rates: Rates, size: float) -> float:
     return low_rate
 
 
-def _attention_rate(hw: Hardware, model: ModelSpec, context: int | None) -> float:
+def _attention_rate(hw: Hardware, model: ModelSpec) -> float:
     """Return attention's forward FLOP/s: the context's rate, scaled by the effect of head width."""
     by_context = hw.attention
     if hw.attention_contexts:
-        by_context = rate_at(hw.attention_contexts, context or model.context)
+        by_context = rate_at(hw.attention_contexts, model.context)
     by_head_width = hw.attention
     if hw.attention_heads:
         by_head_width = rate_at(hw.attention_heads, model.width / model.heads)

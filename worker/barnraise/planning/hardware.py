@@ -218,11 +218,9 @@ def available_memory() -> int:
     except OSError:
         meminfo = ""
     available = parse_meminfo(meminfo)
-    return min([memory_bytes() if available is None else available, *_group_memory()])
-
-
-def _group_memory() -> list[int]:
-    return ControlGroup().memory_available()
+    return min(
+        [memory_bytes() if available is None else available, *ControlGroup().memory_available()]
+    )
 
 
 def parse_meminfo(text: str) -> int | None:
@@ -283,10 +281,8 @@ def retain_freed_memory(retain: bool = True) -> None:
 
     glibc returns blocks of over 32 MiB at once, and touching their pages again can cost more than
     computing on them (1.4 ms a MiB in a virtual machine, measured). The probe needs this, and so
-    does training with the state in RAM, whose plan has room for what is retained.
-
-    Args:
-        retain: False has it return large blocks again, as it does by itself.
+    does training with the state in RAM, whose plan has room for what is retained. Without `retain`
+    glibc returns large blocks again, as it does by itself.
     """
     if sys.platform != "linux":
         return

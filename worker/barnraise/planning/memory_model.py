@@ -246,13 +246,8 @@ def activations(plan: Plan) -> int:
     return waiting + inputs_in_group * stream + max(with_graphs, recomputed) + tokens
 
 
-def between_steps(plan: Plan, held_out: int = HELD_OUT) -> int:
-    """Return the bytes of evaluating, ending a round and applying updates, at the worst moment.
-
-    Args:
-        plan: the plan.
-        held_out: sequences over which the validation loss is taken.
-    """
+def between_steps(plan: Plan) -> int:
+    """Return the bytes of evaluating, ending a round and applying updates, at the worst moment."""
     largest = max(fragment.size for fragment in plan.fragments)
     tile = min(plan.tile, largest)
     encoding = ENCODE_BYTES * largest + CODEC_BYTES * min(largest, CODEC_ELEMENTS)
@@ -260,8 +255,7 @@ def between_steps(plan: Plan, held_out: int = HELD_OUT) -> int:
     ending_round = max(encoding, ACCUMULATE_BYTES * tile, applying)
     if plan.staged:
         ending_round += 4 * largest
-    evaluating = _evaluating_bytes(plan, held_out)
-    return max(evaluating, ending_round, DECODE_BYTES * largest, _sampling_bytes(plan))
+    return max(_evaluating_bytes(plan), ending_round, DECODE_BYTES * largest, _sampling_bytes(plan))
 
 
 def _unpacking_bytes(plan: Plan) -> tuple[int, int]:
@@ -273,11 +267,11 @@ def _unpacking_bytes(plan: Plan) -> tuple[int, int]:
     return copies * 4 * plan.fragments[0].size, copies * 4 * plan.fragments[1].size
 
 
-def _evaluating_bytes(plan: Plan, held_out: int) -> int:
+def _evaluating_bytes(plan: Plan) -> int:
     """Return the bytes of RAM that validation takes: one fragment's weights, and all streams."""
     model = plan.model
     unpacked_table, unpacked_block = _unpacking_bytes(plan)
-    streams = held_out * cost_model.stream_bytes(model, 1) + 8 * held_out * (model.context + 1)
+    streams = HELD_OUT * (cost_model.stream_bytes(model, 1) + 8 * (model.context + 1))
     if plan.device != "cpu":  # which computes; here are the streams, and what is unpacked for it
         return streams + max(unpacked_table, unpacked_block)
     table, block = 4 * plan.fragments[0].size, 4 * plan.fragments[1].size

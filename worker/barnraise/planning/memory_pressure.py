@@ -5,7 +5,6 @@ some or all tasks waited for memory (Weiner 2018, Documentation/accounting/psi.r
 """
 
 from dataclasses import dataclass, field, replace
-from enum import Enum
 
 # Of the last ten seconds, the percentage in which all tasks waited for memory, from which a machine
 # is short of it: its owner feels it, and systemd-oomd kills at 60 % over 30 seconds.
@@ -36,21 +35,10 @@ class MemoryFacts:
     stalled: float | None = None
 
 
-class Shortage(Enum):
-    """Why memory is short."""
-
-    NONE = "none"
-    LOW = "low"  # little is available
-    PRESSURE = "pressure"  # programs wait for memory
-
-
-def find_shortage(facts: MemoryFacts) -> Shortage:
-    """Return whether memory is short at this moment."""
-    if facts.available < low_mark(facts.total):
-        return Shortage.LOW
-    if facts.stalled is not None and facts.stalled >= PRESSURE_PERCENT:
-        return Shortage.PRESSURE
-    return Shortage.NONE
+def is_memory_short(facts: MemoryFacts) -> bool:
+    """Return whether little memory is available now, or programs wait for it."""
+    stalls = facts.stalled is not None and facts.stalled >= PRESSURE_PERCENT
+    return stalls or facts.available < low_mark(facts.total)
 
 
 def low_mark(total: int) -> int:
@@ -59,12 +47,7 @@ def low_mark(total: int) -> int:
 
 
 def smaller_budget(planned: int, facts: MemoryFacts) -> int:
-    """Return the bytes that a smaller plan may use.
-
-    Args:
-        planned: bytes that the current plan uses.
-        facts: of the memory, measured while the plan uses it.
-    """
+    """Return the bytes that a smaller plan may use than the one that uses `planned` bytes now."""
     missing = max(0, 2 * low_mark(facts.total) - facts.available)
     return max(int(SMALLEST * planned), min(int(SMALLER * planned), planned - missing))
 
@@ -87,7 +70,7 @@ class PressureWatch:
 
     def observe(self, facts: MemoryFacts, now: float) -> "PressureWatch":
         """Return the watch after facts that were measured at `now`, in monotonic seconds."""
-        if find_shortage(facts) is Shortage.NONE:
+        if not is_memory_short(facts):
             return replace(self, short_since=None, is_short=False, facts=facts)
         since = now if self.short_since is None else self.short_since
         rested = self.last_change is None or now - self.last_change >= PAUSE_SECONDS

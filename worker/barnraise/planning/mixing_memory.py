@@ -1,6 +1,6 @@
 """Compute the memory that agreeing with other machines in steps takes besides a plan. Pure."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from barnraise.planning.hardware import Hardware
 from barnraise.planning.limits import Limits
@@ -18,19 +18,6 @@ MEAN_COPIES = 1  # with moments that absorb the mean gradient of several steps: 
 # Elements that are updated at a time while moments are copied; a multiple of all block sizes.
 MOVED_ELEMENTS = 1 << 22
 MOVED_COPIES = 3  # both moments, and weights that do not move
-
-
-@dataclass(frozen=True)
-class SmallerMachine:
-    """A machine without the part that is reserved.
-
-    Attributes:
-        hardware: with less memory.
-        limits: with less memory, if they limit it.
-    """
-
-    hardware: Hardware
-    limits: Limits
 
 
 def mixing_bytes(model: ModelSpec, recipe: Recipe) -> int:
@@ -59,18 +46,14 @@ def mean_gradient_bytes(model: ModelSpec, recipe: Recipe) -> int:
 
 def reserve_memory(
     hardware: Hardware, limits: Limits, size: int, device_size: int = 0
-) -> SmallerMachine:
-    """Return a machine and its limits with less memory.
+) -> tuple[Hardware, Limits]:
+    """Return a machine and its limits, if they limit it, with less memory.
 
-    Args:
-        hardware: the machine.
-        limits: on what may be used of it.
-        size: bytes of RAM that it has less.
-        device_size: bytes of GPU memory that it has less, if it has a GPU.
+    It has `size` bytes of RAM less and, if it has a GPU, `device_size` bytes of that one's memory.
     """
     available = hardware.memory_available
     free = hardware.device_memory_free
-    return SmallerMachine(
+    return (
         replace(
             hardware,
             memory=max(0, hardware.memory - size),

@@ -63,31 +63,31 @@ class Topology:
             )
         return ""
 
-    def consensus_steps(self, machines: int, site_size: int = 1) -> int:
+    def consensus_steps(self, machines: int) -> int:
         """Return after how many steps every machine's weights have reached all others about evenly.
 
         On a ring that is diffusion, whose time grows with the square of the distance.
         """
         if self.name == "ring":
             return max(1, machines * machines // 4)
-        return self.period(machines, site_size)
+        return self.period(machines, 1)
 
-    def mean_neighbours(self, machines: int, site_size: int = 1) -> float:
+    def mean_neighbours(self, machines: int) -> float:
         """Return to how many neighbours a machine sends its weights in a step, on average."""
-        return fmean(_count_neighbours(self, machines, site_size))
+        return fmean(_count_neighbours(self, machines))
 
-    def most_neighbours(self, machines: int, site_size: int = 1) -> int:
+    def most_neighbours(self, machines: int) -> int:
         """Return to how many neighbours a machine sends its weights in one step, at most."""
-        return max(_count_neighbours(self, machines, site_size))
+        return max(_count_neighbours(self, machines))
 
 
 @lru_cache(maxsize=1024)
-def _count_neighbours(topology: Topology, machines: int, site_size: int) -> tuple[int, ...]:
+def _count_neighbours(topology: Topology, machines: int) -> tuple[int, ...]:
     """Count the neighbours of each machine in each step of a period."""
     return tuple(
-        len(topology.group_at(machines, machine, step, site_size)) - 1
+        len(topology.group_at(machines, machine, step)) - 1
         for machine in range(machines)
-        for step in range(topology.period(machines, site_size))
+        for step in range(topology.period(machines, 1))
     )
 
 

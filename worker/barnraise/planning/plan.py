@@ -98,6 +98,16 @@ class Plan:
         return self.model.layers + 1
 
     @property
+    def step_tokens(self) -> int:
+        """Return the tokens of one step."""
+        return self.micro_batches * self.sequences * self.model.context
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Return the predicted speed."""
+        return self.step_tokens / self.step_seconds
+
+    @property
     def on_disk(self) -> bool:
         """Whether all of the state is on disk, so that memory holds only copies of parts of it."""
         return self.crash_safety != "round"

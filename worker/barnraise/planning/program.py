@@ -14,7 +14,7 @@ backward begins.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     from barnraise.planning.plan import Plan
@@ -50,6 +50,18 @@ class LaneName(StrEnum):
     READ = "disk read"
     WRITE = "disk write"
 
+
+# The lanes of the operations that move bytes. All others compute.
+MOVING_LANES = {
+    OperationKind.READ: LaneName.READ,
+    OperationKind.FETCH: LaneName.READ,
+    OperationKind.LOAD: LaneName.IN,
+    OperationKind.OFFLOAD: LaneName.OUT,
+    OperationKind.SPILL: LaneName.WRITE,
+    OperationKind.STORE: LaneName.WRITE,
+    OperationKind.WRITE: LaneName.WRITE,
+    OperationKind.COMMIT: LaneName.WRITE,
+}
 
 Resource = tuple[str | int, ...]  # a buffer's name: ("slot", 2), ("ring", 0), ("tile", 7, 1)
 Token = TypeVar("Token")
@@ -122,11 +134,8 @@ def step_program(
 ) -> Program:
     """Return the program of one optimizer step.
 
-    Args:
-        plan: the plan to execute.
-        pending: whether the updates of the previous step are still to be made. Exact clipping
-            waits for the last gradient, so the updates then run during this forward.
-        cached: the slot of each block that earlier programs left in the slots.
+    With `pending` the updates of the previous step run during its forward: exact clipping waits for
+    the last gradient. `cached` maps each block that earlier programs left in a slot to that slot.
     """
     return _Writer(plan, cached or {}).step(pending)
 
@@ -288,74 +297,50 @@ class _Writer:
             host_slot = i % plan.host_slots
             source = ("stage", host_slot)
             self._read(i, host_slot, source)
-        self.ops.append(
-            Operation(
-                OperationKind.LOAD,
-                LaneName.IN,
-                (i,),
-                (slot,),
-                uses=(source,),
-                changes=(("slot", slot),),
-            )
+        self._append(
+            OperationKind.LOAD, (i,), slots=(slot,), uses=(source,), changes=(("slot", slot),)
         )
 
     def _read(self, i: int, slot: int, target: Resource) -> None:
         """Read the weights of block i from disk."""
-        self.ops.append(
-            Operation(
-                OperationKind.READ,
-                LaneName.READ,
-                (i,),
-                (slot,),
-                uses=(("record", i),),
-                changes=(target,),
-            )
+        self._append(
+            OperationKind.READ, (i,), slots=(slot,), uses=(("record", i),), changes=(target,)
         )
+
+    def _append(self, kind: OperationKind, blocks: tuple[int, ...] = (), **buffers: Any) -> None:
+        """Append an operation on its kind's lane; `buffers` are further fields of it."""
+        lane = MOVING_LANES.get(kind, LaneName.COMPUTE)
+        self.ops.append(Operation(kind, lane, blocks, **buffers))
 
     def _emit(self, stage: _Stage) -> None:
         blocks = stage.blocks
         match stage.kind:
             case OperationKind.EMBED:
-                self.ops.append(
-                    Operation(
-                        OperationKind.EMBED,
-                        LaneName.COMPUTE,
-                        (0,),
-                        uses=(self._end(0),),
-                        changes=(("stream",),),
-                    )
+                self._append(
+                    OperationKind.EMBED, (0,), uses=(self._end(0),), changes=(("stream",),)
                 )
             case OperationKind.FORWARD:
-                self.ops.append(
-                    Operation(
-                        OperationKind.FORWARD,
-                        LaneName.COMPUTE,
-                        blocks,
-                        self._slots_of(blocks),
-                        uses=tuple(self._weights_of(i) for i in blocks),
-                        changes=(("stream",),),
-                    )
+                self._append(
+                    OperationKind.FORWARD,
+                    blocks,
+                    slots=self._slots_of(blocks),
+                    uses=tuple(self._weights_of(i) for i in blocks),
+                    changes=(("stream",),),
                 )
             case OperationKind.HEAD:
-                self.ops.append(
-                    Operation(
-                        OperationKind.HEAD,
-                        LaneName.COMPUTE,
-                        (self.last,),
-                        uses=(self._end(0), self._end(self.last)),
-                        changes=(("stream",), ("head gradient",), ("gradient", "own", self.last)),
-                    )
+                self._append(
+                    OperationKind.HEAD,
+                    (self.last,),
+                    uses=(self._end(0), self._end(self.last)),
+                    changes=(("stream",), ("head gradient",), ("gradient", "own", self.last)),
                 )
             case OperationKind.BACKWARD:
                 self._backward(blocks)
             case OperationKind.EMBED_BACKWARD:
-                self.ops.append(
-                    Operation(
-                        OperationKind.EMBED_BACKWARD,
-                        LaneName.COMPUTE,
-                        (0,),
-                        changes=(("stream",), ("head gradient",), ("gradient", "own", 0)),
-                    )
+                self._append(
+                    OperationKind.EMBED_BACKWARD,
+                    (0,),
+                    changes=(("stream",), ("head gradient",), ("gradient", "own", 0)),
                 )
                 for i in (self.last, 0):
                     self._finish_gradient(i, ("gradient", "own", i), -1)
@@ -370,16 +355,13 @@ class _Writer:
             if not self.plan.has_gradient_buffer(i):
                 self.gradient_of[i] = self.next_gradient % self.plan.gradient_slots
                 self.next_gradient += 1
-        self.ops.append(
-            Operation(
-                OperationKind.BACKWARD,
-                LaneName.COMPUTE,
-                blocks,
-                self._slots_of(blocks),
-                tuple(self.gradient_of[i] for i in blocks),
-                uses=tuple(self._weights_of(i) for i in blocks),
-                changes=(("stream",), *(self._gradient_of(i) for i in blocks)),
-            )
+        self._append(
+            OperationKind.BACKWARD,
+            blocks,
+            slots=self._slots_of(blocks),
+            gradients=tuple(self.gradient_of[i] for i in blocks),
+            uses=tuple(self._weights_of(i) for i in blocks),
+            changes=(("stream",), *(self._gradient_of(i) for i in blocks)),
         )
         for i in reversed(blocks):
             self._finish_gradient(i, self._gradient_of(i), self.gradient_of[i])
@@ -387,38 +369,25 @@ class _Writer:
     def _finish_gradient(self, i: int, gradient: Resource, slot: int) -> None:
         """Compute the norm of a complete gradient and move it to where it waits for its update."""
         plan = self.plan
-        self.ops.append(
-            Operation(
-                OperationKind.NORM,
-                LaneName.COMPUTE,
+        self._append(
+            OperationKind.NORM, (i,), gradients=(slot,), uses=(gradient,), changes=(("norm", i),)
+        )
+        if plan.staged and plan.weights[i] != "device":
+            self._append(
+                OperationKind.OFFLOAD,
                 (i,),
                 gradients=(slot,),
                 uses=(gradient,),
-                changes=(("norm", i),),
-            )
-        )
-        if plan.staged and plan.weights[i] != "device":
-            self.ops.append(
-                Operation(
-                    OperationKind.OFFLOAD,
-                    LaneName.OUT,
-                    (i,),
-                    gradients=(slot,),
-                    uses=(gradient,),
-                    changes=(self._host_gradient(i),),
-                )
+                changes=(self._host_gradient(i),),
             )
         if plan.spills_gradient(i):
             source = self._host_gradient(i) if plan.staged else gradient
-            self.ops.append(
-                Operation(
-                    OperationKind.SPILL,
-                    LaneName.WRITE,
-                    (i,),
-                    gradients=(slot,),
-                    uses=(source,),
-                    changes=(("spilled", i),),
-                )
+            self._append(
+                OperationKind.SPILL,
+                (i,),
+                gradients=(slot,),
+                uses=(source,),
+                changes=(("spilled", i),),
             )
 
     # ---- updates ----
@@ -444,28 +413,18 @@ class _Writer:
         # Weights that pass through the ring were stored with their tiles.
         stored_with_tiles = plan.staged and plan.weights[i] == "disk"
         if plan.writes_weights(i) and not stored_with_tiles:
-            self.ops.append(
-                Operation(
-                    OperationKind.WRITE,
-                    LaneName.WRITE,
-                    (i,),
-                    update.slots,
-                    uses=(weights,),
-                    changes=(("record", i),),
-                )
+            self._append(
+                OperationKind.WRITE,
+                (i,),
+                slots=update.slots,
+                uses=(weights,),
+                changes=(("record", i),),
             )
         if not updated_on_host:
             return
         if i in (0, self.last):
-            self.ops.append(
-                Operation(
-                    OperationKind.LOAD,
-                    LaneName.IN,
-                    (i,),
-                    (-1,),
-                    uses=(weights,),
-                    changes=(("end", i),),
-                )
+            self._append(
+                OperationKind.LOAD, (i,), slots=(-1,), uses=(weights,), changes=(("end", i),)
             )
         elif i in self.slot_of:
             # The device's copy is from before the update.
@@ -493,16 +452,13 @@ class _Writer:
             stored: list[Resource] = [("tile", i, t)]
             if plan.staged and plan.weights[i] == "disk":
                 stored.append(("record", i))
-            self.ops.append(
-                Operation(
-                    OperationKind.STORE,
-                    LaneName.WRITE,
-                    (i,),
-                    tile=t,
-                    ring_slot=ring_slot,
-                    uses=(ring,),
-                    changes=tuple(stored),
-                )
+            self._append(
+                OperationKind.STORE,
+                (i,),
+                tile=t,
+                ring_slot=ring_slot,
+                uses=(ring,),
+                changes=tuple(stored),
             )
             self.stored += 1
             self._fetch(up_to=self.stored + plan.ring)
@@ -512,15 +468,7 @@ class _Writer:
         moments: Resource = ("moments", i)
         self.ops.append(replace(update, changes=(*update.changes, moments)))
         if self.plan.writes_moments(i):
-            self.ops.append(
-                Operation(
-                    OperationKind.STORE,
-                    LaneName.WRITE,
-                    (i,),
-                    uses=(moments,),
-                    changes=(("tile", i, 0),),
-                )
-            )
+            self._append(OperationKind.STORE, (i,), uses=(moments,), changes=(("tile", i, 0),))
 
     def _fetch(self, up_to: int) -> None:
         """Fetch tiles into the ring until `up_to` of them have been requested."""
@@ -531,24 +479,19 @@ class _Writer:
             uses: list[Resource] = [("tile", i, t)]
             if plan.spills_gradient(i):
                 uses.append(("spilled", i))
-            self.ops.append(
-                Operation(
-                    OperationKind.FETCH,
-                    LaneName.READ,
-                    (i,),
-                    tile=t,
-                    ring_slot=ring_slot,
-                    uses=tuple(uses),
-                    changes=(("ring", ring_slot),),
-                )
+            self._append(
+                OperationKind.FETCH,
+                (i,),
+                tile=t,
+                ring_slot=ring_slot,
+                uses=tuple(uses),
+                changes=(("ring", ring_slot),),
             )
             self.fetched += 1
 
     def _commit(self) -> None:
         if self.plan.commits_steps:
-            self.ops.append(
-                Operation(OperationKind.COMMIT, LaneName.WRITE, changes=(("manifest",),))
-            )
+            self._append(OperationKind.COMMIT, changes=(("manifest",)))
 
     # ---- names of buffers ----
 

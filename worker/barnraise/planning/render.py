@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from barnraise.formats import format_bytes, format_seconds
-from barnraise.planning.hardware import Hardware
+from barnraise.planning.hardware import Hardware, printable_name
 from barnraise.planning.plan import STATE_KINDS, Plan
 from barnraise.planning.program import LaneName, OperationKind
 from barnraise.planning.simulator import Span, StepSimulation
@@ -19,13 +19,14 @@ SAFETY = {
     "exact": "every step is committed to disk: a crash costs the unfinished one",
     "restart": "written in place: a crash costs the round and Adam's moments",
 }
+# From the top of the timeline down.
 LANES = (
-    ("copy in", (LaneName.IN,)),
-    ("compute", (LaneName.COMPUTE,)),
-    ("copy out", (LaneName.OUT,)),
-    ("optimizer", (LaneName.OPTIMIZER,)),
-    ("disk read", (LaneName.READ,)),
-    ("disk write", (LaneName.WRITE,)),
+    LaneName.IN,
+    LaneName.COMPUTE,
+    LaneName.OUT,
+    LaneName.OPTIMIZER,
+    LaneName.READ,
+    LaneName.WRITE,
 )
 # The mark and its style for a column of the timeline, by the operation that fills most of it.
 MARKS = {
@@ -40,11 +41,6 @@ MARKS = {
 }
 LEGEND = "▓ forward ▒ backward h head e embedding █ update ■ moving bytes"
 HALF = 0.5  # a column that is busy for more than this part of its time shows its mark
-
-
-def count_tokens(plan: Plan) -> int:
-    """Count the tokens of one step."""
-    return plan.micro_batches * plan.sequences * plan.model.context
 
 
 def count_blocks_in_memory(plan: Plan) -> int:
@@ -75,7 +71,7 @@ def describe_plan(plan: Plan) -> str:
 def build_plan_view(plan: Plan, hardware: Hardware) -> PlanView:
     """Build the description of the plan that the worker reports to the coordinator."""
     return PlanView(
-        device="".join(c for c in hardware.name if c.isprintable())[:80],
+        device=printable_name(hardware.name),
         device_bytes=plan.device_bytes,
         host_bytes=plan.host_bytes,
         disk_bytes=plan.disk_bytes,
@@ -136,7 +132,6 @@ def build_figures_table(plan: Plan) -> Table:
     """Build the table of how the plan trains, and how fast."""
     groups = len(plan.forward_groups)
     model = plan.model
-    tokens_per_second = count_tokens(plan) / plan.step_seconds
     largest = max(len(group) for group in plan.forward_groups)
     if largest == 1:
         layers = f"{model.layers}, one at a time"
@@ -163,8 +158,8 @@ def build_figures_table(plan: Plan) -> Table:
         ("crash safety", SAFETY[plan.crash_safety]),
         (
             "one step",
-            f"{format_seconds(plan.step_seconds)} for {count_tokens(plan):,} tokens: "
-            f"{tokens_per_second:,.0f} tokens/s",
+            f"{format_seconds(plan.step_seconds)} for {plan.step_tokens:,} tokens: "
+            f"{plan.tokens_per_second:,.0f} tokens/s",
         ),
         ("limited by", plan.bottleneck),
         ("disk writes", _describe_writes(plan)),
@@ -197,8 +192,8 @@ def draw_timeline(plan: Plan, hardware: Hardware, width: int = 80) -> list[Text]
     last = max(span.end for span in spans)
     columns = max(20, width - 12)
     lines: list[Text] = []
-    for name, lanes in LANES:
-        in_lane = [span for span in spans if span.op.lane in lanes]
+    for name in LANES:
+        in_lane = [span for span in spans if span.op.lane is name]
         if in_lane:
             bar = _draw_lane(in_lane, first, last, columns)
             lines.append(Text.assemble((f"{name:<11} ", "bold"), bar))

@@ -64,10 +64,7 @@ class RoundSchedule:
         """Return whether the round's update contains momentum of the rounds before.
 
         A machine's first long rounds go far, each in a direction of its own, and momentum would go
-        most of that way again.
-
-        Args:
-            rounds_published: By this machine so far.
+        most of that way again. `rounds_published` counts this machine's rounds so far.
         """
         return not self.is_long or rounds_published >= PLAIN_ROUNDS
 

@@ -66,14 +66,7 @@ class StepTime:
 
 @dataclass(frozen=True)
 class Swarm:
-    """Alike machines on alike lines that train one model.
-
-    Attributes:
-        machines: how many.
-        parameters: of the model.
-        line: of each machine.
-        step: of each machine.
-    """
+    """Alike machines on alike lines that train one model, which has so many parameters."""
 
     machines: int
     parameters: int
@@ -141,11 +134,8 @@ class Choice:
 def predict_updates(swarm: Swarm, schedule: RoundSchedule | None = None) -> Prediction:
     """Predict `updates`: nothing waits, unless the line cannot carry the updates at all.
 
-    In every round a line carries the updates of all machines but one, each way.
-
-    Args:
-        swarm: who trains.
-        schedule: the round that a recipe fixes; None: as `codec: auto` chooses it for the line.
+    In every round a line carries the updates of all machines but one, each way. `schedule` is the
+    round that a recipe fixes; None: as `codec: auto` chooses it for the line.
     """
     others = swarm.machines - 1
     step_seconds = swarm.step.mean_seconds
@@ -187,16 +177,11 @@ def predict_data_parallel(swarm: Swarm) -> Prediction:
 def predict_decentralized_adam(
     swarm: Swarm, topology: Topology, bits: int, interval: int = 1
 ) -> Prediction:
-    """Predict `decentralized-adam` over a topology.
+    """Predict `decentralized-adam` over a topology, with so many bits of a parameter as sent.
 
-    Without deviation a step takes max(t, k·P/u + ℓ). With deviation, machines also wait for slow
-    neighbours, whose waits spread; that is simulated (`simulate_step_seconds`).
-
-    Args:
-        swarm: who trains.
-        topology: who averages with whom.
-        bits: of a parameter as sent.
-        interval: steps s between two mixings.
+    Machines mix every `interval` steps. Without deviation a step takes max(t, k·P/u + ℓ). With
+    deviation, machines also wait for slow neighbours, whose waits spread; that is simulated
+    (`simulate_step_seconds`).
     """
     payload = swarm.parameters * bits / BITS_PER_BYTE
     neighbours = topology.most_neighbours(swarm.machines)
@@ -366,14 +351,10 @@ def _build_prediction(
     step_seconds: float,
     step_bytes: float,
 ) -> Prediction:
-    """Describe a strategy.
+    """Describe the strategy called `name`, with its detail.
 
-    Args:
-        swarm: who trains.
-        name: strategy and detail.
-        steps: between two exchanges, and until consensus.
-        step_seconds: of a step with its share of the exchange.
-        step_bytes: that a machine sends in a step, on average.
+    `steps` are those between two exchanges, and those until consensus. `step_bytes` are what a
+    machine sends in a step, on average.
     """
     strategy, detail = name
     return Prediction(

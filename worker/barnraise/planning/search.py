@@ -15,6 +15,7 @@ A model that cannot fit is refused before anything is allocated, with the neares
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from barnraise.errors import PlanError
@@ -47,17 +48,11 @@ def make_plan(
     step_sequences: int = 8,
     advise: bool = True,
 ) -> Plan:
-    """Find the plan with the fastest steps of `step_sequences` sequences.
-
-    Args:
-        hardware: the measured machine.
-        model: the model to train.
-        limits: what the machine may use; no limits if None.
-        step_sequences: the sequences of one optimizer step.
-        advise: whether an error also lists the nearest changes that would fit.
+    """Find the plan with the fastest optimizer steps of `step_sequences` sequences.
 
     Raises:
-        PlanError: the model does not fit. The message names the resource that is short.
+        PlanError: the model does not fit. The message names the resource that is short and, with
+            `advise`, the nearest changes that would fit.
     """
     search = _Search(hardware, model, limits or Limits(), step_sequences)
     best = search.best()
@@ -369,15 +364,15 @@ class _Search:
                 plan, gradients="host", host_gradient_slots=layers if self.staged else 2
             )
         if "disk" in plan.weights and self.staged:
-            plan = self._largest_that_fits(plan, layers, _with_weights_in_memory)
+            plan = self._largest_that_fits(plan, layers, partial(_spread_evenly, kind="weights"))
         # Spilled gradients, and weights that go from disk to a device, pass through the ring
         # together with moments: these then stay on disk.
         spills = self.staged and plan.clipping == "exact" and plan.gradients == "disk"
         if not spills and not (self.staged and "disk" in plan.weights):
-            plan = self._largest_that_fits(plan, layers, _with_moments_in_memory)
+            plan = self._largest_that_fits(plan, layers, partial(_spread_evenly, kind="moments"))
             plan = self._replace_if_fits(plan, moments=("host", *plan.moments[1:-1], "host"))
         if "disk" in plan.weights and not self.staged:
-            plan = self._largest_that_fits(plan, layers, _with_weights_in_memory)
+            plan = self._largest_that_fits(plan, layers, partial(_spread_evenly, kind="weights"))
         return self._replace_if_fits(plan, exchange="host")
 
     def _replace_if_fits(self, plan: Plan, **changes: Any) -> Plan:
@@ -492,9 +487,7 @@ class _Search:
     def refusal(self, best: Plan | None, advise: bool) -> str:
         """Explain which resource is short and, with `advise`, what would fit.
 
-        Args:
-            best: the best plan that fits, but writes too much; None if none fits.
-            advise: whether to list the nearest changes that would fit.
+        `best` is the best plan that fits, but writes too much; None if none fits.
         """
         text = self._describe_shortage() if best is None else self._excess_writes(best)
         if not advise:
@@ -532,11 +525,7 @@ class _Search:
         return f"this model does not fit: it needs at least {needs}"
 
     def _list_nearest(self, writes: bool) -> list[str]:
-        """List up to three changes, each enough by itself.
-
-        Args:
-            writes: whether more writes to disk a day would be one of them.
-        """
+        """List up to three changes, each enough by itself; with `writes` more writes a day, too."""
         limits = self.limits
         advice: list[str] = []
 
@@ -588,21 +577,13 @@ def _compute_operations(plan: Plan) -> Iterator[Operation]:
     yield Operation(OperationKind.HEAD, LaneName.COMPUTE, (plan.last_fragment,))
 
 
-def _spread_evenly(plan: Plan, tiers: tuple[str, ...], count: int) -> tuple[str, ...]:
-    """Return tiers with `count` blocks in memory, spread evenly among the blocks on disk.
+def _spread_evenly(plan: Plan, count: int, kind: str) -> Plan:
+    """Place `count` blocks' "weights" or "moments" in memory, spread evenly among those on disk.
 
     So the reads spread over the step as well. The tiers of the embedding and the final norm stay.
     """
     layers = plan.model.layers
-    spread = list(tiers)
+    spread = list(getattr(plan, kind))
     for i in plan.blocks:
         spread[i] = "host" if i * count // layers > (i - 1) * count // layers else "disk"
-    return tuple(spread)
-
-
-def _with_weights_in_memory(plan: Plan, count: int) -> Plan:
-    return replace(plan, weights=_spread_evenly(plan, plan.weights, count))
-
-
-def _with_moments_in_memory(plan: Plan, count: int) -> Plan:
-    return replace(plan, moments=_spread_evenly(plan, plan.moments, count))
+    return replace(plan, **{kind: tuple(spread)})

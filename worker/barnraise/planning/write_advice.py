@@ -34,11 +34,7 @@ class PlanRequest:
 
 
 def describe_write_limit(request: PlanRequest, plan: Plan) -> str:
-    """Say what the limit of writes costs a plan, and which options would train faster.
-
-    Args:
-        request: what the plan was made for.
-        plan: the plan.
+    """Describe what the limit of writes costs a plan, and which options would train faster.
 
     Returns:
         Sentences, or "" if another resource limits the plan.
@@ -46,7 +42,7 @@ def describe_write_limit(request: PlanRequest, plan: Plan) -> str:
     if plan.bottleneck != WRITES_LIMIT or plan.daily_write_limit is None:
         return ""
     limits = request.limits
-    speed = _tokens_per_second(plan)
+    speed = plan.tokens_per_second
     changes: list[tuple[str, dict[str, Any]]] = [
         (
             "--disk-writes-per-day unlimited",
@@ -63,7 +59,7 @@ def describe_write_limit(request: PlanRequest, plan: Plan) -> str:
             changed = replace(request, **change).make_plan()
         except PlanError:
             continue
-        if _tokens_per_second(changed) >= WORTHWHILE * speed:
+        if changed.tokens_per_second >= WORTHWHILE * speed:
             ways.append(f"{name} ({_describe_speed(changed)})")
     daily = format_bytes(plan.daily_write_limit)
     problem = (
@@ -73,16 +69,11 @@ def describe_write_limit(request: PlanRequest, plan: Plan) -> str:
     return f"{problem} Faster: {'; '.join(ways)}." if ways else problem
 
 
-def _tokens_per_second(plan: Plan) -> float:
-    tokens = plan.micro_batches * plan.sequences * plan.model.context
-    return tokens / plan.step_seconds
-
-
 def _describe_speed(plan: Plan) -> str:
     writes = "writes nothing"
     if plan.written_per_day:
         writes = f"writes {format_bytes(plan.written_per_day)} a day"
-    return f"{_format_speed(_tokens_per_second(plan))}, {writes}"
+    return f"{_format_speed(plan.tokens_per_second)}, {writes}"
 
 
 def _format_speed(tokens_per_second: float) -> str:

@@ -41,12 +41,7 @@ class MeanGradients:
         self._means: dict[int, Tensor] = {}
 
     def find(self, fragment: Fragment, device: torch.device) -> Tensor:
-        """Return ḡ of a fragment, fp32 [n], zero at first.
-
-        Args:
-            fragment: whose.
-            device: on which it lies if it is new.
-        """
+        """Return ḡ of a fragment, fp32 [n]; a new one is zero and lies on `device`."""
         if fragment.index not in self._means:
             self._means[fragment.index] = torch.zeros(fragment.size, device=device)
         return self._means[fragment.index]
@@ -64,10 +59,8 @@ class MeanGradients:
     ) -> None:
         """Apply one step in place to the tile that begins at element `begin` of its fragment.
 
-        Args:
-            step: the hyperparameters; its number counts steps of the weights.
-            begin: the tile's first element in its fragment.
-            tile: the moments, the weights as streamed [n], and the gradient, fp32 [n].
+        The step's number counts steps of the weights. The tile is the moments, the weights as
+        streamed [n], and the gradient, fp32 [n].
         """
         moments, weights, gradient = tile
         mean = self.find(step.fragment, gradient.device)[begin : begin + weights.numel()]

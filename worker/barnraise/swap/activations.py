@@ -17,7 +17,6 @@ class Activations:
     """Activations that stay where they were computed."""
 
     def __init__(self) -> None:
-        """Begin empty."""
         self._stored: dict[tuple[int, int], Tensor] = {}
 
     @property

@@ -51,11 +51,7 @@ class AdamMoments:
     def update(self, step: AdamWStep, begin: int, weights: Tensor, gradient: Tensor) -> None:
         """Apply an AdamW step in place to the tile that begins at element `begin` of its fragment.
 
-        Args:
-            step: the hyperparameters.
-            begin: the tile's first element in its fragment.
-            weights: the weights as streamed, fp32 or bf16 [n].
-            gradient: fp32 [n].
+        The weights are those that are streamed, fp32 or bf16 [n], and the gradient is fp32 [n].
         """
         if self.scales is not None:
             precision.update_8bit(step, begin, weights, gradient, self._eight_bit(), low=self.low)

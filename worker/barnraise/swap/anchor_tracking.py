@@ -12,8 +12,6 @@ flight change. What the compression leaves out remains a part of the difference,
 update: no error feedback is stored, and there is no momentum.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -27,34 +25,20 @@ from barnraise.swap.tiles import Tiles
 class AnchorTracking:
     """Compute one fragment's update at the end of a round, and apply it to the anchor alone."""
 
-    def __init__(
-        self, store: StateStore, tiles: Tiles, tile_scratch: Callable[[int], Tensor]
-    ) -> None:
-        """Work on the state in `store`.
-
-        Args:
-            store: holds the anchor.
-            tiles: gives access to the replica's weights.
-            tile_scratch: returns a uint8 buffer by its number.
-        """
-        self._store, self._tiles, self._tile_scratch = store, tiles, tile_scratch
+    def __init__(self, store: StateStore, tiles: Tiles) -> None:
+        """Work on the state in `store`, to which `tiles` gives access."""
+        self._store, self._tiles = store, tiles
 
     def accumulate(
         self, i: int, values: Tensor, weight: float, start: RoundStart, has_momentum: bool
     ) -> None:
-        """Compute the way from the anchor to the replica.
+        """Write what fragment i's update without loss would hold into `values`, int32 [n].
 
-        Args:
-            i: the fragment's index.
-            values: int32 [n], receives what an update without loss would hold.
-            weight: this author's share of all training, 0 to 1.
-            start: not used: the replica does not begin at the anchor.
-            has_momentum: not used: there is no outer momentum.
+        `start` and `has_momentum` are not used: the replica does not begin at the anchor, and there
+        is no outer momentum.
         """
         for tile in self._tiles.iterate(i, changes=False):
-            record = self._store.load_tile(
-                "anchor", i, tile.number, self._tile_scratch(ANCHOR_SCRATCH)
-            )
+            record = self._tiles.record("anchor", i, tile.number, ANCHOR_SCRATCH)
             anchor = units_to_float(record[: 4 * tile.size].view(torch.int32))
             way = tile.host_master().sub(anchor).mul_(weight)
             assert torch.isfinite(way).all(), (
@@ -64,17 +48,12 @@ class AnchorTracking:
             values[tile.begin : tile.end] = way.to(torch.int32)
 
     def apply_published(self, i: int, values: Tensor, units: Tensor, start: RoundStart) -> None:
-        """Add the published update of fragment i to the anchor.
+        """Add the published update of fragment i, int32 [n] units, to the anchor.
 
-        Args:
-            i: the fragment's index.
-            values: not used: what the update does not hold stays a part of the difference.
-            units: int32 [n], what the update holds.
-            start: not used.
+        `values` and `start` are not used: what the update does not hold stays a part of the
+        difference.
         """
         for tile in self._tiles.iterate(i, changes=False):
-            record = self._store.load_tile(
-                "anchor", i, tile.number, self._tile_scratch(ANCHOR_SCRATCH)
-            )
+            record = self._tiles.record("anchor", i, tile.number, ANCHOR_SCRATCH)
             record[: 4 * tile.size].view(torch.int32).add_(units[tile.begin : tile.end])
             self._store.store_tile("anchor", i, tile.number, record)

@@ -14,29 +14,21 @@ import torch
 from torch import Tensor
 
 from barnraise.errors import MemoryShortageError
+from barnraise.planning.plan import round_to_pages
 from barnraise.swap.device import register_host_memory, unregister_host_memory
 
 log = logging.getLogger("barnraise")
 
-PAGE = 4096
-
-
-def round_up_to_page(size: int) -> int:
-    """Return `size` bytes rounded up to whole pages."""
-    return -(-size // PAGE) * PAGE
-
 
 def page_aligned(size: int) -> Tensor:
     """Return a temporary zero buffer, uint8 [size], at the start of a page. No arena counts it."""
-    return map_pages(round_up_to_page(size))[:size]
+    return map_pages(round_to_pages(size))[:size]
 
 
 def map_pages(size: int, huge: bool = False) -> Tensor:
     """Map `size` bytes of zero pages as a uint8 tensor, and unmap them with its last user.
 
-    Args:
-        size: bytes, whole pages.
-        huge: whether huge pages are wanted, which are faster.
+    The size is of whole pages; `huge` ones are faster.
 
     Raises:
         OSError: memory does not suffice.
@@ -77,7 +69,7 @@ class Arena:
         Raises:
             MemoryShortageError: memory does not suffice; the message names what is missing.
         """
-        size = round_up_to_page(size)
+        size = round_to_pages(size)
         try:
             if self.device is not None:
                 buffer = torch.zeros(size, dtype=torch.uint8, device=self.device)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from barnraise.errors import StateError
-from barnraise.swap.arena import PAGE
+from barnraise.planning.plan import PAGE
 
 # Bytes of a request to the disk: large enough for its full rate, small enough to share it with
 # others.
@@ -37,6 +37,22 @@ def checksum(data: Tensor) -> int:
     return int(sums.mul_(weights | 1).sum().item()) & ((1 << 64) - 1)
 
 
+def open_direct(path: Path | str, flags: int) -> tuple[int, bool]:
+    """Open a file past the page cache if the system and the file system support O_DIRECT.
+
+    Returns:
+        Its descriptor, and whether it was opened with O_DIRECT.
+    """
+    flags |= getattr(os, "O_BINARY", 0)
+    if hasattr(os, "O_DIRECT"):
+        try:
+            return os.open(path, flags | os.O_DIRECT, 0o600), True
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # which a file system in memory returns
+                raise
+    return os.open(path, flags, 0o600), False
+
+
 class DirectFile:
     """A file of a fixed size that bypasses the page cache where the system permits it.
 
@@ -53,10 +69,9 @@ class DirectFile:
             StateError: names the folder, and the size if there is too little space.
         """
         self.path, self.size = path, size
-        self.direct = False
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._open(path)
+            self._file, self.direct = open_direct(path, os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise StateError(
                 f"{path.parent} cannot hold the model's state: {error.strerror or error}"
@@ -69,24 +84,6 @@ class DirectFile:
             raise StateError(
                 f"{path.parent} {reason}: the model's state needs {size / 1e9:,.1f} GB there"
             ) from None
-
-    def _open(self, path: Path) -> int:
-        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
-        if hasattr(os, "O_DIRECT"):
-            try:
-                descriptor = os.open(path, flags | os.O_DIRECT, 0o600)
-            except OSError as error:
-                if error.errno != errno.EINVAL:  # which a file system in memory returns
-                    raise
-            else:
-                self.direct = True
-                return descriptor
-        descriptor = os.open(path, flags, 0o600)
-        if hasattr(os, "F_NOCACHE"):
-            import fcntl
-
-            fcntl.fcntl(descriptor, fcntl.F_NOCACHE, 1)
-        return descriptor
 
     def _reserve(self, size: int) -> None:
         if os.fstat(self._file).st_size >= size:

@@ -36,7 +36,7 @@ from barnraise.swap.executor import (
 )
 from barnraise.swap.forward_backward import ForwardBackward
 from barnraise.swap.fused_loss import head_loss
-from barnraise.swap.outer_optimizer import OuterOptimizer, RoundStart
+from barnraise.swap.outer_optimizer import ANCHOR_SCRATCH, OuterOptimizer, RoundStart
 from barnraise.swap.precision import units_to_float
 from barnraise.swap.sampler import Sampler, SamplingSettings, TokenRange
 from barnraise.swap.state_store import (
@@ -45,7 +45,7 @@ from barnraise.swap.state_store import (
     FragmentSequence,
     StateStore,
 )
-from barnraise.swap.tiles import Tiles
+from barnraise.swap.tiles import Tile, Tiles
 
 UPDATES_PER_STEP = 16  # updates applied at a time: the sum of so many stays below 2**31
 # The end of a round uses buffers as large as a fragment. Before larger ones than this, the engine
@@ -120,13 +120,8 @@ class Engine:
     ) -> None:
         """Build the executor and bring the state into a consistent form.
 
-        Args:
-            plan: what lies where, and how a step runs.
-            recipe: the run's hyperparameters.
-            store: the state.
-            anchor: records which updates are in the anchor.
-            describe: returns the header to commit with the state, for a state on disk.
-            progress: how far the state in `store` has come; None for a fresh state.
+        `describe` returns the header that is committed with a state on disk. `progress` is how far
+        the state in `store` has come; None for a fresh state.
         """
         self.plan = plan
         self.recipe = recipe
@@ -142,9 +137,9 @@ class Engine:
         self.anchors = self.executor.anchors
         self._tiles = Tiles(plan, store, self.buffers.tile_scratch)
         self._outer_optimizer = (
-            AnchorTracking(store, self._tiles, self.buffers.tile_scratch)
+            AnchorTracking(store, self._tiles)
             if recipe.mixes_weights
-            else OuterOptimizer(recipe, store, self._tiles, self.buffers.tile_scratch)
+            else OuterOptimizer(recipe, store, self._tiles)
         )
         self._no_prediction = (0.0,) * len(self.fragments)
         saved = progress or EngineProgress()
@@ -278,14 +273,12 @@ class Engine:
         """Return the update of a step that is about to run."""
         before = self.progress_with_pending
         warmup = 1 - before.warmup_steps_left / (WARMUP_STEPS + 1)
-        progress = EngineProgress(
+        progress = replace(
+            before,
             position=position,
             round_tokens=before.round_tokens + tokens,
             optimizer_steps=before.optimizer_steps + 1,
             warmup_steps_left=max(0, before.warmup_steps_left - 1),
-            prediction=before.prediction,
-            residual=before.residual,
-            forecast=before.forecast,
         )
         return PendingUpdate(
             clipping=self.plan.clipping,
@@ -477,38 +470,34 @@ class Engine:
 
     def read_replica(self) -> Tensor:
         """Return a copy of the replica, fp32 [all fragments' elements] on the host."""
-        self.flush()
-        self.executor.drain()
         replica = torch.empty(sum(fragment.size for fragment in self.fragments))
-        for i, begin in enumerate(self._fragment_begins()):
-            for tile in self._tiles.iterate(i, changes=False):
-                replica[begin + tile.begin : begin + tile.end].copy_(tile.host_master())
+        for tile, place in self._replica_tiles(changes=False):
+            replica[place].copy_(tile.host_master())
         return replica
 
     @torch.no_grad()
     def add_to_replica(self, change: Tensor) -> None:
         """Add fp32 [all fragments' elements], on the host, to the replica."""
-        self.flush()
-        self.executor.drain()
-        for i, begin in enumerate(self._fragment_begins()):
-            for tile in self._tiles.iterate(i):
-                tile.set_master(tile.host_master() + change[begin + tile.begin : begin + tile.end])
+        for tile, place in self._replica_tiles():
+            tile.set_master(tile.host_master() + change[place])
         self.executor.invalidate_cached_weights()
 
     @torch.no_grad()
     def replace_replica(self, replica: Tensor) -> None:
         """Replace the replica by fp32 [all fragments' elements] on the host."""
-        self.flush()
-        self.executor.drain()
-        for i, begin in enumerate(self._fragment_begins()):
-            for tile in self._tiles.iterate(i):
-                tile.set_master(replica[begin + tile.begin : begin + tile.end])
+        for tile, place in self._replica_tiles():
+            tile.set_master(replica[place])
         self.executor.invalidate_cached_weights()
 
-    def _fragment_begins(self) -> list[int]:
-        """Return where each fragment begins in the vector of all elements."""
-        sizes = [fragment.size for fragment in self.fragments]
-        return [sum(sizes[:i]) for i in range(len(sizes))]
+    def _replica_tiles(self, changes: bool = True) -> Iterator[tuple[Tile, slice]]:
+        """Yield all tiles, and the place of each in the vector of all fragments' elements."""
+        self.flush()
+        self.executor.drain()
+        first = 0
+        for i, fragment in enumerate(self.fragments):
+            for tile in self._tiles.iterate(i, changes):
+                yield tile, slice(first + tile.begin, first + tile.end)
+            first += fragment.size
 
     @torch.no_grad()
     def reset_round(self) -> None:
@@ -516,10 +505,9 @@ class Engine:
         self._pending = None
         self._target_prediction = self.progress.prediction
         self.apply_queued()
-        scratch = self.buffers.tile_scratch(1)
         for i in range(len(self.fragments)):
             for tile in self._tiles.iterate(i, reads=False):
-                record = self.store.load_tile("anchor", i, tile.number, scratch)
+                record = self._tiles.record("anchor", i, tile.number, ANCHOR_SCRATCH)
                 units = record[: 4 * tile.size].view(torch.int32)
                 tile.set_master(units_to_float(units))
         self.executor.invalidate_cached_weights()
@@ -608,10 +596,7 @@ class Engine:
     ) -> Iterator[tuple[int, int]]:
         """Generate text with the *anchor*, for as many prompts together as memory was planned for.
 
-        Args:
-            prompts: tokens, `SAMPLE_WINDOW` together with the new ones at most.
-            settings: how the next tokens are chosen.
-            vocabulary: which tokens may be chosen.
+        A prompt and its new tokens are `SAMPLE_WINDOW` tokens at most.
 
         Yields:
             (number of the prompt, its next token).

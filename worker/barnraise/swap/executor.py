@@ -145,11 +145,7 @@ class Executor:
     ) -> None:
         """Allocate the buffers and start the lanes.
 
-        Args:
-            plan: what lies where.
-            recipe: the run's hyperparameters.
-            store: the state.
-            describe_commit: returns the header for a COMMIT of the running update.
+        `describe_commit` returns the header for a COMMIT of the running update.
         """
         self._plan, self._recipe, self._store = plan, recipe, store
         self._describe_commit = describe_commit
@@ -300,13 +296,7 @@ class Executor:
 
     def _read(self, op: Operation) -> Task:
         (i,), target = op.blocks, self.buffers.read_target(op)
-
-        def read() -> None:
-            for t in range(self._plan.tile_count(i)):
-                part = target[self._store.record_slice("weights", i, t)]
-                self._store.read("weights", i, t, part)
-
-        return read
+        return lambda: self._store.read_fragment("weights", i, target)
 
     def _load(self, op: Operation) -> Task:
         target, source = self.buffers.load_endpoints(op)
@@ -399,14 +389,7 @@ class Executor:
     def _spill(self, op: Operation) -> Task:
         (i,), (slot,) = op.blocks, op.gradients
         source = self.buffers.spill_source(i, slot)
-
-        def spill() -> None:
-            for t in range(self._plan.tile_count(i)):
-                # A gradient has four bytes an element, as the anchor has.
-                part = source[self._store.record_slice("anchor", i, t)]
-                self._store.write("gradient", i, t, part)
-
-        return spill
+        return lambda: self._store.write_fragment("gradient", i, source)
 
     def _fetch(self, op: Operation) -> Task:
         (i,), parts = op.blocks, self.buffers.ring_parts(op)
@@ -539,21 +522,13 @@ class Executor:
 
             return store_tile
 
-        def store_moments() -> None:
-            for t in range(self._plan.tile_count(i)):
-                store.write("moments", i, t, store.memory_record("moments", i, t))
-
-        return store_moments
+        moments = store.memory_buffer("moments", i)
+        assert moments is not None, "moments on disk pass through the ring"
+        return lambda: store.write_fragment("moments", i, moments)
 
     def _write(self, op: Operation) -> Task:
         (i,), source = op.blocks, self.buffers.write_source(op)
-
-        def write() -> None:
-            for t in range(self._plan.tile_count(i)):
-                part = source[self._store.record_slice("weights", i, t)]
-                self._store.write("weights", i, t, part)
-
-        return write
+        return lambda: self._store.write_fragment("weights", i, source)
 
     def _commit(self, op: Operation) -> Task:
         header = self._describe_commit(self._active_update)

@@ -175,10 +175,7 @@ class ForwardBackward:
     def head(self, final: Leaves, embedding: Leaves, token_gradient: Tensor) -> None:
         """Compute the losses, and the gradients by the last block's outputs.
 
-        Args:
-            final: the final norm's leaves, whose gradients are added to.
-            embedding: the embedding's leaves.
-            token_gradient: the token table's gradient, fp32 [V, d], added to.
+        Adds to the gradients of `final`, and to the token table's, fp32 [V, d].
         """
         token = embedding.weights["token"]
         if token.dtype != torch.float32 and token.device.type != "cpu":
@@ -234,11 +231,9 @@ class ForwardBackward:
         return inputs
 
     def embed_backward(self, gradient: gpt2.Weights, token_gradient: Tensor) -> None:
-        """Add to the embedding's gradient, including the head's gradient of the tied token table.
+        """Add to the embedding's gradients, by name, and to them the head's of the tied table.
 
-        Args:
-            gradient: the embedding's gradients by name.
-            token_gradient: what the head has added up, fp32 [V, d].
+        `token_gradient` is what the head has added up, fp32 [V, d].
         """
         if self.check_interruption():
             return

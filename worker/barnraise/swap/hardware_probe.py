@@ -5,7 +5,6 @@ free memory of a GPU, the free disk space) is read again each time.
 """
 
 import dataclasses
-import errno
 import hashlib
 import io
 import json
@@ -19,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from barnraise.durable_io import write_atomically
@@ -36,7 +35,7 @@ from barnraise.planning.hardware import (
     printable_name,
     retain_freed_memory,
 )
-from barnraise.spec import Fragment, ModelSpec
+from barnraise.spec import Fragment
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -69,7 +68,6 @@ REQUEST = 8 << 20  # bytes of one disk request
 
 # The time that measuring may take.
 ALL_RATES_SECONDS = 7.0  # all rates except the disk's
-MODEL_RATES_SECONDS = 3.0  # the rates at one model's sizes
 GPU_BATCH_SECONDS = 0.005  # calls to a GPU are timed together until they take this long
 MAX_BATCH = 4096  # calls timed together
 WIDEST_SECONDS = 0.06  # when one product takes this long, wider ones are not measured
@@ -164,14 +162,7 @@ def _load_cached(cache: Path, key: list[Any]) -> Hardware | None:
 
 
 def save_measurement(cache: Path, folder: Path, device: str, hardware: Hardware) -> None:
-    """Write a measurement to the cache. Log an error: it costs only time at the next start.
-
-    Args:
-        cache: The JSON file.
-        folder: Whose disk was measured.
-        device: "cpu", "cuda" or "cuda:1".
-        hardware: The measurement.
-    """
+    """Write a measurement to the cache. Log an error: it costs only time at the next start."""
     text = hardware.to_json()
     cached = {
         "key": _cache_key(folder, device),
@@ -186,30 +177,6 @@ def save_measurement(cache: Path, folder: Path, device: str, hardware: Hardware)
 
 
 # ---- arithmetic and memory -------------------------------------------------------------------
-
-
-def create_model_probe(folder: Path, model: ModelSpec) -> Callable[[], Hardware]:
-    """Return a function that measures the CPU at the sizes of one model, in four seconds.
-
-    Each call measures what the model's plans take in fp32 *now*, on a machine that other programs
-    use too. The rates are of mean times, because a step is slowed down by other programs as well.
-    """
-    retain_freed_memory()
-    calls = _product_calls("cpu", "float32", (model.width,), (model.vocabulary,))
-    calls |= _memory_calls("cpu")
-    head = model.width // model.heads
-    calls |= _attention_calls("cpu", "float32", (model.context,), (), (model.context, head))
-    plain_update = ("host float32", 32)
-    calls[plain_update] = _update_calls("host")[plain_update]
-
-    def measure() -> Hardware:
-        disk_rates = measure_disk(folder)
-        rates = measure_rates(calls, "cpu", MODEL_RATES_SECONDS, fmean)
-        hardware = _build_hardware(("cpu", cpu_name()), ["float32"], rates, disk_rates)
-        # The disk is measured now, and priced for the same minutes.
-        return dataclasses.replace(hardware, disk_write_sustained=hardware.disk_write)
-
-    return measure
 
 
 def measure_hardware(folder: Path, device: str, name: str) -> Hardware:
@@ -230,16 +197,16 @@ def measure_hardware(folder: Path, device: str, name: str) -> Hardware:
             dtypes.append("bfloat16")
     training_dtype = dtypes[-1] if device == "cuda" else "float32"
 
-    calls = _memory_calls(device) | _update_calls("host")
+    calls = memory_calls(device) | update_calls("host")
     if device == "cuda":
-        calls |= _update_calls("device") | _launch_calls(device)
-    calls |= _attention_calls(device, training_dtype, CONTEXTS, HEADS, (CONTEXT, HEAD))
+        calls |= update_calls("device") | _launch_calls(device)
+    calls |= attention_calls(device, training_dtype, CONTEXTS, HEADS, (CONTEXT, HEAD))
     for dtype in dtypes:
         vocabularies = VOCABULARIES if dtype == training_dtype else ()
-        calls |= _product_calls(device, dtype, WIDTHS, vocabularies)
+        calls |= product_calls(device, dtype, WIDTHS, vocabularies)
     with sharing_tiles(device == "cuda"):  # as the optimizer's lane does
         rates = measure_rates(calls, device, ALL_RATES_SECONDS)
-    return _build_hardware((device, name), dtypes, rates, disk_rates)
+    return build_hardware((device, name), dtypes, rates, disk_rates)
 
 
 def _measure_trial(device: str) -> tuple[float, float]:
@@ -248,21 +215,18 @@ def _measure_trial(device: str) -> tuple[float, float]:
     trial: Calls = {}
     for dtype in ("float32", "bfloat16"):
         key = (f"{dtype} forward", width)
-        trial[key] = _product_calls(device, dtype, (width,))[key]
+        trial[key] = product_calls(device, dtype, (width,))[key]
     plain_rate, narrow_rate = measure_rates(trial, device, 0.3).values()
     return plain_rate, narrow_rate
 
 
-def _build_hardware(
+def build_hardware(
     device: tuple[str, str], dtypes: list[str], rates: WorkRates, disk_rates: tuple[float, float]
 ) -> Hardware:
     """Arrange measured rates as a `Hardware`, with zero for the sizes of memory and disk.
 
-    Args:
-        device: "cpu" or "cuda", and the name of the CPU or GPU.
-        dtypes: The dtypes of the measured products, float32 first.
-        rates: The rate of each operation.
-        disk_rates: Bytes per second written and read.
+    The device is its kind ("cpu" or "cuda") and its name. The dtypes are those of the measured
+    products, float32 first. The disk's rates are bytes per second written and read.
     """
     import torch
 
@@ -318,11 +282,7 @@ def measure_rates(
     none throughout; the median ignores it. The best time is not a measure, because the hundreds of
     calls of a step hardly ever reach it.
 
-    Args:
-        calls: The work of one call, and the call, by its name and size.
-        device: "cpu" or "cuda".
-        seconds: The time for all calls together.
-        average: Chooses one of a call's times, in seconds.
+    All calls together may take so many seconds. `average` chooses one of a call's times.
     """
     import torch
 
@@ -364,7 +324,7 @@ def _count_batch(call: Callable[[], Any], time_call: Callable[..., float]) -> in
     return times
 
 
-def _product_calls(
+def product_calls(
     device: str, dtype: str, widths: Sequence[int], vocabularies: Sequence[int] = ()
 ) -> Calls:
     """Return the products of a block by width, and of the head by vocabulary.
@@ -418,7 +378,7 @@ def _product_calls(
     return calls
 
 
-def _attention_calls(
+def attention_calls(
     device: str,
     dtype: str,
     contexts: Sequence[int],
@@ -427,12 +387,8 @@ def _attention_calls(
 ) -> Calls:
     """Return attention by context and by head width, over tensors laid out like the model's.
 
-    Args:
-        device: "cpu" or "cuda".
-        dtype: The name of the tensors' dtype.
-        contexts: The contexts to measure, with the head width of the crossing.
-        heads: The head widths to measure, with the context of the crossing.
-        crossing: A context and a head width, where the gradient is measured too.
+    Contexts are measured with the head width of the crossing, and head widths with its context.
+    Where both cross, the gradient is measured too.
     """
     import torch
     from torch.nn.functional import scaled_dot_product_attention
@@ -476,7 +432,7 @@ def _allocate_pages(elements: int) -> "Tensor":
     return torch.frombuffer(pages, dtype=torch.float32).fill_(1e-3)
 
 
-def _memory_calls(device: str) -> Calls:
+def memory_calls(device: str) -> Calls:
     """Return the operations that the speed of memory limits.
 
     They are a triad in RAM, larger than every cache; copies to and from the device; and a block's
@@ -529,12 +485,8 @@ def _launch_calls(device: str) -> Calls:
     return {("launches", 0): (LAUNCHED_KERNELS, launch)}
 
 
-def _update_calls(where: str) -> Calls:
-    """Return AdamW in every form of weights and moments, as the engine runs it.
-
-    Args:
-        where: "host" or "device".
-    """
+def update_calls(where: str) -> Calls:
+    """Return AdamW on the "host" or "device", in every form of weights and moments."""
     import torch
 
     from barnraise.swap.adamw import AdamWStep, adamw_update
@@ -640,7 +592,9 @@ def _open_uncached(path: Path, mode: str) -> Iterator[io.FileIO]:
     Otherwise the file's pages are dropped from the cache first, for which its writer must have
     called fsync.
     """
-    with _open_direct(path, mode) as file:
+    from barnraise.swap.direct_io import open_direct
+
+    with io.FileIO(path, mode, opener=lambda name, flags: open_direct(name, flags)[0]) as file:
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         if sys.platform == "darwin":
@@ -648,17 +602,3 @@ def _open_uncached(path: Path, mode: str) -> Iterator[io.FileIO]:
 
             fcntl.fcntl(file.fileno(), fcntl.F_NOCACHE, 1)
         yield file
-
-
-def _open_direct(path: Path, mode: str) -> io.FileIO:
-    """Open a file unbuffered, with O_DIRECT if the system and the file system support it."""
-    direct = getattr(os, "O_DIRECT", 0)
-    try:
-        return io.FileIO(
-            path, mode, opener=lambda name, flags: os.open(name, flags | direct, 0o600)
-        )
-    except OSError as error:
-        # EINVAL means that this file system does not support O_DIRECT.
-        if not direct or error.errno != errno.EINVAL:
-            raise
-    return io.FileIO(path, mode)

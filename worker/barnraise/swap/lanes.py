@@ -34,7 +34,6 @@ class LaneEvent:
     """The completion of a task on a lane, or its failure."""
 
     def __init__(self) -> None:
-        """Create the event of a task that has not run yet."""
         self._issued = threading.Event()
         self._cuda_event: StreamEvent | None = None
         self.error: BaseException | None = None

@@ -49,13 +49,7 @@ class Leaves:
         self.flat = self.flat.new_empty(0)
 
     def add_matrix_gradient(self, name: str, left: Tensor, right: Tensor) -> None:
-        """Add leftᵀ · right to the gradient of the matrix `name`.
-
-        Args:
-            name: the matrix.
-            left: [n, rows].
-            right: [n, columns].
-        """
+        """Add leftᵀ · right, [n, rows] and [n, columns], to the gradient of the matrix `name`."""
         sums = self._sums[name]
         if right.dtype == torch.float32:
             sums.addmm_(left.t(), right)

@@ -23,7 +23,6 @@ one with momentum publishes at once, and at most all of it. Its momentum only se
 and the next round replaces it.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -60,24 +59,9 @@ class RoundStart:
 class OuterOptimizer:
     """Compute one fragment's update at the end of a round, and apply it."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        store: StateStore,
-        tiles: Tiles,
-        tile_scratch: Callable[[int], Tensor],
-    ) -> None:
-        """Work on the state in `store`.
-
-        Args:
-            recipe: the run's hyperparameters.
-            store: holds anchor, momentum and feedback.
-            tiles: gives access to the replica's weights.
-            tile_scratch: returns a uint8 buffer by its number, for a tile that memory does not
-                hold.
-        """
+    def __init__(self, recipe: Recipe, store: StateStore, tiles: Tiles) -> None:
+        """Work on the state in `store`, to which `tiles` gives access."""
         self._recipe, self._store, self._tiles = recipe, store, tiles
-        self._tile_scratch = tile_scratch
 
     def accumulate(
         self, i: int, values: Tensor, weight: float, start: RoundStart, has_momentum: bool
@@ -96,10 +80,10 @@ class OuterOptimizer:
         recipe, store = self._recipe, self._store
         for tile in self._tiles.iterate(i, changes=False):
             t, n = tile.number, tile.size
-            anchor = self._load("anchor", i, t, ANCHOR_SCRATCH)[: 4 * n].view(torch.int32)
-            momentum_record = self._load("momentum", i, t, MOMENTUM_SCRATCH)
+            anchor = self._tiles.record("anchor", i, t, ANCHOR_SCRATCH)[: 4 * n].view(torch.int32)
+            momentum_record = self._tiles.record("momentum", i, t, MOMENTUM_SCRATCH)
             momentum = momentum_record[: 4 * n].view(torch.float32)
-            feedback_record = self._load("feedback", i, t, FEEDBACK_SCRATCH)
+            feedback_record = self._tiles.record("feedback", i, t, FEEDBACK_SCRATCH)
             feedback = feedback_record[: 4 * n].view(torch.int32)
 
             # Δ = w · (anchor − r · e − g · m − replica)
@@ -143,12 +127,12 @@ class OuterOptimizer:
             t, n, published = tile.number, tile.size, units[tile.begin : tile.end]
 
             # e ← e − C(e)
-            feedback_record = self._feedback_record(i, t, n)
+            feedback_record = self._tiles.record("feedback", i, t, MOMENTUM_SCRATCH, reads=False)
             residual = feedback_record[: 4 * n].view(torch.int32)
             torch.sub(published, values[tile.begin : tile.end], out=residual)
             store.store_tile("feedback", i, t, feedback_record)
 
-            anchor_record = self._load("anchor", i, t, ANCHOR_SCRATCH)
+            anchor_record = self._tiles.record("anchor", i, t, ANCHOR_SCRATCH)
             anchor = anchor_record[: 4 * n].view(torch.int32).add_(published)
             store.store_tile("anchor", i, t, anchor_record)
 
@@ -157,20 +141,11 @@ class OuterOptimizer:
             if start.has_residual:
                 origin = torch.sub(anchor, residual, out=values[tile.begin : tile.end])
             if start.prediction:
-                momentum_record = self._load("momentum", i, t, FEEDBACK_SCRATCH)
+                momentum_record = self._tiles.record("momentum", i, t, FEEDBACK_SCRATCH)
                 momentum = momentum_record[: 4 * n].view(torch.float32)
                 tile.set_master(predicted_start(origin, momentum, start.prediction))
             else:
                 tile.set_master(units_to_float(origin))
-
-    def _load(self, kind: str, i: int, t: int, scratch: int) -> Tensor:
-        return self._store.load_tile(kind, i, t, self._tile_scratch(scratch))
-
-    def _feedback_record(self, i: int, t: int, n: int) -> Tensor:
-        """Return the record of feedback to write to, uint8, without reading it."""
-        if self._store.memory_buffer("feedback", i) is not None:
-            return self._store.memory_record("feedback", i, t)
-        return self._tile_scratch(MOMENTUM_SCRATCH)[: self._store.plan.record_bytes("feedback", n)]
 
 
 def predicted_start(units: Tensor, momentum: Tensor, prediction: float) -> Tensor:

@@ -105,15 +105,9 @@ def join(halves: SplitWeights, out: Tensor | None = None) -> Tensor:
 def update_split(
     step: AdamWStep, begin: int, weights: SplitWeights, gradient: Tensor, m: Tensor, v: Tensor
 ) -> None:
-    """Apply `adamw_update` of the joined master, bit for bit, in place.
+    """Apply `adamw_update` of the joined master, bit for bit, in place; see its arguments.
 
-    Args:
-        step: the hyperparameters.
-        begin: the tile's first element in its fragment.
-        weights: halves of [n].
-        gradient: fp32 or bf16 [n].
-        m: first moment, fp32 [n].
-        v: second moment, fp32 [n].
+    The gradient may be bf16 as well.
     """
     kernel = AdamWKernel.prepare(step, begin, weights.high)
 

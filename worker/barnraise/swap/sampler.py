@@ -86,11 +86,8 @@ class Sampler:
     ) -> None:
         """Prepare to generate; nothing is loaded yet.
 
-        Args:
-            model: the architecture.
-            load: returns a fragment's weights.
-            resident_bytes: how much memory layers may take that stay loaded between two tokens.
-            device: where the layers compute.
+        The layers compute on `device`. Those that stay loaded between two tokens take
+        `resident_bytes` at most.
         """
         self._model = model
         self._fragments = model.fragments()
@@ -105,10 +102,7 @@ class Sampler:
     ) -> Iterator[tuple[int, int]]:
         """Generate a continuation of each prompt, all of them together.
 
-        Args:
-            prompts: tokens; an empty prompt begins a new document.
-            settings: how the next tokens are chosen.
-            vocabulary: which tokens may be chosen.
+        An empty prompt begins a new document.
 
         Yields:
             (number of the prompt, its next token). The end token is not among them.

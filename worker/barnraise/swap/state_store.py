@@ -106,8 +106,7 @@ class StateStore:
         spilled = [("gradient", i) for i in self.plan.blocks if self.plan.spills_gradient(i)]
         offset = 0
         for kind, i in (*self._kinds_and_fragments(), *spilled):
-            sizes = self.plan.tile_record_bytes("anchor" if kind == "gradient" else kind, i)
-            for t, size in enumerate(sizes):
+            for t, size in enumerate(self.plan.tile_record_bytes(kind, i)):
                 self._offsets[kind, i, t], self._sizes[kind, i, t] = offset, size
                 offset += size * self._slot_count(kind)
         self._file_size = offset
@@ -125,12 +124,16 @@ class StateStore:
         """Return the record, uint8, of a tile that memory holds."""
         return self._memory[kind, i][self.record_slice(kind, i, t)]
 
-    def load_tile(self, kind: str, i: int, t: int, scratch: Tensor) -> Tensor:
-        """Return a tile's record, uint8: by reference if in memory, else read into `scratch`."""
+    def load_tile(self, kind: str, i: int, t: int, scratch: Tensor, reads: bool = True) -> Tensor:
+        """Return a tile's record, uint8: by reference if in memory, else read into `scratch`.
+
+        Without `reads`, the content of the scratch buffer stays what it was.
+        """
         if (kind, i) in self._memory:
             return self.memory_record(kind, i, t)
         target = scratch[: self._sizes[kind, i, t]]
-        self.read(kind, i, t, target)
+        if reads:
+            self.read(kind, i, t, target)
         return target
 
     def store_tile(self, kind: str, i: int, t: int, record: Tensor) -> None:
@@ -194,11 +197,21 @@ class StateStore:
                 self._day, self.written_today = _utc_date(), 0
             self.written_today += record.numel()
 
+    def read_fragment(self, kind: str, i: int, target: Tensor) -> None:
+        """Read all records of a fragment into uint8 [their bytes]; see `read`."""
+        for t in range(self.plan.tile_count(i)):
+            self.read(kind, i, t, target[self.record_slice(kind, i, t)])
+
+    def write_fragment(self, kind: str, i: int, source: Tensor) -> None:
+        """Write all records of a fragment from uint8 [their bytes]; see `write`."""
+        for t in range(self.plan.tile_count(i)):
+            self.write(kind, i, t, source[self.record_slice(kind, i, t)])
+
     def write_memory_records(self, kinds: Sequence[str]) -> None:
         """Write what memory holds of these kinds to disk, before a commit."""
         for (kind, i), buffer in self._memory.items():
-            for t in range(self.plan.tile_count(i) if kind in kinds else 0):
-                self.write(kind, i, t, buffer[self.record_slice(kind, i, t)])
+            if kind in kinds:
+                self.write_fragment(kind, i, buffer)
 
     def clear(self, kind: str) -> None:
         """Set a kind of state to zero on every tier."""
@@ -212,9 +225,7 @@ class StateStore:
     def commit(self, header: str, training_valid: bool = True) -> None:
         """Make everything written since the last commit, with `header`, the state to recover.
 
-        Args:
-            header: what the state belongs to.
-            training_valid: whether weights and moments that are written in place are complete.
+        `training_valid`: whether weights and moments that are written in place are complete.
 
         Raises:
             OSError: the disk failed. The last manifest is still valid then.
@@ -272,11 +283,6 @@ class StateStore:
 
     # ---- manifest ------------------------------------------------------------------------------
 
-    @property
-    def layout(self) -> dict[str, Any]:
-        """Return the layout of this store's plan."""
-        return self.layout_of(self.plan)
-
     @staticmethod
     def layout_of(plan: Plan) -> dict[str, Any]:
         """Return what decides, besides the model, where records lie and what is in them.
@@ -298,7 +304,7 @@ class StateStore:
             tiles = [self._committed.get((kind, i, t)) for t in range(self.plan.tile_count(i))]
             slots.setdefault(kind, []).append([list(slot) if slot else [] for slot in tiles])
         body = {
-            "layout": self.layout,
+            "layout": self.layout_of(self.plan),
             "header": self.header,
             "invalid": sorted(self.invalid_kinds),
             "day": self._day,
@@ -314,7 +320,7 @@ class StateStore:
         body = read_manifest(folder)
         if body is None:
             return
-        if body["layout"] != self.layout:
+        if body["layout"] != self.layout_of(self.plan):
             raise StateError(
                 f"{folder} holds a state with another layout; give the limits it was created with, "
                 "or remove it"
@@ -365,9 +371,8 @@ class FragmentSequence(Sequence[Tensor]):
         store, size = self._store, self._store.plan.fragments[i].size
         buffer = store.memory_buffer(self._kind, i)
         if buffer is None:
-            buffer = page_aligned(sum(store.plan.tile_record_bytes(self._kind, i)))
-            for t in range(store.plan.tile_count(i)):
-                store.read(self._kind, i, t, buffer[store.record_slice(self._kind, i, t)])
+            buffer = page_aligned(store.plan.total_bytes(self._kind, i))
+            store.read_fragment(self._kind, i, buffer)
         return buffer.view(self._dtype)[:size]
 
     def __setitem__(self, i: int, tensor: Tensor) -> None:
@@ -375,7 +380,7 @@ class FragmentSequence(Sequence[Tensor]):
         store, kind = self._store, self._kind
         buffer = store.memory_buffer(kind, i)
         if buffer is None:
-            buffer = page_aligned(sum(store.plan.tile_record_bytes(kind, i)))
+            buffer = page_aligned(store.plan.total_bytes(kind, i))
         flat = buffer.view(self._dtype)[: tensor.numel()]
         if flat.data_ptr() != tensor.data_ptr():
             flat.copy_(tensor)

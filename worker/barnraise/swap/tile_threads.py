@@ -65,24 +65,15 @@ class Scratch:
         return flat if flat.numel() == self._n else flat[: self._n]
 
 
-class _ThreadBuffers(threading.local):
-    """The calling thread's buffers, by device and name."""
+class _ThreadState(threading.local):
+    """The calling thread's buffers, and whether torch's threads share its tiles."""
 
     def __init__(self) -> None:
-        self.by_device: dict[torch.device, dict[str, Tensor]] = {}
-
-
-_thread_buffers = _ThreadBuffers()
-
-
-class _ThreadSettings(threading.local):
-    """Whether the calling thread's tiles are shared by torch's threads."""
-
-    def __init__(self) -> None:
+        self.buffers: dict[torch.device, dict[str, Tensor]] = {}  # by device and name
         self.shares_tiles = False
 
 
-_thread_settings = _ThreadSettings()
+_thread = _ThreadState()
 
 
 @contextlib.contextmanager
@@ -91,19 +82,17 @@ def sharing_tiles(shares: bool = True) -> Iterator[None]:
 
     Only where no other thread computes with torch's threads meanwhile: on a machine with a GPU.
     """
-    before = _thread_settings.shares_tiles
-    _thread_settings.shares_tiles = shares
+    before = _thread.shares_tiles
+    _thread.shares_tiles = shares
     try:
         yield
     finally:
-        _thread_settings.shares_tiles = before
+        _thread.shares_tiles = before
 
 
 def scratch_bytes() -> int:
     """Return the bytes of the calling thread's scratch buffers."""
-    return sum(
-        flat.nbytes for flats in _thread_buffers.by_device.values() for flat in flats.values()
-    )
+    return sum(flat.nbytes for flats in _thread.buffers.values() for flat in flats.values())
 
 
 def device_pieces(flat: Tensor) -> Iterator[tuple[int, int]]:
@@ -136,7 +125,7 @@ def for_each_tile(work: Callable[..., object], *flats: Tensor) -> None:
     threads, largest = torch.get_num_threads(), TILE
     if device.type != "cpu":
         threads, largest = 1, DEVICE_TILE
-    elif _thread_settings.shares_tiles and threads >= SHARING_THREADS:
+    elif _thread.shares_tiles and threads >= SHARING_THREADS:
         threads, largest = 1, min(threads, SHARED_TILES) * TILE
     sizes = _tile_sizes(n, threads, largest)
     blocks = [-(-size // BLOCK) for size in sizes]
@@ -170,7 +159,7 @@ def _tile_sizes(n: int, threads: int, largest: int) -> list[int]:
 
 
 def _scratch_of(device: torch.device, n: int) -> Scratch:
-    return Scratch(n, _thread_buffers.by_device.setdefault(device, {}), device)
+    return Scratch(n, _thread.buffers.setdefault(device, {}), device)
 
 
 @functools.cache

@@ -101,8 +101,8 @@ class Tiles:
         for t in range(plan.tile_count(i)):
             begin, end = plan.tile_bounds(i, t)
             n = end - begin
-            weights = self._record("weights", i, t, WEIGHTS_SCRATCH, reads)
-            moments = self._record("moments", i, t, MOMENTS_SCRATCH, split and plan.on_disk)
+            weights = self.record("weights", i, t, WEIGHTS_SCRATCH, reads)
+            moments = self.record("moments", i, t, MOMENTS_SCRATCH, split and plan.on_disk)
             streamed = weights[: n * plan.streamed_bytes].view(self._dtype)
             yield Tile(i, t, begin, AdamMoments.of(plan, moments, n), streamed)
             if changes:
@@ -114,17 +114,11 @@ class Tiles:
         """Set Adam's moments of fragment i, fp32 [n] each."""
         for t in range(self._plan.tile_count(i)):
             begin, end = self._plan.tile_bounds(i, t)
-            record = self._record("moments", i, t, MOMENTS_SCRATCH, reads=False)
+            record = self.record("moments", i, t, MOMENTS_SCRATCH, reads=False)
             moments = AdamMoments.of(self._plan, record, end - begin)
             moments.load_float32(m[begin:end], v[begin:end])
             self._store.store_tile("moments", i, t, record)
 
-    def _record(self, kind: str, i: int, t: int, scratch: int, reads: bool) -> Tensor:
-        """Return a tile's record, uint8; its content is read from disk only if `reads`."""
-        if self._store.memory_buffer(kind, i) is not None:
-            return self._store.memory_record(kind, i, t)
-        begin, end = self._plan.tile_bounds(i, t)
-        record = self._tile_scratch(scratch)[: self._plan.record_bytes(kind, end - begin)]
-        if reads:
-            self._store.read(kind, i, t, record)
-        return record
+    def record(self, kind: str, i: int, t: int, scratch: int, reads: bool = True) -> Tensor:
+        """Return a tile's record as `StateStore.load_tile` does; `scratch`: a buffer's number."""
+        return self._store.load_tile(kind, i, t, self._tile_scratch(scratch), reads)

@@ -24,12 +24,7 @@ ROCM_FUSED_ATTENTION = "TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL"
 def configure_torch_environment(
     environment: MutableMapping[str, str] = os.environ, system: str = sys.platform
 ) -> None:
-    """Set the variables that the user has not set.
-
-    Args:
-        environment: the variables.
-        system: as `sys.platform` names it.
-    """
+    """Set the variables that the user has not set."""
     environment.setdefault(ROCM_FUSED_ATTENTION, "1")
     environment.setdefault(CUBLAS_WORKSPACES, EIGHT_WORKSPACES)
     if system == "linux" and not any(name in environment for name in ALLOCATOR_NAMES):

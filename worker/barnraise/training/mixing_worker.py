@@ -62,14 +62,14 @@ class MixingWorker(Worker):
             PlanError: The model does not fit this machine's memory.
         """
         model, recipe = self.spec.model, self.spec.recipe
-        smaller = reserve_memory(
+        hardware, limits = reserve_memory(
             hardware, limits, mixing_bytes(model, recipe), mean_gradient_bytes(model, recipe)
         )
-        step_limits = replace(smaller.limits, disk=0)
+        step_limits = replace(limits, disk=0)
         if recipe.mixing_accumulation > 1:
             step_limits = replace(step_limits, clipping="exact")
         try:
-            return super().plan_training(smaller.hardware, step_limits)
+            return super().plan_training(hardware, step_limits)
         except PlanError as error:
             raise PlanError(
                 f"{error}. The machines of this run agree in every step "
