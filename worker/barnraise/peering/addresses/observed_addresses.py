@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from barnraise.peering.addresses.addresses import host_of, parse_address
 from barnraise.peering.addresses.nat_type import Observation
 from barnraise.protocol.ip_addresses import parse_ip
+from barnraise.protocol.table_sizes import store_newest
 
 MAX_OBSERVATIONS = 64  # of peers, the newest
 OBSERVATION_SECONDS = 120.0  # for which the report of a peer counts that is no longer connected
@@ -38,13 +39,11 @@ class ObservedAddresses:
         parsed = parse_address(address)
         if parsed is None:
             return
-        self._reports.pop(reporter, None)
-        self._reports[reporter] = Observation(reporter, volunteer or reporter, parsed)
-        self._left_at.pop(reporter, None)
-        while len(self._reports) > MAX_OBSERVATIONS:
-            oldest = next(iter(self._reports))
-            del self._reports[oldest]
-            self._left_at.pop(oldest, None)
+        observation = Observation(reporter, volunteer or reporter, parsed)
+        store_newest(self._reports, reporter, observation, MAX_OBSERVATIONS)
+        self._left_at = {
+            key: at for key, at in self._left_at.items() if key in self._reports and key != reporter
+        }
 
     def on_disconnected(self, reporter: str, now: float) -> None:
         """Record that a peer's connection has ended at a time in seconds."""

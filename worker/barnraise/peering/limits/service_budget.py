@@ -26,3 +26,14 @@ class ServiceBudget:
             buckets.try_consume(names.get(group, ""), 1.0, now)
             for group, buckets in self._buckets.items()
         )
+
+    def consume(self, names: Mapping[str, str], amount: float, now: float) -> None:
+        """Count uses that have happened, or are given back where `amount` is negative."""
+        for group, buckets in self._buckets.items():
+            buckets.consume(names.get(group, ""), amount, now)
+
+    def ready_at(self, names: Mapping[str, str], now: float) -> float:
+        """Return when all groups may have one more use, in seconds."""
+        return max(
+            buckets.ready_at(names.get(group, ""), now) for group, buckets in self._buckets.items()
+        )

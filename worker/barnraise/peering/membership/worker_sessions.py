@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from barnraise.protocol.messages import Signed, WorkerSession
+from barnraise.protocol.table_sizes import store_newest
 
 CLOCK_SECONDS = 10.0  # by which the clocks of two machines may differ
 SESSION_FRESH_SECONDS = 60.0  # for which a statement is passed on and believed
@@ -57,17 +58,13 @@ class SeenSessions:
 
     def record(self, statement: WorkerSession, signed: Signed) -> None:
         """Record a verified statement."""
-        sessions = self._seen.pop(statement.peer, {})
-        known = sessions.pop(statement.session, None)
+        sessions = self._seen.get(statement.peer, {})
         newest = (statement.issued, signed)
-        sessions[statement.session] = (
-            newest if known is None else max(known, newest, key=_issued_at)
-        )
-        while len(sessions) > MAX_SESSIONS:
-            del sessions[next(iter(sessions))]
-        self._seen[statement.peer] = sessions
-        while len(self._seen) > MAX_KEYS:
-            del self._seen[next(iter(self._seen))]
+        known = sessions.get(statement.session, newest)
+        if known[0] >= statement.issued:
+            newest = known
+        store_newest(sessions, statement.session, newest, MAX_SESSIONS)
+        store_newest(self._seen, statement.peer, sessions, MAX_KEYS)
 
     def others(self, key: str, session: str, now: float) -> Iterable[Signed]:
         """Return the fresh statements of a key's other sessions.
@@ -80,7 +77,3 @@ class SeenSessions:
         for name, (issued, signed) in self._seen.get(key, {}).items():
             if name != session and abs(now - issued) <= SESSION_FRESH_SECONDS:
                 yield signed
-
-
-def _issued_at(statement: tuple[float, Signed]) -> float:
-    return statement[0]

@@ -16,7 +16,7 @@ import iroh
 from barnraise.peering.addresses.addresses import network_of, port_of, version_of
 from barnraise.peering.addresses.local_addresses import LocalAddresses
 from barnraise.peering.addresses.port_mapping import find_home_network, remove_iroh_mapping
-from barnraise.peering.limits.incoming_limits import IncomingLimits
+from barnraise.peering.limits.incoming_limits import IncomingLimits, groups_of
 from barnraise.peering.limits.repeated_warnings import RepeatedWarnings
 from barnraise.peering.limits.service_limits import Service
 from barnraise.peering.limits.timeouts import TIMEOUTS
@@ -201,7 +201,7 @@ class IrohTransport:
     @property
     def pending_connections(self) -> int:
         """Count the incoming connections that are being established."""
-        return len(self._limits)
+        return len(self._limits.pending)
 
     async def accept(self) -> Channel:
         """Return the next channel that another peer opened."""
@@ -229,8 +229,8 @@ class IrohTransport:
                 await _end_incoming(incoming.ignore)
             else:
                 task = self._spawn(self._accept_connection(incoming))
-                task.add_done_callback(self._limits.discard)
-                for oldest in self._limits.add(task, address):
+                task.add_done_callback(self._limits.pending.discard)
+                for oldest in self._limits.pending.add(task, groups_of(address)):
                     oldest.cancel()
 
     async def _accept_connection(self, incoming: iroh.Incoming) -> None:
