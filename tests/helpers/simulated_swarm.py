@@ -50,7 +50,7 @@ def connected_gossip(number: int, *others: int) -> Gossip:
     me = Gossip(key_of(number), 0)
     me.start({}, {}, 0.0)
     for other in others:
-        me.on_connected(key_of(other), 0.0)
+        me.on_connected(key_of(other), 0.0, Meeting())
         me.on_state(key_of(other), peer_state({}), 0.0)
     return me
 

@@ -85,17 +85,20 @@ class KnownPeer:
 
 @dataclass(frozen=True)
 class Meeting:
-    """How a link came about: facts that the handshake proves.
+    """How a link came about: facts that the handshake proves, and what the peer claims.
 
     Attributes:
         volunteer: Digest of the peer's volunteer; empty: the peer counts as a volunteer of its own.
         dialled: Whether this machine dialled.
         address: The peer's address as this machine sees it; empty if that is unknown.
+        claimed: The addresses that the peer reports of itself. Only those of the host at which it
+            was met are believed.
     """
 
     volunteer: str = ""
     dialled: bool = False
     address: str = ""
+    claimed: tuple[str, ...] = ()
 
 
 class PeerLink(Protocol):
@@ -224,28 +227,15 @@ class PartialView:
 
     # ---- events: links
 
-    def on_connected(
-        self,
-        key: str,
-        now: float = 0.0,
-        meeting: Meeting | None = None,
-        claimed: Sequence[str] = (),
-    ) -> None:
-        """Record that a link to this peer is established.
-
-        Args:
-            key: The peer's key.
-            now: The time in seconds.
-            meeting: How the link came about.
-            claimed: The addresses that the peer reports of itself. Only those of the host at which
-                it was met are believed.
-        """
-        meeting = meeting or Meeting()
+    def on_connected(self, key: str, now: float, meeting: Meeting) -> None:
+        """Record that a link to this peer is established."""
         self._end_dial(key, meeting, now)
         self.rendezvous.on_connected(key)
         known = self.passive.get(key)
         addresses = tuple(
-            at for at in claimed if meeting.address and host_of(at) == host_of(meeting.address)
+            at
+            for at in meeting.claimed
+            if meeting.address and host_of(at) == host_of(meeting.address)
         )
         if meeting.address:
             addresses = (meeting.address, *(at for at in addresses if at != meeting.address))
