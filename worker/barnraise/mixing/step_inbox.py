@@ -228,13 +228,6 @@ class StepInbox:
             else:
                 del self._neighbours[key].weights[step]
 
-    @property
-    def stored_weights(self) -> int:
-        """Return how many neighbours' weights are here or on their way."""
-        return sum(
-            len(each.weights) + (each.incomplete is not None) for each in self._neighbours.values()
-        )
-
     def look_up(self, key: str, step: int, roster: bytes) -> Arrival:
         """Return what is known of a neighbour's weights of a step.
 
