@@ -35,7 +35,6 @@ from barnraise.peering.membership.link_actions import (
     CloseLink,
     Dial,
     LinkAction,
-    RequestDial,
     SendGoodbye,
     SendPeers,
 )
@@ -631,10 +630,7 @@ class Gossip:
             self.links[key].leaving_since = now
             actions.append(SendGoodbye(key))
         actions += [Dial(peer) for peer in self.membership.choose_dials(self.links, now)]
-        actions += [
-            RequestDial(request.via, request.target)
-            for request in self.membership.choose_dial_requests(self.links, now)
-        ]
+        actions += self.membership.rendezvous.choose_requests(self.links, now)
         actions += self._update_requests(now)
         if self.wants_updates:
             actions += [ProbeAuthor(*probe) for probe in self.authors.choose_probes(now)]
