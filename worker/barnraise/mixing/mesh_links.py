@@ -59,10 +59,6 @@ MESH_POLL_SECONDS = 0.2  # between two questions whether to stop waiting
 STATE_REQUEST = MixingFrame(FrameKind.STATE_REQUEST, 0, bytes(ROSTER_BYTES))
 
 
-def _never_stop() -> bool:
-    return False
-
-
 @dataclass
 class _Link:
     """One channel, and what waits to be sent over it."""
@@ -178,7 +174,7 @@ class MeshLinks:
         self,
         is_done: Callable[[StepInbox], bool],
         seconds: float,
-        should_stop: Callable[[], bool] = _never_stop,
+        should_stop: Callable[[], bool] = lambda: False,
     ) -> bool:
         """Wait until something holds of the inbox.
 
@@ -226,7 +222,7 @@ class MeshLinks:
         self._state = (step, weights)
 
     def fetch_state(
-        self, key: str, seconds: float, should_stop: Callable[[], bool] = _never_stop
+        self, key: str, seconds: float, should_stop: Callable[[], bool] = lambda: False
     ) -> tuple[int, bytearray] | None:
         """Fetch a neighbour's weights in 32 bits.
 
@@ -258,13 +254,7 @@ class MeshLinks:
         limit: Callable[[], float],
         should_stop: Callable[[], bool],
     ) -> bool:
-        """Wait until something holds; return whether it does.
-
-        Args:
-            is_done: called under the lock.
-            limit: returns the seconds that the wait may last in all.
-            should_stop: called several times a second, without the lock.
-        """
+        """Wait until `is_done`, under the lock, for `limit` seconds; return whether it is."""
         started = time.monotonic()
         while True:
             left = started + limit() - time.monotonic()

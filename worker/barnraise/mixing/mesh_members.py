@@ -24,13 +24,9 @@ class TicketedMembership:
         handshake: Handshake,
         find_ticket: Callable[[str], Signed | None],
     ) -> None:
-        """Admit the machines of a run.
+        """Admit the machines of a run, over channels of the exchange's endpoint.
 
-        Args:
-            channels: opens the mesh's channels over the exchange's endpoint.
-            view: the peers that the exchange knows.
-            handshake: checks them.
-            find_ticket: returns the newest ticket of a key that the exchange has, if it has one.
+        `find_ticket` returns the newest ticket of a key that the exchange has, if it has one.
         """
         self.key = channels.key
         self._channels = channels

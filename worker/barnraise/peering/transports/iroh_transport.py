@@ -143,19 +143,11 @@ class IrohTransport:
         alpn = f"barnraise/{name}/1".encode()
         self._incoming[alpn] = asyncio.Queue(_MAX_UNACCEPTED)
         self._tls.add_protocol(alpn)
-        return IrohProtocol(self, alpn)
+        return IrohProtocol(self, self._tls, alpn)
 
     async def connect(self, peer: Peer) -> Channel:
         """Dial a peer; see `Transport.connect`."""
         return await self.connect_for(ALPN, peer)
-
-    async def connect_by_tcp(self, alpn: bytes, peer: Peer) -> Channel:
-        """Dial a peer for a protocol that was added, at its addresses' TCP ports.
-
-        Raises:
-            ChannelClosedError: When it does not answer there.
-        """
-        return await self._tls.connect(alpn, peer)
 
     async def connect_for(self, alpn: bytes, peer: Peer) -> Channel:
         """Dial a peer for a protocol, by its ALPN; see `Transport.connect`."""
@@ -293,16 +285,17 @@ class IrohProtocol:
     over QUIC elsewhere.
     """
 
-    def __init__(self, transport: IrohTransport, alpn: bytes) -> None:
-        """Use the endpoint of `transport`, which its owner starts and closes."""
+    def __init__(self, transport: IrohTransport, tls: TlsEndpoint, alpn: bytes) -> None:
+        """Use the endpoints of a transport, which its owner starts and closes."""
         self._transport = transport
+        self._tls = tls
         self._alpn = alpn
         self.key = transport.key
 
     async def connect(self, peer: Peer) -> Channel:
         """Dial a peer; see `Transport.connect`."""
         try:
-            return await self._transport.connect_by_tcp(self._alpn, peer)
+            return await self._tls.connect(self._alpn, peer)
         except ChannelClosedError as error:
             log.debug("%s", error)
             return await self._transport.connect_for(self._alpn, peer)
