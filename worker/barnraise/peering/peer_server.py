@@ -135,13 +135,7 @@ class PeerServer:
     """
 
     def __init__(self, config: PeeringConfig, transport: Transport, user: PeeringUser) -> None:
-        """Assemble the handlers of connections; `run` starts them.
-
-        Args:
-            config: See `PeeringConfig`.
-            transport: Opens and accepts channels.
-            user: See `PeeringUser`.
-        """
+        """Assemble the handlers of connections; `run` starts them."""
         self.connections: dict[str, Connection] = {}
         self.uplink = FairShare()
         self._closed_bytes_sent = 0  # over connections that have ended

@@ -87,12 +87,7 @@ class ReachFacts:
 
 
 def classify_nat(facts: ReachFacts, version: int = 4) -> NatKind:
-    """Classify the NAT between a machine and its peers.
-
-    Args:
-        facts: What the machine knows.
-        version: 4 or 6, the version of IP: a machine may have an address of each.
-    """
+    """Classify the NAT between a machine and its peers, by 4 or 6, the version of IP."""
     seen = _widest_scope(facts.observations, version)
     local = set(facts.local_addresses)
     if any(observation.address in local for observation in seen):

@@ -29,12 +29,9 @@ class ObservedAddresses:
         self._site_hosts: dict[int, str] = {}  # by version of IP
 
     def on_report(self, reporter: str, volunteer: str, address: str) -> None:
-        """Record at which address a connected peer sees this machine.
+        """Record at which host:port a connected peer, of a key and volunteer, sees this machine.
 
-        Args:
-            reporter: The peer's key.
-            volunteer: Digest of the peer's volunteer.
-            address: host:port as the peer reports it; anything else is ignored.
+        Anything else than host:port is ignored.
         """
         parsed = parse_address(address)
         if parsed is None:
@@ -72,12 +69,7 @@ class ObservedAddresses:
         )
 
     def confirmed(self, now: float, own_addresses: Iterable[str] = ()) -> list[str]:
-        """Return the addresses at which this machine is reachable, as enough others report.
-
-        Args:
-            now: The time in seconds.
-            own_addresses: The machine's own, which need no announcement of this kind.
-        """
+        """Return the addresses at which enough others report this machine, besides its own."""
         volunteers: dict[str, set[str]] = {}
         for observation in self.observations(now):
             volunteers.setdefault(observation.address, set()).add(observation.volunteer)

@@ -81,8 +81,7 @@ class Reachability:
     def list_ports(self, seen_at: str) -> list[int]:
         """Return the UDP ports at which a peer may reach this machine, the likeliest first.
 
-        Args:
-            seen_at: host:port at which the peer sees this machine; "" if it does not state it.
+        The peer sees it at the host:port `seen_at`; "" if it does not state that.
         """
         if not seen_at:  # both are on one machine or cable
             first = {version_of(address): port_of(address) for address in self._list_local()[::-1]}

@@ -4,7 +4,7 @@ Peers and sites report the addresses of peers, and a report may be false: then t
 of a victim, and a whole swarm dials it. One dial that is not answered costs about ten packets of
 1,200 bytes. So an address backs off exponentially, whichever key it is dialled for, and all
 unproven addresses of one host, and of one network, share a budget of dials. An address is proven
-once a peer with the dialled key has answered there.
+once a peer with the dialled key has answered there. Times are in seconds.
 """
 
 import math
@@ -39,13 +39,10 @@ class AddressRecord:
 
 
 class DialLimits:
-    """Remember which addresses answer, and decide which may be dialled.
-
-    Args:
-        jitter: Returns random numbers between 0 and 1.
-    """
+    """Remember which addresses answer, and decide which may be dialled."""
 
     def __init__(self, jitter: Callable[[], float]) -> None:
+        """Know no address yet; `jitter` returns random numbers between 0 and 1."""
         self._jitter = jitter
         self._budget = ServiceBudget(Service.UNANSWERED_DIALS)
         self._addresses: dict[str, AddressRecord] = {}
@@ -55,11 +52,7 @@ class DialLimits:
     def choose(self, addresses: Sequence[str], now: float) -> tuple[str, ...]:
         """Return the addresses of a peer to dial now; none if each has to wait.
 
-        A proven address that answered the last time is dialled alone.
-
-        Args:
-            addresses: The peer's addresses, the preferred ones first.
-            now: The time in seconds.
+        A proven address that answered the last time is dialled alone. The preferred ones are first.
         """
         ready = [address for address in addresses if self.ready_at(address, now) <= now]
         for address in ready:
@@ -72,10 +65,6 @@ class DialLimits:
         """Return the addresses of a peer to dial now that dials this machine at the same time.
 
         That they did not answer before does not count; the budgets of unproven addresses do.
-
-        Args:
-            addresses: The peer's addresses, the preferred ones first.
-            now: The time in seconds.
         """
         ready = [
             address
@@ -119,11 +108,8 @@ class DialLimits:
     def on_silence(self, addresses: Sequence[str], now: float, is_isolated: bool = False) -> None:
         """Record that nobody with the dialled key answered at some addresses.
 
-        Args:
-            addresses: The addresses.
-            now: The time in seconds.
-            is_isolated: Whether this machine has no link at all: then its own network may be down,
-                and proven addresses stay proven.
+        The own network of an isolated machine, without any link, may be down: then proven addresses
+        stay proven.
         """
         for address in addresses:
             record = self._addresses.get(address) or AddressRecord()

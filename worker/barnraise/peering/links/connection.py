@@ -71,15 +71,10 @@ class Connection:
         connected_at: float,
         stated_addresses: Collection[str] = (),
     ) -> None:
-        """Wrap a channel after the handshake.
+        """Wrap a channel after the handshake, whose time is the event loop's in seconds.
 
-        Args:
-            channel: The open channel.
-            hello: The peer's Hello, already checked.
-            ticket: The ticket in it.
-            dialled: Whether this machine dialled the peer.
-            connected_at: Event loop time of the handshake, in seconds.
-            stated_addresses: Where this machine is reached, as it stated to the peer.
+        The Hello and its ticket are checked already. `stated_addresses` is where this machine is
+        reached, as it stated to the peer.
         """
         self.channel = channel
         self.hello = hello

@@ -59,13 +59,7 @@ class DialBackHandler:
     def __init__(
         self, context: LinkContext, transport: Transport, reachability: Reachability
     ) -> None:
-        """Test one machine's reachability, and that of its peers.
-
-        Args:
-            context: The connections.
-            transport: Dials as a stranger.
-            reachability: Receives the outcomes.
-        """
+        """Test one machine's reachability, and that of its peers."""
         self._context = context
         self._transport = transport
         self._reachability = reachability

@@ -45,9 +45,7 @@ class TlsEndpoint:
     def __init__(self, identity: Identity, on_channel: Callable[[bytes, TlsChannel], None]) -> None:
         """Prepare an endpoint; `listen` opens its sockets.
 
-        Args:
-            identity: This machine's.
-            on_channel: Receives the protocol and the channel that another machine opened.
+        `on_channel` receives the protocol and the channel that another machine opened.
         """
         self._identity = identity
         self._on_channel = on_channel
@@ -68,10 +66,7 @@ class TlsEndpoint:
         return len(self._limits.pending)
 
     def listen(self, addresses: Sequence[str]) -> None:
-        """Listen on some of this machine's addresses, if a protocol was added.
-
-        Args:
-            addresses: Host:port pairs.
+        """Listen on some of this machine's addresses, host:port, if a protocol was added.
 
         Raises:
             OSError: A port is in use.
