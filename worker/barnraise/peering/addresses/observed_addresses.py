@@ -5,6 +5,7 @@ alone may lie: then this machine would announce a victim's address as its own. S
 once peers of two volunteers report it, or one peer reports it and the site saw its host.
 """
 
+import math
 from collections.abc import Iterable
 
 from barnraise.peering.addresses.addresses import host_of, parse_address
@@ -24,8 +25,8 @@ class ObservedAddresses:
 
     def __init__(self) -> None:
         """Start without a report."""
-        self._reports: dict[str, Observation] = {}  # by reporter, the newest last
-        self._left_at: dict[str, float] = {}  # reporter → when its connection ended
+        # By reporter, the newest last: what it reports, and when its connection ended or inf.
+        self._reports: dict[str, tuple[Observation, float]] = {}
         self._site_hosts: dict[int, str] = {}  # by version of IP
 
     def on_report(self, reporter: str, volunteer: str, address: str) -> None:
@@ -36,16 +37,13 @@ class ObservedAddresses:
         parsed = parse_address(address)
         if parsed is None:
             return
-        observation = Observation(reporter, volunteer or reporter, parsed)
-        store_newest(self._reports, reporter, observation, MAX_OBSERVATIONS)
-        self._left_at = {
-            key: at for key, at in self._left_at.items() if key in self._reports and key != reporter
-        }
+        report = Observation(reporter, volunteer or reporter, parsed), math.inf
+        store_newest(self._reports, reporter, report, MAX_OBSERVATIONS)
 
     def on_disconnected(self, reporter: str, now: float) -> None:
         """Record that a peer's connection has ended at a time in seconds."""
         if reporter in self._reports:
-            self._left_at[reporter] = now
+            self._reports[reporter] = self._reports[reporter][0], now
 
     def on_site_report(self, host: str) -> None:
         """Record from which IP address the site receives this machine's requests."""
@@ -64,8 +62,8 @@ class ObservedAddresses:
         """Return the reports that count at a time in seconds, the oldest first."""
         return tuple(
             observation
-            for observation in list(self._reports.values())
-            if now < self._left_at.get(observation.reporter, now) + OBSERVATION_SECONDS
+            for observation, left_at in list(self._reports.values())
+            if now < left_at + OBSERVATION_SECONDS
         )
 
     def confirmed(self, now: float, own_addresses: Iterable[str] = ()) -> list[str]:
