@@ -15,7 +15,6 @@ from barnraise.exchange.gossip.gossip import Gossip
 from barnraise.exchange.gossip.requests import ArrivedBytes
 from barnraise.exchange.gossip.state_intervals import STATE_INTERVALS
 from barnraise.peering.limits.timeouts import TIMEOUTS
-from barnraise.peering.membership.membership import Meeting
 from barnraise.protocol.messages import PeerState
 from barnraise.protocol.table_sizes import FEW
 
@@ -245,7 +244,7 @@ def test_requests_do_not_wait_for_a_peer_without_the_update():
 
 def test_requests_are_suspended_while_fetching_a_snapshot():
     me, author = Gossip(key_of(1), 0), author_of(3)
-    me.on_connected(key_of(2), 0.0, Meeting())
+    me.on_connected(key_of(2), 0.0)
     me.on_author(key_of(2), author)
     me.on_state(key_of(2), peer_state({author: 5}), 0.0)
     assert not update_requests(me.next_actions(0.0)) and not update_requests(me.next_actions(5.0))
@@ -295,7 +294,7 @@ def test_requests_pruned_update_is_not_requested_and_needs_snapshot():
     me.next_actions(100.0)
     late = 100.0 + requests.SNAPSHOT_DELAY_SECONDS
     assert not me.needs_snapshot(100.0) and me.needs_snapshot(late)
-    me.on_connected(key_of(4), 100.0, Meeting())
+    me.on_connected(key_of(4), 100.0)
     me.on_state(key_of(4), peer_state({author_of(4): 1}), 100.0)
     late += g.AGREEMENT_SECONDS
     assert not me.needs_snapshot(late), "one of two volunteers does not have it"
@@ -370,7 +369,7 @@ def test_gossip_remembers_which_peers_had_ended_their_part():
     for number in (2, 3):
         me.on_disconnected(key_of(number), 1.0)
     assert [*me.ended] == [key_of(2)]
-    me.on_connected(key_of(2), 2.0, Meeting())
+    me.on_connected(key_of(2), 2.0)
     assert not me.ended
     me.on_left(key_of(2))
     me.on_disconnected(key_of(2), 3.0)
@@ -390,7 +389,7 @@ def test_state_calls_for_actions_only_if_it_brings_news():
     assert me.on_state(key_of(2), peer_state({author_of(7): 3}), 2.0)  # an update is missing
     me = connected_gossip(1, 2)
     assert me.on_state(key_of(2), peer_state({author_of(8): 1}), 1.0)  # an unknown author
-    me.on_connected(key_of(3), 1.0, Meeting())
+    me.on_connected(key_of(3), 1.0)
     assert me.on_state(key_of(3), peer_state({}), 2.0)  # its first
 
 
@@ -412,7 +411,7 @@ def test_build_state_sequence_conveys_the_whole_vector(steps):
 
 def test_build_state_too_many_authors_sends_parts_until_all_are_sent():
     me, you = Gossip(key_of(1), 1), connected_gossip(2, 1)
-    me.on_connected(key_of(2), 0.0, Meeting())
+    me.on_connected(key_of(2), 0.0)
     me.start({author_of(n): n for n in range(1, g.MAX_STATE_AUTHORS + 100)}, {}, 0.0)
     for author in me.vector:
         you.on_author(key_of(1), author)
@@ -543,7 +542,7 @@ def test_truly_overtaken_machine_is_not_held_back_by_a_liar():
 def test_is_converged_requires_complete_peers_with_equal_vectors():
     me = Gossip(key_of(1), 0)
     assert me.is_converged
-    me.on_connected(key_of(2), 0.0, Meeting())
+    me.on_connected(key_of(2), 0.0)
     assert not me.is_converged, "the peer has sent no vector yet"
     me.on_local_update(author_of(1), 3)
     me.on_state(key_of(2), peer_state({author_of(1): 3}), 0.0)

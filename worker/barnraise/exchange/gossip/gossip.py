@@ -359,10 +359,11 @@ class Gossip:
 
     # ---- events: peers
 
-    def on_connected(self, key: str, now: float, meeting: Meeting) -> None:
+    def on_connected(self, key: str, now: float, meeting: Meeting | None = None) -> None:
         """Record that a link to this peer is established; it replaces an earlier one."""
         self.requests.on_disconnected(key)
         self.ended.pop(key, None)
+        meeting = meeting or Meeting()
         eager = sum(link.eager for link in self.links.values()) < MIN_EAGER_LINKS
         self.links[key] = LinkState(
             key,
