@@ -10,6 +10,7 @@ from barnraise.exchange.gossip import gossip as g
 from barnraise.exchange.gossip.gossip import Gossip
 from barnraise.exchange.gossip.requests import ArrivedBytes
 from barnraise.peering.limits.rate_limit import PIECE_BYTES
+from barnraise.peering.membership.link_actions import RequestDial
 from barnraise.peering.membership.membership import Meeting, PeerSource
 from barnraise.protocol.messages import Peer, PeerState
 
@@ -50,7 +51,7 @@ def connected_gossip(number: int, *others: int) -> Gossip:
     me = Gossip(key_of(number), 0)
     me.start({}, {}, 0.0)
     for other in others:
-        me.on_connected(key_of(other), 0.0)
+        me.on_connected(key_of(other), 0.0, Meeting())
         me.on_state(key_of(other), peer_state({}), 0.0)
     return me
 
@@ -188,11 +189,11 @@ class Simulation:
                     self.send_message(key, to, MESSAGE_BYTES, self._on_probe, to, key, author, seq)
                 case g.SendGoodbye(to):
                     self.send_message(key, to, MESSAGE_BYTES, self._on_goodbye, key, to)
-                case g.CloseLink() | g.RequestDial():
+                case g.CloseLink() | RequestDial():
                     self._perform_rare(key, action)
         self._schedule_wakeup(key)
 
-    def _perform_rare(self, key: str, action: g.CloseLink | g.RequestDial) -> None:
+    def _perform_rare(self, key: str, action: g.CloseLink | RequestDial) -> None:
         if isinstance(action, g.CloseLink):
             self.disconnect(key, action.peer)
         else:

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 import torch
 from helpers.memory_transport import MemoryNetwork
+from helpers.mixing_links import ThreadedLinks
 from helpers.wait_for import wait_until
 
 from barnraise.mixing import mesh_links, neighbour_mixing
 from barnraise.mixing.mesh_links import MeshLinks
-from barnraise.mixing.mesh_members import FixedMembership
 from barnraise.mixing.neighbour_mixing import (
     LONELY_MIXINGS,
     PATIENCE,
@@ -45,7 +45,7 @@ class Swarm:
     def connect(self, key: str) -> MeshLinks:
         members = [Peer(key=each, addresses=[]) for each in self.keys]
         sizes = payload_size(COUNT, self.settings.bits), payload_size(COUNT, 32)
-        links = MeshLinks(FixedMembership(self.network.transport(key), members), *sizes)
+        links = ThreadedLinks(self.network.transport(key), members, *sizes)
         links.start()
         return links
 
@@ -234,7 +234,7 @@ def test_machines_mix_over_iroh():
     for transport in transports:
         # The one with the smaller key listens first; the other dials it.
         members = [Peer(key=each.key, addresses=addresses.get(each.key, [])) for each in transports]
-        links.append(MeshLinks(FixedMembership(transport, members), size, size))
+        links.append(ThreadedLinks(transport, members, size, size))
         links[-1].start()
         addresses[transport.key] = transport.addresses()
     replicas = [initial_weights(machine) for machine in range(2)]
@@ -255,13 +255,9 @@ def test_machines_mix_over_iroh():
 
 def test_stranger_is_not_connected(swarm):
     one = swarm(2)
-    stranger = MeshLinks(
-        FixedMembership(
-            one.network.transport(STRANGER), [Peer(key=key, addresses=[]) for key in one.keys]
-        ),
-        payload_size(COUNT, 32),
-        payload_size(COUNT, 32),
-    )
+    members = [Peer(key=key, addresses=[]) for key in one.keys]
+    size = payload_size(COUNT, 32)
+    stranger = ThreadedLinks(one.network.transport(STRANGER), members, size, size)
     stranger.start()
     replicas = [initial_weights(machine) for machine in range(2)]
     one.run(lambda machine, mixing: mix(mixing, replicas[machine], 4))

@@ -203,9 +203,7 @@ class Exchange:
         membership = TicketedMembership(
             self._mesh_channels, peers.context.membership, peers.handshake, self.server.find_ticket
         )
-        self._mesh = MeshLinks(
-            membership, payload_bytes, state_bytes, self.thread.loop, peers.uplink
-        )
+        self._mesh = MeshLinks(membership, payload_bytes, state_bytes, self.thread, peers.uplink)
         self._mesh.start()
         return self._mesh
 

@@ -109,14 +109,18 @@ class UpdateServer:
             peering,
             transport,
             PeeringUser(
-                events=self.gossip,
+                membership=self.gossip.membership,
+                links=self.gossip.links,
+                on_connected=self.gossip.on_connected,
+                on_message=self.gossip.on_message,
+                on_goodbye=self.gossip.on_goodbye,
+                on_left=self.gossip.on_left,
+                on_disconnected=self._on_disconnected,
                 incarnation=lambda: author.incarnation,
                 has_signed=author.has_signed,
                 is_excluded=lambda key, volunteer: ledger.verdicts.excludes(key, volunteer),
                 store_peer=partial(run_on_disk, ledger.peer_store.store_peer),
-                compose_state=self._compose_state,
                 on_mirrors_changed=self._on_mirrors_changed,
-                on_disconnected=self._on_disconnected,
                 wake=self.wake,
             ),
         )
@@ -146,7 +150,7 @@ class UpdateServer:
         self.pruner = Pruner(ledger, self.gossip, run_on_disk, self._key, config.archive_rounds)
         self.scrub = BlobScrub(ledger, self.fetcher, run_slowly)
         sender = UpdateSender(ledger, self.gossip, self.snapshot_server, self.peers.uplink)
-        self.peers.set_transfers(sender)
+        self.peers.set_sources(self._compose_state, sender.open_update, sender.open_blob)
         # Version vector and anchor, by their digests, that gossip has not received yet.
         self._anchor_digests: deque[tuple[str, str]] = deque(maxlen=MAX_ANCHOR_DIGESTS)
         self.peers.register({PeerState: self._on_state})
@@ -344,7 +348,8 @@ class UpdateServer:
         self.peers.copied_keys.on_own_update(update)
         self._author.on_own_update(update)
 
-    def _on_disconnected(self, key: str) -> None:
+    def _on_disconnected(self, key: str, now: float) -> None:
+        self.gossip.on_disconnected(key, now)
         self.snapshot_client.on_disconnected(key)
         self.verdicts.on_disconnected(key)
 

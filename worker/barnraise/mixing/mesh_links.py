@@ -13,12 +13,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Sequence
-from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from typing import Any
 
 from barnraise.errors import MessageError
-from barnraise.mixing.mesh_members import MeshMembership
+from barnraise.mixing.mesh_members import TicketedMembership
 from barnraise.mixing.payloads import Payload
 from barnraise.mixing.step_inbox import (
     MAX_STORED,
@@ -33,6 +32,7 @@ from barnraise.peering.limits.back_off import BackOff
 from barnraise.peering.limits.rate_limit import FairShare, Meter, TokenBucket, UplinkSender
 from barnraise.peering.limits.repeated_warnings import RepeatedWarnings
 from barnraise.peering.limits.service_limits import SERVICE_LIMITS, Service
+from barnraise.peering.server_thread import ServerThread
 from barnraise.peering.transports.transport import Channel, ChannelClosedError
 from barnraise.planning.mixing_topology import MAX_MACHINES
 from barnraise.protocol.messages import Peer
@@ -57,10 +57,6 @@ MAX_QUEUED = {
 }
 MESH_POLL_SECONDS = 0.2  # between two questions whether to stop waiting
 STATE_REQUEST = MixingFrame(FrameKind.STATE_REQUEST, 0, bytes(ROSTER_BYTES))
-
-
-def _never_stop() -> bool:
-    return False
 
 
 @dataclass
@@ -101,11 +97,11 @@ class MeshLinks:
 
     def __init__(
         self,
-        membership: MeshMembership,
+        membership: TicketedMembership,
         payload_bytes: int,
         state_bytes: int,
-        loop: asyncio.AbstractEventLoop | None = None,
-        uplink: FairShare | None = None,
+        thread: ServerThread,
+        uplink: FairShare,
     ) -> None:
         """Prepare the links; `start` opens them.
 
@@ -113,8 +109,8 @@ class MeshLinks:
             membership: decides who takes part, and opens the channels.
             payload_bytes: of everyone's weights as sent in a step.
             state_bytes: of the weights in 32 bits.
-            loop: the running event loop of the transport; None: one of an own thread.
-            uplink: limits the rate of all that this machine sends; None: no limit.
+            thread: runs the event loop of the transport.
+            uplink: limits the rate of all that this machine sends.
         """
         assert state_bytes <= MAX_STATE_BYTES
         self.key = membership.key
@@ -134,35 +130,20 @@ class MeshLinks:
         self._state: tuple[int, Payload] = (0, b"")  # step and weights that joining machines get
         self._beacon: MixingFrame | None = None  # of the current step; a new link begins with it
         self._fetch: _StateFetch | None = None
-        self._uplink = uplink or FairShare()
+        self._uplink = uplink
         self._meters = Meter(), Meter()  # of bytes sent and received
-        self._thread: threading.Thread | None = None
-        if loop is None:
-            loop = asyncio.new_event_loop()
-            self._thread = threading.Thread(
-                target=self._run_loop, name="barnraise-mixing", daemon=True
-            )
-        self._loop = loop
+        self._thread = thread
 
     # ---- the training loop's side ---------------------------------------------------------------
 
     def start(self) -> None:
-        """Listen and begin to dial.
-
-        Raises:
-            OSError: When the transport cannot listen.
-        """
-        if self._thread is not None:
-            self._thread.start()
-        self._call(self._open())
+        """Begin to accept and to dial."""
+        self._thread.run(self._open(), None)
 
     def stop(self) -> None:
-        """Close all channels, and end the thread if it is the mesh's own."""
-        self._call(self._close())
-        if self._thread is not None:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
+        """Close all channels."""
+        ends_at = time.monotonic() + CLOSE_SECONDS
+        self._thread.run(self._close(), None, lambda: time.monotonic() > ends_at)
 
     @property
     def sent_rate(self) -> float:
@@ -179,11 +160,6 @@ class MeshLinks:
         with self._changed:
             return self._inbox.neighbours
 
-    @property
-    def queued_frames(self) -> int:
-        """Return how many frames wait to be sent to all neighbours."""
-        return sum(len(link.queue) for link in list(self._links.values()))
-
     def leader(self) -> str | None:
         """Return the key of the neighbour that has begun the highest step; None if none has."""
         with self._changed:
@@ -198,7 +174,7 @@ class MeshLinks:
         self,
         is_done: Callable[[StepInbox], bool],
         seconds: float,
-        should_stop: Callable[[], bool] = _never_stop,
+        should_stop: Callable[[], bool] = lambda: False,
     ) -> bool:
         """Wait until something holds of the inbox.
 
@@ -239,14 +215,14 @@ class MeshLinks:
         """
         with self._changed:
             self._inbox.start_step(step, group_at)
-        self._schedule(self._queue_step, step, roster, payload, frozenset(group_at(step)))
+        self._thread.call(self._queue_step, step, roster, payload, frozenset(group_at(step)))
 
     def offer_state(self, step: int, weights: Payload) -> None:
         """Set the weights, in 32 bits, that machines which join will get."""
         self._state = (step, weights)
 
     def fetch_state(
-        self, key: str, seconds: float, should_stop: Callable[[], bool] = _never_stop
+        self, key: str, seconds: float, should_stop: Callable[[], bool] = lambda: False
     ) -> tuple[int, bytearray] | None:
         """Fetch a neighbour's weights in 32 bits.
 
@@ -262,7 +238,7 @@ class MeshLinks:
         fetch = _StateFetch(key)
         with self._changed:
             self._fetch = fetch
-        self._schedule(self._queue, key, STATE_REQUEST, b"")
+        self._thread.call(self._queue, key, STATE_REQUEST, b"")
         self._wait(
             lambda: fetch.complete or key not in self._inbox.neighbours,
             lambda: seconds + len(fetch.data) / MIN_STATE_BYTES_PER_SECOND,
@@ -278,13 +254,7 @@ class MeshLinks:
         limit: Callable[[], float],
         should_stop: Callable[[], bool],
     ) -> bool:
-        """Wait until something holds; return whether it does.
-
-        Args:
-            is_done: called under the lock.
-            limit: returns the seconds that the wait may last in all.
-            should_stop: called several times a second, without the lock.
-        """
+        """Wait until `is_done`, under the lock, for `limit` seconds; return whether it is."""
         started = time.monotonic()
         while True:
             left = started + limit() - time.monotonic()
@@ -296,25 +266,6 @@ class MeshLinks:
 
     # ---- the event loop's side ------------------------------------------------------------------
 
-    def _run_loop(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
-
-    def _call(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine on the event loop and wait; do nothing if the loop has ended."""
-        try:
-            future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        except RuntimeError:  # the loop is closed, and with it all channels
-            work.close()
-            return
-        with contextlib.suppress(CancelledError, TimeoutError):
-            future.result(CLOSE_SECONDS)
-
-    def _schedule(self, function: Callable[..., object], *values: object) -> None:
-        """Have the event loop call a function; do nothing if the loop has ended."""
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(function, *values)
-
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
@@ -322,7 +273,6 @@ class MeshLinks:
         return task
 
     async def _open(self) -> None:
-        await self._membership.open()
         self._spawn(self._accept())
         self._spawn(self._maintain())
 
@@ -333,7 +283,6 @@ class MeshLinks:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._membership.close()
 
     async def _accept(self) -> None:
         while True:
@@ -342,7 +291,7 @@ class MeshLinks:
     async def _maintain(self) -> None:
         """Dial members without a link, and end the links of those that are members no longer."""
         while True:
-            now = self._loop.time()
+            now = asyncio.get_running_loop().time()
             self._meters[0].update(self.bytes_sent, now)
             self._meters[1].update(self.bytes_received, now)
             for key, link in list(self._links.items()):
@@ -411,6 +360,7 @@ class MeshLinks:
     async def _serve(self, channel: Channel) -> None:
         """Send and receive over one channel until it ends."""
         key = channel.peer
+        clock = asyncio.get_running_loop().time
         older = self._links.get(key)
         if older is not None:
             older.channel.close("replaced by a newer channel")
@@ -428,7 +378,7 @@ class MeshLinks:
             while True:
                 frame = MixingFrame.unpack(await channel.receive())
                 if len(frame.data) < PIECE_BYTES:
-                    delay = link.small_frames.consume(1, self._loop.time())
+                    delay = link.small_frames.consume(1, clock())
                     await asyncio.sleep(delay)  # also without a delay: others have their turn
                 self._accept_frame(key, frame)
         except MessageError as error:
@@ -440,7 +390,7 @@ class MeshLinks:
             writer.cancel()
             if self._links.get(key) is link:
                 del self._links[key]
-                self._known_since[key] = self._loop.time()
+                self._known_since[key] = clock()
                 with self._changed:
                     self._inbox.remove_neighbour(key)
                     self._changed.notify_all()

@@ -101,7 +101,6 @@ class NeighbourMixing:
         self,
         links: MeshLinks,
         settings: MixingSettings,
-        step: int = 0,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
         """Mix over links that have been started.
@@ -109,11 +108,10 @@ class NeighbourMixing:
         Args:
             links: to the other machines.
             settings: how to mix.
-            step: the first step's number; a machine that joins has it from `fetch_state`.
             should_stop: called several times a second while this machine waits for neighbours;
                 ends the wait, and the step mixes nothing.
         """
-        self.step = step
+        self.step = 0
         self.counts = MixingCounts()
         self._links = links
         self._settings = settings

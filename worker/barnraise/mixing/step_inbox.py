@@ -108,10 +108,6 @@ class GroupArrivals:
     has_gone_on: bool
 
 
-def _no_neighbours(step: int) -> Collection[str]:
-    return ()
-
-
 @dataclass
 class _Neighbour:
     """What one neighbour has sent."""
@@ -136,7 +132,7 @@ class StepInbox:
         self._payload_bytes = payload_bytes
         self._neighbours: dict[str, _Neighbour] = {}
         self._step = 0
-        self._group_at: Callable[[int], Collection[str]] = _no_neighbours
+        self._group_at: Callable[[int], Collection[str]] = lambda _: ()
 
     def add_neighbour(self, key: str) -> None:
         """Add a neighbour whose channel has opened."""
@@ -151,9 +147,7 @@ class StepInbox:
         """Return the keys of all neighbours with an open channel."""
         return sorted(self._neighbours)
 
-    def start_step(
-        self, step: int, group_at: Callable[[int], Collection[str]] = _no_neighbours
-    ) -> None:
+    def start_step(self, step: int, group_at: Callable[[int], Collection[str]]) -> None:
         """Drop what belongs to earlier steps.
 
         Args:
@@ -227,13 +221,6 @@ class StepInbox:
                 self._neighbours[key].incomplete = None
             else:
                 del self._neighbours[key].weights[step]
-
-    @property
-    def stored_weights(self) -> int:
-        """Return how many neighbours' weights are here or on their way."""
-        return sum(
-            len(each.weights) + (each.incomplete is not None) for each in self._neighbours.values()
-        )
 
     def look_up(self, key: str, step: int, roster: bytes) -> Arrival:
         """Return what is known of a neighbour's weights of a step.

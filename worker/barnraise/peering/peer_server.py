@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from barnraise.errors import FloodError, MessageError
 from barnraise.peering.addresses.addresses import network_of
@@ -88,82 +88,41 @@ class PeeringConfig:
     port_mapping: bool = False
 
 
-class LinkEvents(Protocol):
-    """Who decides about links, and receives what becomes of them: gossip.
+@dataclass(frozen=True)
+class PeeringUser:
+    """What the connections ask of the exchange that uses them, and report to it.
 
     Attributes:
         membership: Which peers this machine knows.
-        links: The connected peers by key.
-    """
-
-    membership: PartialView
-
-    @property
-    def links(self) -> Mapping[str, PeerLink]:
-        """The connected peers by key."""
-        ...
-
-    def on_connected(
-        self, key: str, now: float, meeting: Meeting, claimed: Sequence[str] = ()
-    ) -> None:
-        """Record a new link."""
-        ...
-
-    def on_message(self, key: str, now: float) -> None:
-        """Record that a message of any kind has arrived from this peer."""
-        ...
-
-    def on_goodbye(self, key: str, now: float) -> None:
-        """Record that this peer asks this machine to leave."""
-        ...
-
-    def on_left(self, key: str) -> None:
-        """Record that this peer's program has ended."""
-        ...
-
-    def on_disconnected(self, key: str, now: float) -> None:
-        """Record that the link to this peer is gone."""
-        ...
-
-
-@dataclass(frozen=True)
-class PeeringUser:
-    """What the connections ask of the exchange that uses them.
-
-    Attributes:
-        events: Decides about links, and receives what becomes of them.
+        links: The links to the connected peers by key.
+        on_connected: Called with the key of a new link's peer, the time in seconds, and how the
+            link came about.
+        on_message: Called with the key of a peer that has sent a message, and the time.
+        on_goodbye: Called with the key of a peer that asks this machine to leave, and the time.
+        on_left: Called with the key of a peer whose program has ended.
+        on_disconnected: Called with the key of a peer whose connection ended, and the time.
         incarnation: Returns the incarnation under which this machine publishes now.
         has_signed: Returns whether this machine has signed an update.
         is_excluded: Returns whether a verdict excludes a key, or the volunteer in its ticket.
         store_peer: Stores a peer, and the volunteer in its ticket, so that this machine can rejoin
             through it.
-        compose_state: Returns the State for a peer by key; None if there is none to send.
         on_mirrors_changed: Called with the mirrors that count by a new mirror list.
-        on_disconnected: Called with the key of a peer whose connection ended.
         wake: Has gossip decide again.
     """
 
-    events: LinkEvents
+    membership: PartialView
+    links: Mapping[str, PeerLink]
+    on_connected: Callable[[str, float, Meeting], None]
+    on_message: Callable[[str, float], None]
+    on_goodbye: Callable[[str, float], None]
+    on_left: Callable[[str], None]
+    on_disconnected: Callable[[str, float], None]
     incarnation: Callable[[], str]
     has_signed: Callable[[Update], bool]
     is_excluded: Callable[[str, str], bool]
     store_peer: Callable[[Peer, str], Coroutine[Any, Any, None]]
-    compose_state: Callable[[str], PeerState | None]
     on_mirrors_changed: Callable[[RunMirrors], None]
-    on_disconnected: Callable[[str], None]
     wake: Callable[[], None]
-
-
-class TransferSource(Protocol):
-    """Reads the updates and blobs that connections have queued."""
-
-    def open_update(self, key: str, author: str, seq: int, whole: bool) -> OutgoingMessages:
-        """Yield the messages of an update for a peer by key, with payloads if `whole`."""
-        ...
-
-    def open_blob(self, digest: str, offset: int) -> OutgoingMessages:
-        """Yield the messages of a blob from `offset` on."""
-        ...
 
 
 class PeerServer:
@@ -176,25 +135,18 @@ class PeerServer:
     """
 
     def __init__(self, config: PeeringConfig, transport: Transport, user: PeeringUser) -> None:
-        """Assemble the handlers of connections; `run` starts them.
-
-        Args:
-            config: See `PeeringConfig`.
-            transport: Opens and accepts channels.
-            user: See `PeeringUser`.
-        """
+        """Assemble the handlers of connections; `run` starts them."""
         self.connections: dict[str, Connection] = {}
         self.uplink = FairShare()
         self._closed_bytes_sent = 0  # over connections that have ended
         self._closed_bytes_received = 0
         self.transport = transport
         self._user = user
-        self._events = user.events
-        self._membership = user.events.membership
+        self._membership = user.membership
         self.context = LinkContext(
             connections=self.connections,
             membership=self._membership,
-            links=user.events.links,
+            links=user.links,
             spawn=self.spawn,
             disconnect=self.disconnect,
             wake=user.wake,
@@ -262,9 +214,16 @@ class PeerServer:
             raise ValueError(f"{names}: there is a handler already")
         self._message_handlers |= handlers
 
-    def set_transfers(self, transfers: TransferSource) -> None:
-        """Read what connections have queued from here; called before `run`."""
-        self._transfers = transfers
+    def set_sources(
+        self,
+        compose_state: Callable[[str], PeerState | None],
+        open_update: Callable[[str, str, int, bool], OutgoingMessages],
+        open_blob: Callable[[str, int], OutgoingMessages],
+    ) -> None:
+        """Read what connections send from here, see `MessageSources`; called before `run`."""
+        self._sources = MessageSources(
+            compose_state, open_update, open_blob, line_test_messages, self.uplink
+        )
 
     # ---- life cycle
 
@@ -296,7 +255,8 @@ class PeerServer:
                 self.reachability.observed.site_view,
                 self.reachability.set_mapped,
             )
-            for run in (self._accept_connections, self._recheck_tickets, *essential):
+            recheck = partial(self.handshake.recheck_tickets, self.connections, self.disconnect)
+            for run in (self._accept_connections, recheck, *essential):
                 self.spawn(run()).add_done_callback(lambda task: self.stop())
             for name, run in {
                 "a port that the router forwards": mapper.run,
@@ -417,9 +377,6 @@ class PeerServer:
             if self._greetings.admit(channel, self._loop.time()):
                 self.spawn(self._serve(channel, dialled=False))
 
-    async def _recheck_tickets(self) -> None:
-        await self.handshake.recheck_tickets(self.connections, self.disconnect)
-
     async def _dial(self, peer: Peer) -> None:
         await self._dialler.dial(peer)
         self._user.wake()
@@ -468,15 +425,13 @@ class PeerServer:
             connection.channel.close("too many peers")
             return False
         elif not self._membership.has_room_for(
-            self._events.links, connection.key, connection.ticket.volunteer
+            self._user.links, connection.key, connection.ticket.volunteer
         ):
             connection.channel.close("enough machines of your volunteer are connected")
             return False
         now = self._loop.time()
         self.connections[connection.key] = connection
-        self._events.on_connected(
-            connection.key, now, connection.meeting, connection.hello.addresses
-        )
+        self._user.on_connected(connection.key, now, connection.meeting)
         if connection.meeting.address:
             self._store_peer(connection)
             if not connection.dialled:
@@ -495,9 +450,7 @@ class PeerServer:
     def _on_moved(self, connection: Connection) -> None:
         """Record that a linked peer is at another address now, as QUIC has verified."""
         log.debug("%s is at another address now", connection.key[:8])
-        self._membership.on_connected(
-            connection.key, self._loop.time(), connection.meeting, connection.hello.addresses
-        )
+        self._membership.on_connected(connection.key, self._loop.time(), connection.meeting)
         self._store_peer(connection)
 
     def _record_observation(self, connection: Connection) -> None:
@@ -514,14 +467,7 @@ class PeerServer:
     async def _receive_messages(self, connection: Connection) -> None:
         """Receive messages until the connection ends; a writer task sends meanwhile."""
         key = connection.key
-        sources = MessageSources(
-            compose_state=partial(self._user.compose_state, key),
-            open_update=partial(self._transfers.open_update, key),
-            open_blob=self._transfers.open_blob,
-            open_line_test=line_test_messages,
-            uplink=self.uplink,
-        )
-        writer = self.spawn(connection.run_writers(sources))
+        writer = self.spawn(connection.run_writers(self._sources))
         writer.add_done_callback(partial(_close_when_failed, connection.channel))
         try:
             self.copied_keys.on_hello(connection)
@@ -529,7 +475,7 @@ class PeerServer:
                 frame = await connection.receive()
                 arrived_at = self._loop.time()
                 message, payload = unpack(frame)
-                self._events.on_message(key, arrived_at)
+                self._user.on_message(key, arrived_at)
                 receive = self._message_handlers[type(message)]
                 work = receive(Received(connection, message, payload, arrived_at))
                 if work is not None:
@@ -539,7 +485,7 @@ class PeerServer:
         except ChannelClosedError as error:
             log.info("lost %s: %s", key[:8], error)
             if error.peer_left and self.connections.get(key) is connection:
-                self._events.on_left(key)
+                self._user.on_left(key)
         except MessageError as error:
             self._repeats.warn(f"dropped {key}", "dropped %s: %s", key[:8], error)
             connection.channel.close(str(error))
@@ -559,9 +505,8 @@ class PeerServer:
         self._closed_bytes_received += connection.channel.bytes_received
         if self.connections.get(key) is connection:
             del self.connections[key]
-            self._events.on_disconnected(key, self._loop.time())
+            self._user.on_disconnected(key, self._loop.time())
             self.reachability.observed.on_disconnected(key, self._loop.time())
-            self._user.on_disconnected(key)
             self._user.wake()
 
     # ---- messages about the connection itself
@@ -575,9 +520,7 @@ class PeerServer:
         connection.renew_introduction(hello, ticket)
         self.copied_keys.on_hello(connection)
         self._record_observation(connection)
-        self._membership.on_connected(
-            connection.key, received.at, connection.meeting, hello.addresses
-        )
+        self._membership.on_connected(connection.key, received.at, connection.meeting)
         self._user.wake()
 
     def _on_peers(self, received: Received[PeerList]) -> None:
@@ -592,7 +535,7 @@ class PeerServer:
         self._user.wake()
 
     def _on_goodbye(self, received: Received[Goodbye]) -> None:
-        self._events.on_goodbye(received.key, received.at)
+        self._user.on_goodbye(received.key, received.at)
         raise ChannelClosedError(received.message.reason)
 
     def _on_mirrors_changed(self, mirrors: RunMirrors) -> None:

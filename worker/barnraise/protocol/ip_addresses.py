@@ -49,6 +49,22 @@ def is_public_ip(address: IpAddress) -> bool:
     return address.is_global and not address.is_multicast
 
 
+def is_public_host(host: str) -> bool:
+    """Return whether a text is the address of a host that everybody on the internet reaches."""
+    try:
+        return is_public_ip(parse_ip(host))
+    except ValueError:
+        return False
+
+
+def is_inner_host(host: str) -> bool:
+    """Return whether a text is an address in a home, a company or a provider's inner network."""
+    try:
+        return not is_public_ip(parse_ip(host))
+    except ValueError:
+        return False
+
+
 def subscriber_network(text: str) -> str:
     """Return the network that one subscriber has: an IPv4 address, or the /64 of an IPv6 address.
 

@@ -13,10 +13,10 @@ from barnraise.peering.membership.hole_punching import (
     HELP_SECONDS,
     MAX_VIA,
     PATIENCE_SECONDS,
-    DialRequest,
     Rendezvous,
     order_candidates,
 )
+from barnraise.peering.membership.link_actions import RequestDial
 from barnraise.peering.membership.link_targets import LINK_TARGETS
 from barnraise.peering.membership.membership import (
     RELAY_REDIAL,
@@ -30,7 +30,7 @@ from barnraise.protocol.table_sizes import SOME
 def requests(me: g.Gossip, now: float) -> list[tuple[str, str]]:
     """Return whom a machine asks now, and for which peer."""
     actions = me.next_actions(now)
-    return [(each.to, each.target) for each in actions if isinstance(each, g.RequestDial)]
+    return [(each.to, each.target) for each in actions if isinstance(each, RequestDial)]
 
 
 def test_unanswered_dial_asks_the_peer_that_named_the_target() -> None:
@@ -60,7 +60,7 @@ def test_dial_that_failed_at_once_is_helped_for_a_while() -> None:
     rendezvous.on_dial("hidden", 0.0)
     rendezvous.on_dial_failed("hidden", 0.1)
     assert rendezvous.next_wakeup(["link"]) == PATIENCE_SECONDS
-    assert rendezvous.choose_requests(["link"], PATIENCE_SECONDS) == [DialRequest("link", "hidden")]
+    assert rendezvous.choose_requests(["link"], PATIENCE_SECONDS) == [RequestDial("link", "hidden")]
     rendezvous.on_dial("hidden", 100.0)
     rendezvous.on_dial_failed("hidden", 100.0)
     assert rendezvous.choose_requests(["link"], 100.0 + HELP_SECONDS) == []
@@ -71,7 +71,7 @@ def test_any_link_is_asked_for_a_target_of_the_site() -> None:
     rendezvous = Rendezvous(0)
     rendezvous.on_dial("hidden", 0.0)
     assert rendezvous.choose_requests([], 100.0) == []
-    assert rendezvous.choose_requests(["link"], 100.0) == [DialRequest("link", "hidden")]
+    assert rendezvous.choose_requests(["link"], 100.0) == [RequestDial("link", "hidden")]
 
 
 def test_requests_for_one_target_back_off() -> None:
@@ -97,7 +97,7 @@ def test_requests_for_a_target_that_is_gone_for_weeks_go_on() -> None:
     now = 0.0
     for _ in range(1200):  # 2¹⁰²⁴ is no float
         now = max(now, rendezvous.next_wakeup(["link"]))
-        assert rendezvous.choose_requests(["link"], now) == [DialRequest("link", "hidden")]
+        assert rendezvous.choose_requests(["link"], now) == [RequestDial("link", "hidden")]
     assert now < rendezvous.next_wakeup(["link"]) <= now + 1.5 * HELP_REQUESTS.most_seconds
 
 
@@ -107,7 +107,7 @@ def test_what_peers_say_of_their_links_is_bounded() -> None:
         rendezvous.on_peers(f"via {via}", [f"target {n}" for n in range(2 * SOME)])
     rendezvous.on_dial(f"target {2 * SOME - 1}", 0.0)
     vias = {
-        rendezvous.choose_requests([f"via {n}" for n in range(3 * MAX_VIA)], 1e6 * n)[0].via
+        rendezvous.choose_requests([f"via {n}" for n in range(3 * MAX_VIA)], 1e6 * n)[0].to
         for n in range(1, 60)
     }
     assert vias <= {f"via {n}" for n in range(2 * MAX_VIA, 3 * MAX_VIA)}

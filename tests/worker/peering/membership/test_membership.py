@@ -95,8 +95,8 @@ def test_hearsay_of_one_reporter_gets_one_share_of_the_dials():
 
 def test_peer_that_answers_elsewhere_is_not_dialled_at_what_it_claims():
     me = Gossip(key_of(1), 0)
-    claimed = ["203.0.113.7:1", "10.0.2.1:9", "198.51.100.1:53"]
-    me.on_connected(key_of(2), 0.0, Meeting("", False, "10.0.2.1:1"), claimed)
+    claimed = ("203.0.113.7:1", "10.0.2.1:9", "198.51.100.1:53")
+    me.on_connected(key_of(2), 0.0, Meeting("", False, "10.0.2.1:1", claimed))
     known = me.membership.passive[key_of(2)]
     assert known.addresses == ("10.0.2.1:1", "10.0.2.1:9"), "only the host where it was met"
     me.on_connected(key_of(3), 0.0, met(3))

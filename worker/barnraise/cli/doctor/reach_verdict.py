@@ -12,7 +12,7 @@ from barnraise.peering.addresses.nat_type import (
     judge_dial_backs,
 )
 from barnraise.peering.links.bandwidth_meter import LineRates
-from barnraise.protocol.ip_addresses import is_public_ip, parse_ip
+from barnraise.protocol.ip_addresses import is_inner_host
 
 MIN_SILENT_PEERS = 2  # which do not answer, before it is this machine's UDP that is suspected
 
@@ -115,21 +115,13 @@ def is_behind_two_routers(facts: NetworkFacts) -> bool:
     """
     mapped = facts.reach.mapped_address
     stated = facts.router_address or (host_of(mapped) if mapped else "")
-    if stated and _is_inner(stated):
+    if stated and is_inner_host(stated):
         return True
     observed = {host_of(seen.address) for seen in facts.reach.observations}
-    public = {host for host in observed if not _is_inner(host) and ":" not in host}
+    public = {host for host in observed if not is_inner_host(host) and ":" not in host}
     if stated and public and stated not in public:
         return True
-    return len(facts.hops) > 1 and all(hop and _is_inner(hop) for hop in facts.hops[:2])
-
-
-def _is_inner(host: str) -> bool:
-    """Return whether an address is one of a home, a company or a provider's inner network."""
-    try:
-        return not is_public_ip(parse_ip(host))
-    except ValueError:
-        return False
+    return len(facts.hops) > 1 and all(hop and is_inner_host(hop) for hop in facts.hops[:2])
 
 
 def describe_reach(facts: NetworkFacts) -> str:

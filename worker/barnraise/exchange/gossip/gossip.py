@@ -18,7 +18,7 @@ everything.
 
 import math
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -35,14 +35,13 @@ from barnraise.peering.membership.link_actions import (
     CloseLink,
     Dial,
     LinkAction,
-    RequestDial,
     SendGoodbye,
     SendPeers,
 )
 from barnraise.peering.membership.membership import Meeting, PartialView
 from barnraise.planning.uplink_budget import STATE_SHARE
 from barnraise.protocol.messages import PeerState
-from barnraise.protocol.table_sizes import FEW, MANY
+from barnraise.protocol.table_sizes import FEW, MANY, store_newest
 
 STATE_BYTES = 600.0  # of a State of a few authors, with the transport's own bytes
 MIN_EAGER_LINKS = 3  # links that are eager before it is known which deliver updates first
@@ -331,21 +330,8 @@ class Gossip:
 
     # ---- events: peers
 
-    def on_connected(
-        self,
-        key: str,
-        now: float,
-        meeting: Meeting | None = None,
-        claimed: Sequence[str] = (),
-    ) -> None:
-        """Record that a link to this peer is established; it replaces an earlier one.
-
-        Args:
-            key: The peer's key.
-            now: The time in seconds.
-            meeting: How the link came about.
-            claimed: The addresses that the peer reports of itself.
-        """
+    def on_connected(self, key: str, now: float, meeting: Meeting | None = None) -> None:
+        """Record that a link to this peer is established; it replaces an earlier one."""
         self.requests.on_disconnected(key)
         self.ended.pop(key, None)
         meeting = meeting or Meeting()
@@ -359,7 +345,7 @@ class Gossip:
             meeting=meeting,
             eager=eager,
         )
-        self.membership.on_connected(key, now, meeting, claimed)
+        self.membership.on_connected(key, now, meeting)
 
     def on_left(self, key: str) -> None:
         """Record that this peer's program has ended: it publishes no further update."""
@@ -370,9 +356,7 @@ class Gossip:
         """Record that the link to this peer is gone."""
         link = self.links.pop(key, None)
         if link is not None and link.complete:
-            self.ended[key] = None
-            if len(self.ended) > MANY:
-                del self.ended[next(iter(self.ended))]
+            store_newest(self.ended, key, None, MANY)
         self.requests.on_disconnected(key)
         self.authors.on_disconnected(key)
         said_goodbye = link is not None and link.leaving_since is not None
@@ -606,10 +590,7 @@ class Gossip:
             self.links[key].leaving_since = now
             actions.append(SendGoodbye(key))
         actions += [Dial(peer) for peer in self.membership.choose_dials(self.links, now)]
-        actions += [
-            RequestDial(request.via, request.target)
-            for request in self.membership.choose_dial_requests(self.links, now)
-        ]
+        actions += self.membership.rendezvous.choose_requests(self.links, now)
         actions += self._update_requests(now)
         if self.wants_updates:
             actions += [ProbeAuthor(*probe) for probe in self.authors.choose_probes(now)]

@@ -109,7 +109,7 @@ class LocalAddresses:
         now = self._clock()
         if now >= self._read_at + CACHE_SECONDS:
             self._read_at = now
-            self._ips = rank_addresses(_read_interfaces(), _read_default_sources())
+            self._ips = rank_addresses(_read_interfaces(), read_default_sources())
         return [
             join_address(ip, ports[version])
             for ip in self._ips
@@ -122,7 +122,7 @@ def _read_interfaces() -> list[InterfaceAddress]:
         states = psutil.net_if_stats()
         interfaces = psutil.net_if_addrs()
     except OSError:  # the system refuses to list them, as some containers do
-        return [InterfaceAddress("", ip) for ip in _read_default_sources().values()]
+        return [InterfaceAddress("", ip) for ip in read_default_sources().values()]
     return [
         InterfaceAddress(name, address.address.partition("%")[0])
         for name, addresses in interfaces.items()
@@ -132,7 +132,7 @@ def _read_interfaces() -> list[InterfaceAddress]:
     ]
 
 
-def _read_default_sources() -> dict[int, str]:
+def read_default_sources() -> dict[int, str]:
     """Return, by version of IP, the address from which this machine sends to the internet."""
     sources: dict[int, str] = {}
     for version, family in ((4, socket.AF_INET), (6, socket.AF_INET6)):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from barnraise.peering.addresses.addresses import host_of, port_of
-from barnraise.protocol.ip_addresses import is_public_ip, parse_ip
+from barnraise.protocol.ip_addresses import is_public_host, is_public_ip, parse_ip
 
 
 class NatKind(Enum):
@@ -87,12 +87,7 @@ class ReachFacts:
 
 
 def classify_nat(facts: ReachFacts, version: int = 4) -> NatKind:
-    """Classify the NAT between a machine and its peers.
-
-    Args:
-        facts: What the machine knows.
-        version: 4 or 6, the version of IP: a machine may have an address of each.
-    """
+    """Classify the NAT between a machine and its peers, by 4 or 6, the version of IP."""
     seen = _widest_scope(facts.observations, version)
     local = set(facts.local_addresses)
     if any(observation.address in local for observation in seen):
@@ -113,25 +108,15 @@ def judge_dial_backs(facts: ReachFacts) -> tuple[DialBackVerdict, int]:
         The verdict, and by how many peers' reports.
     """
     counted = list(facts.dial_backs)
-    for is_better in (_is_public, lambda tried: ":" not in tried.host, _is_by_stranger):
-        counted = [tried for tried in counted if is_better(tried)] or counted
+    counted = [tried for tried in counted if is_public_host(tried.host)] or counted
+    counted = [tried for tried in counted if ":" not in tried.host] or counted
+    counted = [tried for tried in counted if tried.by_stranger] or counted
     if not counted:
         return DialBackVerdict.UNTESTED, 0
     reached = sum(tried.is_reached for tried in counted)
     if reached:
         return DialBackVerdict.REACHED, reached
     return DialBackVerdict.NOT_REACHED, len(counted)
-
-
-def _is_public(tried: DialBack) -> bool:
-    try:
-        return is_public_ip(parse_ip(tried.host))
-    except ValueError:
-        return False
-
-
-def _is_by_stranger(tried: DialBack) -> bool:
-    return tried.by_stranger
 
 
 def describe_nat(facts: ReachFacts) -> str:

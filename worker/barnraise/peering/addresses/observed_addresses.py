@@ -5,11 +5,13 @@ alone may lie: then this machine would announce a victim's address as its own. S
 once peers of two volunteers report it, or one peer reports it and the site saw its host.
 """
 
+import math
 from collections.abc import Iterable
 
 from barnraise.peering.addresses.addresses import host_of, parse_address
 from barnraise.peering.addresses.nat_type import Observation
 from barnraise.protocol.ip_addresses import parse_ip
+from barnraise.protocol.table_sizes import store_newest
 
 MAX_OBSERVATIONS = 64  # of peers, the newest
 OBSERVATION_SECONDS = 120.0  # for which the report of a peer counts that is no longer connected
@@ -23,33 +25,25 @@ class ObservedAddresses:
 
     def __init__(self) -> None:
         """Start without a report."""
-        self._reports: dict[str, Observation] = {}  # by reporter, the newest last
-        self._left_at: dict[str, float] = {}  # reporter → when its connection ended
+        # By reporter, the newest last: what it reports, and when its connection ended or inf.
+        self._reports: dict[str, tuple[Observation, float]] = {}
         self._site_hosts: dict[int, str] = {}  # by version of IP
 
     def on_report(self, reporter: str, volunteer: str, address: str) -> None:
-        """Record at which address a connected peer sees this machine.
+        """Record at which host:port a connected peer, of a key and volunteer, sees this machine.
 
-        Args:
-            reporter: The peer's key.
-            volunteer: Digest of the peer's volunteer.
-            address: host:port as the peer reports it; anything else is ignored.
+        Anything else than host:port is ignored.
         """
         parsed = parse_address(address)
         if parsed is None:
             return
-        self._reports.pop(reporter, None)
-        self._reports[reporter] = Observation(reporter, volunteer or reporter, parsed)
-        self._left_at.pop(reporter, None)
-        while len(self._reports) > MAX_OBSERVATIONS:
-            oldest = next(iter(self._reports))
-            del self._reports[oldest]
-            self._left_at.pop(oldest, None)
+        report = Observation(reporter, volunteer or reporter, parsed), math.inf
+        store_newest(self._reports, reporter, report, MAX_OBSERVATIONS)
 
     def on_disconnected(self, reporter: str, now: float) -> None:
         """Record that a peer's connection has ended at a time in seconds."""
         if reporter in self._reports:
-            self._left_at[reporter] = now
+            self._reports[reporter] = self._reports[reporter][0], now
 
     def on_site_report(self, host: str) -> None:
         """Record from which IP address the site receives this machine's requests."""
@@ -68,17 +62,12 @@ class ObservedAddresses:
         """Return the reports that count at a time in seconds, the oldest first."""
         return tuple(
             observation
-            for observation in list(self._reports.values())
-            if now < self._left_at.get(observation.reporter, now) + OBSERVATION_SECONDS
+            for observation, left_at in list(self._reports.values())
+            if now < left_at + OBSERVATION_SECONDS
         )
 
     def confirmed(self, now: float, own_addresses: Iterable[str] = ()) -> list[str]:
-        """Return the addresses at which this machine is reachable, as enough others report.
-
-        Args:
-            now: The time in seconds.
-            own_addresses: The machine's own, which need no announcement of this kind.
-        """
+        """Return the addresses at which enough others report this machine, besides its own."""
         volunteers: dict[str, set[str]] = {}
         for observation in self.observations(now):
             volunteers.setdefault(observation.address, set()).add(observation.volunteer)

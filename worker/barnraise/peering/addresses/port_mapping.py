@@ -21,6 +21,7 @@ from typing import Any
 
 from barnraise.errors import MessageError
 from barnraise.peering.addresses.addresses import join_address
+from barnraise.peering.addresses.local_addresses import read_default_sources
 from barnraise.peering.addresses.nat_pmp import (
     CONTROL_PORT,
     PCP_NONCE_BYTES,
@@ -32,7 +33,7 @@ from barnraise.peering.addresses.nat_pmp import (
     encode_pmp_address,
     encode_pmp_map,
 )
-from barnraise.protocol.ip_addresses import is_public_ip, parse_ip
+from barnraise.protocol.ip_addresses import is_public_host, parse_ip
 
 log = logging.getLogger("barnraise.exchange")
 
@@ -110,14 +111,8 @@ def find_home_network() -> HomeNetwork | None:
 
     A machine with a public address has no router to ask.
     """
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect(("192.0.2.1", 9))  # sends nothing
-            own_ip = probe.getsockname()[0]
-    except OSError:
-        return None
-    address = ipaddress.IPv4Address(own_ip)
-    if is_public_ip(address) or address.is_loopback:
+    own_ip = read_default_sources().get(4)
+    if own_ip is None or is_public_host(own_ip) or ipaddress.IPv4Address(own_ip).is_loopback:
         return None
     return HomeNetwork(own_ip, _read_default_gateway() or _guess_gateway(own_ip))
 
@@ -160,11 +155,6 @@ def request_mapping(home: HomeNetwork, port: int, nonce: bytes) -> PortMapping |
         except (MessageError, OSError) as error:
             log.debug("no port mapping by %s: %s", protocol, error)
     return None
-
-
-def create_nonce() -> bytes:
-    """Return a random nonce for the requests of one mapping."""
-    return secrets.token_bytes(PCP_NONCE_BYTES)
 
 
 def release_mapping(home: HomeNetwork, port: int, mapping: PortMapping) -> None:
@@ -315,7 +305,7 @@ class PortMapper:
         self._on_mapped = on_mapped
         self._home: HomeNetwork | None = None
         self._mapping: PortMapping | None = None
-        self._nonce = create_nonce()
+        self._nonce = secrets.token_bytes(PCP_NONCE_BYTES)
 
     async def run(self) -> None:
         """Map the port, renew that, and do it again in another network, until cancelled."""
@@ -349,13 +339,13 @@ class PortMapper:
         while not self._find_site_view() and time.monotonic() < began_at + TIMES.site_seconds:
             await asyncio.sleep(1.0)
         view = self._find_site_view()
-        return not view or is_public_ip(parse_ip(view))
+        return not view or is_public_host(view)
 
     def _adopt(self, mapping: PortMapping | None) -> None:
         previous = self._mapping.address if self._mapping else ""
         self._mapping = mapping
         address = mapping.address if mapping else ""
-        if mapping is not None and not is_public_ip(parse_ip(mapping.grant.external_ip)):
+        if mapping is not None and not is_public_host(mapping.grant.external_ip):
             log.info(
                 "the router forwards a port, but has the private address %s itself: another router "
                 "lies between it and the internet",
@@ -374,13 +364,10 @@ class PortMapper:
 
     async def close(self) -> None:
         """End the mapping; wait a few seconds at most for the router."""
-        if self._home is None:
+        home, mapping = self._home, self._mapping
+        self._mapping = None
+        if home is None or mapping is None:
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(TIMES.release_seconds):
-                await asyncio.to_thread(self._release, self._home)
-
-    def _release(self, home: HomeNetwork) -> None:
-        if self._mapping is not None:
-            release_mapping(home, self._port, self._mapping)
-            self._mapping = None
+                await asyncio.to_thread(release_mapping, home, self._port, mapping)

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from barnraise.peering.addresses.addresses import host_of, parse_address, port_of, version_of
 from barnraise.peering.addresses.nat_type import DialBack, ReachFacts
 from barnraise.peering.addresses.observed_addresses import ObservedAddresses
-from barnraise.protocol.ip_addresses import is_public_ip, parse_ip
+from barnraise.protocol.ip_addresses import is_public_host
 from barnraise.protocol.messages import MAX_DIALLED_BACK
-from barnraise.protocol.table_sizes import SOME
+from barnraise.protocol.table_sizes import SOME, store_newest
 from barnraise.protocol.types import MAX_ADDRESSES
 
 # Seconds after a dial in which a router lets the dialled host answer. Most forget in two minutes.
@@ -54,11 +54,7 @@ class Reachability:
     def on_dial(self, addresses: Sequence[str], now: float) -> None:
         """Record that this machine dials: its router lets these hosts answer for a while."""
         for address in addresses:
-            host = host_of(address)
-            self._dialled_hosts.pop(host, None)
-            self._dialled_hosts[host] = now
-        while len(self._dialled_hosts) > SOME:
-            del self._dialled_hosts[next(iter(self._dialled_hosts))]
+            store_newest(self._dialled_hosts, host_of(address), now, SOME)
 
     def on_accepted(self, address: str, now: float) -> None:
         """Record that a peer has connected to this machine from an address.
@@ -68,17 +64,13 @@ class Reachability:
         """
         host = host_of(address)
         dialled_at = self._dialled_hosts.get(host)
-        if _is_public(host) and (dialled_at is None or now >= dialled_at + OPENED_SECONDS):
+        if is_public_host(host) and (dialled_at is None or now >= dialled_at + OPENED_SECONDS):
             self._reached_at = now
 
     def on_dial_back(self, outcome: DialBack, now: float) -> None:
         """Record what became of a peer's attempt to reach this machine."""
-        self._dial_backs.pop(outcome.reporter, None)
-        self._dial_backs[outcome.reporter] = (now, outcome)
-        while len(self._dial_backs) > MAX_DIAL_BACKS:
-            del self._dial_backs[next(iter(self._dial_backs))]
-        is_public = _is_public(outcome.host)
-        if outcome.is_reached and outcome.by_stranger and is_public:
+        store_newest(self._dial_backs, outcome.reporter, (now, outcome), MAX_DIAL_BACKS)
+        if outcome.is_reached and outcome.by_stranger and is_public_host(outcome.host):
             self._reached_at = now
 
     def forget_dial_backs(self) -> None:
@@ -89,8 +81,7 @@ class Reachability:
     def list_ports(self, seen_at: str) -> list[int]:
         """Return the UDP ports at which a peer may reach this machine, the likeliest first.
 
-        Args:
-            seen_at: host:port at which the peer sees this machine; "" if it does not state it.
+        The peer sees it at the host:port `seen_at`; "" if it does not state that.
         """
         if not seen_at:  # both are on one machine or cable
             first = {version_of(address): port_of(address) for address in self._list_local()[::-1]}
@@ -135,10 +126,3 @@ class Reachability:
                 if now < at + EVIDENCE_SECONDS
             ),
         )
-
-
-def _is_public(host: str) -> bool:
-    try:
-        return is_public_ip(parse_ip(host))
-    except ValueError:
-        return False

@@ -4,7 +4,7 @@ Peers and sites report the addresses of peers, and a report may be false: then t
 of a victim, and a whole swarm dials it. One dial that is not answered costs about ten packets of
 1,200 bytes. So an address backs off exponentially, whichever key it is dialled for, and all
 unproven addresses of one host, and of one network, share a budget of dials. An address is proven
-once a peer with the dialled key has answered there.
+once a peer with the dialled key has answered there. Times are in seconds.
 """
 
 import math
@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 from barnraise.peering.addresses.addresses import host_of, network_of
 from barnraise.peering.limits.back_off import BackOff
-from barnraise.peering.limits.service_limits import SERVICE_LIMITS, Rate, Service
-from barnraise.protocol.table_sizes import MANY
+from barnraise.peering.limits.service_budget import ServiceBudget
+from barnraise.peering.limits.service_limits import Service
+from barnraise.protocol.table_sizes import MANY, store_newest
 
 MAX_ADDRESSES_PER_DIAL = 3  # addresses of one peer that are dialled at once
 UNPROVEN_ADDRESS = BackOff(0.5, 3600.0)  # between two dials of an address that does not answer
@@ -37,82 +38,47 @@ class AddressRecord:
     is_proven: bool = False
 
 
-@dataclass
-class DialBudget:
-    """The dials that a host or a network may still leave unanswered.
-
-    Attributes:
-        level: The dials that were left at the time `at`.
-        at: A time in seconds.
-    """
-
-    level: float
-    at: float
-
-
 class DialLimits:
-    """Remember which addresses answer, and decide which may be dialled.
-
-    Args:
-        jitter: Returns random numbers between 0 and 1.
-    """
+    """Remember which addresses answer, and decide which may be dialled."""
 
     def __init__(self, jitter: Callable[[], float]) -> None:
+        """Know no address yet; `jitter` returns random numbers between 0 and 1."""
         self._jitter = jitter
-        self._rates = SERVICE_LIMITS[Service.UNANSWERED_DIALS]
+        self._budget = ServiceBudget(Service.UNANSWERED_DIALS)
         self._addresses: dict[str, AddressRecord] = {}
-        self._hosts: dict[str, DialBudget] = {}
-        self._networks: dict[str, DialBudget] = {}
 
     # ---- decisions
 
     def choose(self, addresses: Sequence[str], now: float) -> tuple[str, ...]:
         """Return the addresses of a peer to dial now; none if each has to wait.
 
-        A proven address that answered the last time is dialled alone.
-
-        Args:
-            addresses: The peer's addresses, the preferred ones first.
-            now: The time in seconds.
+        A proven address that answered the last time is dialled alone. The preferred ones are first.
         """
         ready = [address for address in addresses if self.ready_at(address, now) <= now]
         for address in ready:
-            record = self._addresses.get(address)
-            if record is not None and record.is_proven and not record.failures:
+            if self.is_proven(address) and not self._count_failures(address):
                 return (address,)
-        ready.sort(key=lambda address: self._count_failures(address))
+        ready.sort(key=self._count_failures)
         return _few_of_each_host(ready)
 
     def choose_punched(self, addresses: Sequence[str], now: float) -> tuple[str, ...]:
         """Return the addresses of a peer to dial now that dials this machine at the same time.
 
         That they did not answer before does not count; the budgets of unproven addresses do.
-
-        Args:
-            addresses: The peer's addresses, the preferred ones first.
-            now: The time in seconds.
         """
         ready = [
             address
             for address in addresses
-            if self.is_proven(address) or self._budgets_ready_at(address, now) <= now
+            if self.is_proven(address) or self._budget.ready_at(_groups_of(address), now) <= now
         ]
         return _few_of_each_host(ready)
 
     def ready_at(self, address: str, now: float) -> float:
         """Return when an address may be dialled, in seconds."""
-        record = self._addresses.get(address)
-        next_dial = record.next_dial if record else -math.inf
-        if record is not None and record.is_proven:
-            return next_dial
-        return max(next_dial, self._budgets_ready_at(address, now))
-
-    def _budgets_ready_at(self, address: str, now: float) -> float:
-        host, network = self._hosts.get(host_of(address)), self._networks.get(network_of(address))
-        return max(
-            _refilled_at(host, self._rates["host"], now),
-            _refilled_at(network, self._rates["network"], now),
-        )
+        record = self._addresses.get(address) or AddressRecord()
+        if record.is_proven:
+            return record.next_dial
+        return max(record.next_dial, self._budget.ready_at(_groups_of(address), now))
 
     def is_proven(self, address: str) -> bool:
         """Return whether a peer with the dialled key has answered at an address."""
@@ -125,7 +91,7 @@ class DialLimits:
         """Record that addresses are being dialled."""
         for address in addresses:
             if not self.is_proven(address):
-                self._charge(address, 1.0, now)
+                self._budget.consume(_groups_of(address), 1.0, now)
 
     def on_answer(self, dialled: Sequence[str], answered: str, now: float) -> None:
         """Record at which of the dialled addresses the peer answered, with its key proven.
@@ -136,43 +102,28 @@ class DialLimits:
             if address != answered:
                 self.on_silence([address], now)
             elif not self.is_proven(address):
-                self._charge(address, -1.0, now)
-        self._store(answered, AddressRecord(is_proven=True))
+                self._budget.consume(_groups_of(address), -1.0, now)
+        store_newest(self._addresses, answered, AddressRecord(is_proven=True), MANY)
 
     def on_silence(self, addresses: Sequence[str], now: float, is_isolated: bool = False) -> None:
         """Record that nobody with the dialled key answered at some addresses.
 
-        Args:
-            addresses: The addresses.
-            now: The time in seconds.
-            is_isolated: Whether this machine has no link at all: then its own network may be down,
-                and proven addresses stay proven.
+        The own network of an isolated machine, without any link, may be down: then proven addresses
+        stay proven.
         """
         for address in addresses:
-            record = self._addresses.pop(address, None) or AddressRecord()
+            record = self._addresses.get(address) or AddressRecord()
             record.failures = min(record.failures + 1, 1000)
             if record.failures > MAX_PROVEN_FAILURES and not is_isolated:
                 record.is_proven = False
             back_off = PROVEN_ADDRESS if record.is_proven else UNPROVEN_ADDRESS
             delay = back_off.pause_seconds(record.failures)
             record.next_dial = now + delay * (0.75 + self._jitter() / 2)
-            self._store(address, record)
+            store_newest(self._addresses, address, record, MANY)
 
     def _count_failures(self, address: str) -> int:
         record = self._addresses.get(address)
         return record.failures if record else 0
-
-    def _store(self, address: str, record: AddressRecord) -> None:
-        self._addresses.pop(address, None)
-        self._addresses[address] = record
-        if len(self._addresses) > MANY:
-            del self._addresses[next(iter(self._addresses))]
-
-    def _charge(self, address: str, dials: float, now: float) -> None:
-        """Take dials from the budgets of an address's host and network."""
-        host, network = host_of(address), network_of(address)
-        _charge(self._hosts, host, self._rates["host"], dials, now)
-        _charge(self._networks, network, self._rates["network"], dials, now)
 
 
 def _few_of_each_host(addresses: Sequence[str]) -> tuple[str, ...]:
@@ -187,19 +138,5 @@ def _few_of_each_host(addresses: Sequence[str]) -> tuple[str, ...]:
     return tuple(chosen[:MAX_ADDRESSES_PER_DIAL])
 
 
-def _refilled_at(budget: DialBudget | None, rate: Rate, now: float) -> float:
-    """Return when a budget holds a whole dial."""
-    if budget is None:
-        return -math.inf
-    level = min(rate.burst, budget.level + max(0.0, now - budget.at) * rate.per_second)
-    return now if level >= 1 else now + (1 - level) / rate.per_second
-
-
-def _charge(
-    budgets: dict[str, DialBudget], name: str, rate: Rate, dials: float, now: float
-) -> None:
-    budget = budgets.pop(name, None) or DialBudget(rate.burst, now)
-    level = min(rate.burst, budget.level + max(0.0, now - budget.at) * rate.per_second)
-    budgets[name] = DialBudget(min(rate.burst, level - dials), now)
-    if len(budgets) > MANY:
-        del budgets[next(iter(budgets))]
+def _groups_of(address: str) -> dict[str, str]:
+    return {"host": host_of(address), "network": network_of(address)}

@@ -7,8 +7,8 @@ from collections.abc import Hashable, Mapping
 from typing import Generic, TypeVar
 
 from barnraise.peering.addresses.addresses import network_of
-from barnraise.peering.limits.rate_limit import TokenBuckets
-from barnraise.peering.limits.service_limits import SERVICE_LIMITS, WAITING_LIMITS, Service
+from barnraise.peering.limits.service_budget import ServiceBudget
+from barnraise.peering.limits.service_limits import WAITING_LIMITS, Service
 
 Item = TypeVar("Item", bound=Hashable)
 
@@ -56,23 +56,22 @@ class PendingPool(Generic[Item]):
 
 
 class IncomingLimits(Generic[Item]):
-    """Connections that are being established, and how often each address has connected."""
+    """Connections that are being established, and how often each address has connected.
+
+    Attributes:
+        pending: The connections that are being established.
+    """
 
     def __init__(self, service: Service) -> None:
         """Have no connections of one transport yet."""
+        self.pending: PendingPool[Item] = PendingPool(WAITING_LIMITS[service])
         self._most_pending = WAITING_LIMITS[service]["all"]
-        self._pending: PendingPool[Item] = PendingPool(WAITING_LIMITS[service])
-        self._connects = {
-            kind: TokenBuckets(rate) for kind, rate in SERVICE_LIMITS[service].items()
-        }
-
-    def __len__(self) -> int:
-        return len(self._pending)
+        self._connects = ServiceBudget(service)
 
     @property
     def is_busy(self) -> bool:
         """Whether many connections are being established."""
-        return len(self._pending) >= self._most_pending // 4
+        return len(self.pending) >= self._most_pending // 4
 
     def try_connect(self, address: str, now: float, is_validated: bool = True) -> bool:
         """Count a connection; return whether its address and network have not connected too often.
@@ -83,19 +82,11 @@ class IncomingLimits(Generic[Item]):
             is_validated: Whether the sender receives what is sent to the address. Those that use
                 somebody else's address do not use up its share.
         """
-        return all(
-            self._connects[kind].try_consume(f"{name} {is_validated}", 1, now)
-            for kind, name in _groups_of(address).items()
-        )
-
-    def add(self, item: Item, address: str) -> list[Item]:
-        """Add a connection; return those that were dropped for it; see `PendingPool.add`."""
-        return self._pending.add(item, _groups_of(address))
-
-    def discard(self, item: Item) -> None:
-        """Remove a connection that is established, or has ended."""
-        self._pending.discard(item)
+        groups = groups_of(address)
+        names = {kind: f"{name} {is_validated}" for kind, name in groups.items()}
+        return self._connects.try_consume(names, now)
 
 
-def _groups_of(address: str) -> dict[str, str]:
+def groups_of(address: str) -> dict[str, str]:
+    """Return the groups of `PendingPool.add` to which an address belongs."""
     return {"address": address, "network": network_of(address)}

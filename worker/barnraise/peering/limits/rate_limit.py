@@ -10,7 +10,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 from barnraise.peering.limits.service_limits import Rate
-from barnraise.protocol.table_sizes import MANY
+from barnraise.protocol.table_sizes import MANY, store_newest
 
 METER_SECONDS = 10.0  # over which a meter averages
 MESSAGE_SECONDS = 60.0  # over which messages are counted: longer than the burst at a start
@@ -54,6 +54,10 @@ class TokenBucket:
         self._filled_at = now
         return True
 
+    def ready_at(self, now: float) -> float:
+        """Return when the bucket holds a whole unit, in seconds."""
+        return now + max(0.0, 1.0 - self._refilled_tokens(now)) / self.rate
+
     def _refilled_tokens(self, now: float) -> float:
         if not math.isfinite(self._filled_at):
             return self._burst
@@ -74,11 +78,21 @@ class TokenBuckets:
 
     def try_consume(self, name: str, amount: float, now: float) -> bool:
         """Consume `amount` units of a name's bucket if it holds them; return whether it did."""
-        bucket = self._buckets.pop(name, None) or TokenBucket(self._rate)
-        self._buckets[name] = bucket
-        if len(self._buckets) > self._max_names:
-            del self._buckets[next(iter(self._buckets))]
-        return bucket.try_consume(amount, now)
+        return self._bucket_of(name).try_consume(amount, now)
+
+    def consume(self, name: str, amount: float, now: float) -> None:
+        """Consume `amount` units of a name's bucket, also when it holds fewer."""
+        self._bucket_of(name).consume(amount, now)
+
+    def ready_at(self, name: str, now: float) -> float:
+        """Return when a name's bucket holds a whole unit, in seconds."""
+        bucket = self._buckets.get(name)
+        return bucket.ready_at(now) if bucket else now
+
+    def _bucket_of(self, name: str) -> TokenBucket:
+        bucket = self._buckets.get(name) or TokenBucket(self._rate)
+        store_newest(self._buckets, name, bucket, self._max_names)
+        return bucket
 
 
 class UplinkSender:
@@ -249,11 +263,7 @@ class Meter:
     """Measure the rate at which a count of bytes grows, over a window of the last seconds."""
 
     def __init__(self, window: float = METER_SECONDS) -> None:
-        """Start without a sample.
-
-        Args:
-            window: seconds over which to average.
-        """
+        """Start without a sample; average over a window of seconds."""
         self._window = window
         self._samples: deque[tuple[float, int]] = deque()
 

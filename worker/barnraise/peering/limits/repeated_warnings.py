@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from barnraise.protocol.table_sizes import SOME
+from barnraise.protocol.table_sizes import SOME, store_newest
 
 QUIET_SECONDS = 60.0  # in which warnings of one kind are logged once
 
@@ -27,13 +27,11 @@ class RepeatedWarnings:
             values: The placeholders' values.
         """
         now = self._clock()
-        logged_at, repetitions = self._logged.pop(kind, (now - QUIET_SECONDS, 0))
+        logged_at, repetitions = self._logged.get(kind, (now - QUIET_SECONDS, 0))
         if now < logged_at + QUIET_SECONDS:
-            self._logged[kind] = (logged_at, repetitions + 1)
+            store_newest(self._logged, kind, (logged_at, repetitions + 1), SOME)
             return
-        self._logged[kind] = (now, 0)
-        if len(self._logged) > SOME:
-            del self._logged[next(iter(self._logged))]
+        store_newest(self._logged, kind, (now, 0), SOME)
         if repetitions:
             message += f" (and {repetitions:,} more like it before)"
         self._log.warning(message, *values)

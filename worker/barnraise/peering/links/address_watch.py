@@ -24,11 +24,7 @@ class AddressWatch:
     ) -> None:
         """Watch one server's connections.
 
-        Args:
-            connections: By key.
-            list_addresses: Returns what this machine announces.
-            introduce: Sends a greeting over a connection.
-            on_moved: Receives a connection whose peer has another address now.
+        `introduce` sends a greeting to a peer; `on_moved` receives one with another address now.
         """
         self._connections = connections
         self._list_addresses = list_addresses

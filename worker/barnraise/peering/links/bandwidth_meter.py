@@ -64,13 +64,7 @@ class LineMeter:
         return min(wanted, left) if is_worth and left > FIRST_BYTES else 0
 
     def on_step(self, requested: int, measured: StepMeter, seconds: float) -> None:
-        """Record a step.
-
-        Args:
-            requested: Its bytes.
-            measured: As its receiver measured it.
-            seconds: That it lasted, with the time on the way.
-        """
+        """Record a step: its bytes, what its receiver measured, and its seconds with the way."""
         self.sent += requested
         self.elapsed += seconds
         if measured.size and measured.seconds >= MIN_SECONDS:

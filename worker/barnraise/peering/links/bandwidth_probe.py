@@ -17,7 +17,7 @@ from barnraise.peering.limits.service_limits import Service
 from barnraise.peering.links.bandwidth_meter import PART_BYTES, LineMeter, LineRates, StepMeter
 from barnraise.peering.links.connection import Connection, OutgoingMessages
 from barnraise.peering.links.received import MessageHandlers, Received
-from barnraise.protocol.ip_addresses import is_public_ip, parse_ip
+from barnraise.protocol.ip_addresses import is_public_host
 from barnraise.protocol.messages import (
     MAX_LINE_TEST_BYTES,
     LineTestPart,
@@ -25,7 +25,6 @@ from barnraise.protocol.messages import (
     LineTestRequest,
 )
 
-# Tests that are served, per second and in a burst.
 SERVED_SECONDS = 12.0  # that one test may last
 STEP_LIMIT_SECONDS = 5.0  # in which a step's bytes, or their receipt, must have arrived
 
@@ -221,7 +220,4 @@ class LineTest:
 
 def _is_on_internet(connection: Connection) -> bool:
     """Return whether a peer is seen at a public address: only then is the line the internet's."""
-    try:
-        return is_public_ip(parse_ip(host_of(connection.channel.remote_address)))
-    except ValueError:
-        return False
+    return is_public_host(host_of(connection.channel.remote_address))

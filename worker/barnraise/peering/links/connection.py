@@ -13,6 +13,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from barnraise.errors import FloodError
@@ -36,18 +37,19 @@ OutgoingMessages = Iterator[tuple[Message, bytes]]
 
 @dataclass(frozen=True)
 class MessageSources:
-    """Provide what a connection's writers send.
+    """Provide what the connections' writers send.
 
     Attributes:
-        compose_state: Returns our PeerState for this peer, or None when there is none to send.
-        open_update: Returns the messages of (author, seq, whole).
+        compose_state: Returns our PeerState for a peer by key; None if there is none to send.
+        open_update: Returns the messages of (peer's key, author, seq, whole), with payloads if
+            `whole`.
         open_blob: Returns the messages of (digest, offset).
         open_line_test: Returns the messages of a number of bytes without meaning.
         uplink: The share of the uplink that payloads wait for.
     """
 
-    compose_state: Callable[[], PeerState | None]
-    open_update: Callable[[str, int, bool], OutgoingMessages]
+    compose_state: Callable[[str], PeerState | None]
+    open_update: Callable[[str, str, int, bool], OutgoingMessages]
     open_blob: Callable[[str, int], OutgoingMessages]
     open_line_test: Callable[[int], OutgoingMessages]
     uplink: FairShare
@@ -69,15 +71,10 @@ class Connection:
         connected_at: float,
         stated_addresses: Collection[str] = (),
     ) -> None:
-        """Wrap a channel after the handshake.
+        """Wrap a channel after the handshake, whose time is the event loop's in seconds.
 
-        Args:
-            channel: The open channel.
-            hello: The peer's Hello, already checked.
-            ticket: The ticket in it.
-            dialled: Whether this machine dialled the peer.
-            connected_at: Event loop time of the handshake, in seconds.
-            stated_addresses: Where this machine is reached, as it stated to the peer.
+        The Hello and its ticket are checked already. `stated_addresses` is where this machine is
+        reached, as it stated to the peer.
         """
         self.channel = channel
         self.hello = hello
@@ -107,7 +104,8 @@ class Connection:
     @property
     def meeting(self) -> Meeting:
         """How the connection came about, as the handshake proved it."""
-        return Meeting(self.ticket.volunteer, self.dialled, self.channel.remote_address)
+        address, claimed = self.channel.remote_address, tuple(self.hello.addresses)
+        return Meeting(self.ticket.volunteer, self.dialled, address, claimed)
 
     def renew_introduction(self, hello: Hello, ticket: Ticket) -> None:
         """Replace the peer's Hello and ticket by newer ones, already checked."""
@@ -226,7 +224,7 @@ class Connection:
                 await self._send_message(self._messages.popleft(), sources.uplink)
             if self._state_due:
                 self._state_due = False
-                state = sources.compose_state()
+                state = sources.compose_state(self.key)
                 if state is not None:
                     await self._send_message(state, sources.uplink)
                 continue
@@ -241,7 +239,7 @@ class Connection:
     async def _write_payloads(self, sources: MessageSources) -> None:
         """Send updates, blobs and bytes of tests in turn, one piece at a time."""
         transfers = [
-            _Transfers(self._updates, sources.open_update),
+            _Transfers(self._updates, partial(sources.open_update, self.key)),
             _Transfers(self._blobs, sources.open_blob),
             _Transfers(self._line_tests, sources.open_line_test),
         ]

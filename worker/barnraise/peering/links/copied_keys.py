@@ -40,12 +40,7 @@ class CopiedKeys:
     """
 
     def __init__(self, signer: StatementSigner, has_signed: Callable[[Update], bool]) -> None:
-        """Begin this worker's session.
-
-        Args:
-            signer: Signs the statements.
-            has_signed: Returns whether this worker has signed an update.
-        """
+        """Begin this worker's session; `has_signed` returns whether it has signed an update."""
         self._signer = signer
         self._has_signed = has_signed
         self._session = secrets.token_hex(8)

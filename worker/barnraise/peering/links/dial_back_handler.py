@@ -19,7 +19,7 @@ from barnraise.peering.membership.dial_back import (
     choose_helper,
 )
 from barnraise.peering.transports.transport import Transport
-from barnraise.protocol.ip_addresses import is_public_ip, parse_ip
+from barnraise.protocol.ip_addresses import is_inner_host, is_public_host
 from barnraise.protocol.messages import (
     DialBackErrand,
     DialBackRequest,
@@ -59,13 +59,7 @@ class DialBackHandler:
     def __init__(
         self, context: LinkContext, transport: Transport, reachability: Reachability
     ) -> None:
-        """Test one machine's reachability, and that of its peers.
-
-        Args:
-            context: The connections.
-            transport: Dials as a stranger.
-            reachability: Receives the outcomes.
-        """
+        """Test one machine's reachability, and that of its peers."""
         self._context = context
         self._transport = transport
         self._reachability = reachability
@@ -97,7 +91,7 @@ class DialBackHandler:
         """Return the public hosts at which linked peers see this machine."""
         connections = self._context.connections.values()
         hosts = {host_of(_find_seen_at(connection)) for connection in connections}
-        return {host for host in hosts if _is_public(host)}
+        return {host for host in hosts if is_public_host(host)}
 
     async def test(self) -> int:
         """Have a few linked peers dial this machine; return how many tried."""
@@ -180,7 +174,7 @@ class DialBackHandler:
         # Nobody on the internet may have this machine probe its own home network.
         is_allowed = (
             errand.peer != self._transport.key
-            and (_is_near(connection) or _is_public(host_of(address)))
+            and (_is_near(connection) or is_public_host(host_of(address)))
             and self._limits.may_do_errand(connection.ticket.volunteer, address, now)
         )
         if not is_allowed:
@@ -243,14 +237,4 @@ def _is_near(connection: Connection) -> bool:
 
     A peer that is reached through a relay has no address here, wherever it is.
     """
-    try:
-        return not is_public_ip(parse_ip(host_of(_describe(connection).address)))
-    except ValueError:
-        return False
-
-
-def _is_public(host: str) -> bool:
-    try:
-        return is_public_ip(parse_ip(host))
-    except ValueError:
-        return False
+    return is_inner_host(host_of(_describe(connection).address))

@@ -66,12 +66,8 @@ class Handshake:
     ) -> None:
         """Accept peers of one run.
 
-        Args:
-            own: What our introduction states.
-            mirrors: The run and its mirrors.
-            ticket: Our own ticket.
-            clock: Returns seconds since 1970, by the coordinators' clock.
-            is_excluded: Returns whether a key, or the volunteer in its ticket, is excluded.
+        `clock` returns seconds since 1970 by the coordinators' clock, and `is_excluded` whether a
+        key, or the volunteer in its ticket, is excluded.
         """
         self._own = own
         self._mirrors = mirrors
@@ -153,11 +149,7 @@ class Handshake:
         )
 
     async def greet(self, channel: Channel, dialled: bool) -> Connection:
-        """Exchange introductions over a new channel.
-
-        Args:
-            channel: The channel.
-            dialled: Whether this machine dialled the peer.
+        """Exchange introductions over a new channel, which this machine has dialled or not.
 
         Raises:
             MessageError: When the peer may not exchange messages with us.

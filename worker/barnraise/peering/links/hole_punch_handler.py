@@ -46,14 +46,7 @@ class DialNowHandler:
         reachability: Reachability,
         dialler: Dialler,
     ) -> None:
-        """Help one server's dials.
-
-        Args:
-            context: The connections.
-            signer: Who signs.
-            reachability: This machine's addresses.
-            dialler: Dials the peers.
-        """
+        """Help one server's dials."""
         self._context = context
         self._signer = signer
         self._reachability = reachability

@@ -43,14 +43,10 @@ class MirrorListSync:
         on_mirrors_changed: Callable[[RunMirrors], None],
         on_relays_changed: Callable[[list[str]], None],
     ) -> None:
-        """Start without a list.
+        """Start without a list, with the mirrors that count then.
 
-        Args:
-            run_mirrors: The mirrors that count without a list.
-            context: The connections.
-            clock: Returns seconds since 1970.
-            on_mirrors_changed: Called with the mirrors that count by a new list.
-            on_relays_changed: Called with the relays that a new list names.
+        `clock` returns seconds since 1970. `on_mirrors_changed` receives the mirrors that count by
+        a new list, and `on_relays_changed` the relays that it names.
         """
         self._run_mirrors = run_mirrors
         self._connections = context.connections

@@ -4,13 +4,12 @@ Anybody who knows this machine's address can open connections. Those that wait f
 by key, by address, by network and in all; the oldest makes room for the newest.
 """
 
-from barnraise.peering.addresses.addresses import network_of
 from barnraise.peering.limits.back_off import BackOff
-from barnraise.peering.limits.incoming_limits import PendingPool
+from barnraise.peering.limits.incoming_limits import PendingPool, groups_of
 from barnraise.peering.limits.service_budget import ServiceBudget
 from barnraise.peering.limits.service_limits import WAITING_LIMITS, Service
 from barnraise.peering.transports.transport import Channel
-from barnraise.protocol.table_sizes import MANY
+from barnraise.protocol.table_sizes import MANY, store_newest
 
 FLOODERS = BackOff(30.0, 3600.0)  # for which a key that flooded may not connect again
 
@@ -41,18 +40,16 @@ class IncomingGreetings:
         if not self._connects.try_consume({"key": channel.peer}, now):
             channel.close("you connect too often")
             return False
-        address = channel.remote_address
-        groups = {"key": channel.peer, "address": address, "network": network_of(address)}
+        groups = {"key": channel.peer, **groups_of(channel.remote_address)}
         for oldest in self._waiting.add(channel, groups):
             oldest.close("others connect: introduce yourself sooner")
         return True
 
     def on_flood(self, key: str, now: float) -> None:
         """Keep a key away that sent far more than it may; longer each time."""
-        _, floods = self._flooders.pop(key, (0.0, 0))
-        self._flooders[key] = now + FLOODERS.pause_seconds(floods), floods + 1
-        if len(self._flooders) > MANY:
-            del self._flooders[next(iter(self._flooders))]
+        _, floods = self._flooders.get(key, (0.0, 0))
+        until = now + FLOODERS.pause_seconds(floods)
+        store_newest(self._flooders, key, (until, floods + 1), MANY)
 
     def remove(self, channel: Channel) -> None:
         """Record that a channel's peer has introduced itself, or that the channel has ended."""

@@ -7,7 +7,7 @@ there is none, it dials itself from another port: most routers let in one port a
 A machine is dialled only at the address from which the peer that it asked sees it: nobody can have
 a third party dialled by asking. Who passes a request on could name a victim's address, as in any
 report of addresses. So the budgets of unproven addresses hold (`dial_limits`), and requests are
-bounded: of each key, of each network and in all.
+bounded: of each key, of each network and in all. Times are in seconds.
 """
 
 import random
@@ -43,23 +43,11 @@ class DialBackLimits:
         self._done = ServiceBudget(Service.ERRANDS)
 
     def may_serve(self, key: str, address: str, now: float) -> bool:
-        """Return whether to serve one more request.
-
-        Args:
-            key: Of the machine that asks.
-            address: host:port at which it is seen.
-            now: The time in seconds.
-        """
+        """Return whether to serve one more request of a machine, by its key and host:port."""
         return self._served.try_consume({"key": key, "network": network_of(address)}, now)
 
     def may_do_errand(self, volunteer: str, address: str, now: float) -> bool:
-        """Return whether to do one more errand.
-
-        Args:
-            volunteer: Of the peer that passed it on.
-            address: host:port that is to be dialled.
-            now: The time in seconds.
-        """
+        """Return whether to dial one more host:port for a peer of a volunteer."""
         names = {"volunteer": volunteer, "network": network_of(address)}
         return self._done.try_consume(names, now)
 

@@ -9,7 +9,7 @@ the answer arrives.
 
 Statements cost their receivers packets to addresses that a stranger names. So everybody obeys and
 passes on a bounded number: for each signer, for each volunteer that passes them on, and in all. The
-addresses have the same budgets as in any other dial (`dial_limits`).
+addresses have the same budgets as in any other dial (`dial_limits`). Times are in seconds.
 """
 
 import math
@@ -21,9 +21,10 @@ from barnraise.peering.addresses.addresses import host_of
 from barnraise.peering.limits.back_off import BackOff
 from barnraise.peering.limits.service_budget import ServiceBudget
 from barnraise.peering.limits.service_limits import Service
-from barnraise.protocol.ip_addresses import is_public_ip, parse_ip
+from barnraise.peering.membership.link_actions import RequestDial
+from barnraise.protocol.ip_addresses import is_public_host
 from barnraise.protocol.mirror_list import is_relay_url
-from barnraise.protocol.table_sizes import SOME
+from barnraise.protocol.table_sizes import SOME, store_newest
 
 PATIENCE_SECONDS = 2.0  # that a dial is alone, before a common peer is asked
 HELP_SECONDS = 5.0  # after a dial that was not answered, in which a common peer is still asked
@@ -31,19 +32,6 @@ HELP_REQUESTS = BackOff(15.0, 600.0)  # between two requests for one peer
 MAX_VIA = 8  # linked peers that are remembered for each of them
 STATEMENT_SECONDS = 30.0  # for which a statement is fresh, by the coordinators' clock
 PUNCH_SECONDS = (2.5, 3.0, 4.0)  # that each of the three dials of one statement lasts
-
-
-@dataclass(frozen=True)
-class DialRequest:
-    """Ask a linked peer to pass a statement on to another.
-
-    Attributes:
-        via: The linked peer's key.
-        target: The key of the peer that is being dialled.
-    """
-
-    via: str
-    target: str
 
 
 @dataclass
@@ -78,14 +66,9 @@ class Rendezvous:
     def on_peers(self, via: str, keys: Iterable[str]) -> None:
         """Record that a linked peer says to which peers it is linked."""
         for key in keys:
-            vias = self._vias.pop(key, {})
-            vias.pop(via, None)
-            vias[via] = None
-            while len(vias) > MAX_VIA:
-                del vias[next(iter(vias))]
-            self._vias[key] = vias
-        while len(self._vias) > SOME:
-            del self._vias[next(iter(self._vias))]
+            vias = self._vias.get(key, {})
+            store_newest(vias, via, None, MAX_VIA)
+            store_newest(self._vias, key, vias, SOME)
 
     def on_dial(self, key: str, now: float) -> None:
         """Record that a peer is being dialled."""
@@ -111,14 +94,9 @@ class Rendezvous:
 
     # ---- decisions
 
-    def choose_requests(self, links: Collection[str], now: float) -> list[DialRequest]:
-        """Return whom to ask now to pass on statements, and record that they are asked.
-
-        Args:
-            links: Keys of the linked peers.
-            now: The time in seconds.
-        """
-        requests: list[DialRequest] = []
+    def choose_requests(self, links: Collection[str], now: float) -> list[RequestDial]:
+        """Return whom of the linked peers to ask now to pass on statements, and record that."""
+        requests: list[RequestDial] = []
         expired = [key for key, attempt in self._attempts.items() if now >= attempt.expires]
         for key in expired:
             del self._attempts[key]
@@ -128,14 +106,12 @@ class Rendezvous:
             known = [via for via in self._vias.get(target, ()) if via in links]
             # A coordinator names peers without saying who is linked to them.
             via = self._random.choice(known or sorted(links))
-            requests.append(DialRequest(via, target))
+            requests.append(RequestDial(via, target))
             wait = HELP_REQUESTS.pause_seconds(attempt.requests)
             attempt.requests += 1
             attempt.next_request = now + wait * (1 + self._random.random() / 2)
-            self._requested.pop(target, None)
-            self._requested[target] = (attempt.requests, attempt.next_request)
-        while len(self._requested) > SOME:
-            del self._requested[next(iter(self._requested))]
+            request = (attempt.requests, attempt.next_request)
+            store_newest(self._requested, target, request, SOME)
         return requests
 
     def next_wakeup(self, links: Collection[str]) -> float:
@@ -154,13 +130,7 @@ class Rendezvous:
         return self._passed.try_consume({"volunteer": volunteer, "target": target}, now)
 
     def may_obey(self, signer: str, volunteer: str, now: float) -> bool:
-        """Return whether to obey one more statement.
-
-        Args:
-            signer: The key that signed it.
-            volunteer: Of the peer that passed it on.
-            now: The time in seconds.
-        """
+        """Return whether to obey one more statement of a key, passed on by a volunteer's peer."""
         return self._obeyed.try_consume({"signer": signer, "volunteer": volunteer}, now)
 
 
@@ -188,7 +158,4 @@ def order_candidates(addresses: Sequence[str], own_addresses: Sequence[str]) -> 
 
 
 def _is_public(address: str) -> bool:
-    try:
-        return is_public_ip(parse_ip(host_of(address)))
-    except ValueError:
-        return False
+    return is_public_host(host_of(address))

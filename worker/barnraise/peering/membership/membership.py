@@ -12,6 +12,8 @@ against peers that lie, and against one person with many keys:
   a partitioned swarm that are both content with their links grow together again.
 * Nothing that a peer reports about itself counts: not its links, not its addresses. What a peer
   reports about others is hearsay: it overrides nothing, and each volunteer's reports have a bound.
+
+All times are in seconds.
 """
 
 import math
@@ -25,7 +27,7 @@ from typing import Protocol
 from barnraise.peering.addresses.addresses import host_of, parse_address
 from barnraise.peering.limits.back_off import BackOff
 from barnraise.peering.limits.dial_limits import DialLimits
-from barnraise.peering.membership.hole_punching import DialRequest, Rendezvous
+from barnraise.peering.membership.hole_punching import Rendezvous
 from barnraise.peering.membership.link_targets import LINK_TARGETS
 from barnraise.protocol.messages import Peer
 from barnraise.protocol.mirror_list import is_relay_url
@@ -85,17 +87,20 @@ class KnownPeer:
 
 @dataclass(frozen=True)
 class Meeting:
-    """How a link came about: facts that the handshake proves.
+    """How a link came about: facts that the handshake proves, and what the peer claims.
 
     Attributes:
         volunteer: Digest of the peer's volunteer; empty: the peer counts as a volunteer of its own.
         dialled: Whether this machine dialled.
         address: The peer's address as this machine sees it; empty if that is unknown.
+        claimed: The addresses that the peer reports of itself. Only those of the host at which it
+            was met are believed.
     """
 
     volunteer: str = ""
     dialled: bool = False
     address: str = ""
+    claimed: tuple[str, ...] = ()
 
 
 class PeerLink(Protocol):
@@ -121,11 +126,6 @@ Links = Mapping[str, PeerLink]
 
 class PartialView:
     """The peers that one machine knows, and when to dial which of them.
-
-    Args:
-        key: This machine's own key.
-        seed: Seed of the random choices.
-        volunteer: Digest of this machine's own volunteer.
 
     Attributes:
         key: This machine's own key.
@@ -224,28 +224,15 @@ class PartialView:
 
     # ---- events: links
 
-    def on_connected(
-        self,
-        key: str,
-        now: float = 0.0,
-        meeting: Meeting | None = None,
-        claimed: Sequence[str] = (),
-    ) -> None:
-        """Record that a link to this peer is established.
-
-        Args:
-            key: The peer's key.
-            now: The time in seconds.
-            meeting: How the link came about.
-            claimed: The addresses that the peer reports of itself. Only those of the host at which
-                it was met are believed.
-        """
-        meeting = meeting or Meeting()
+    def on_connected(self, key: str, now: float, meeting: Meeting) -> None:
+        """Record that a link to this peer is established."""
         self._end_dial(key, meeting, now)
         self.rendezvous.on_connected(key)
         known = self.passive.get(key)
         addresses = tuple(
-            at for at in claimed if meeting.address and host_of(at) == host_of(meeting.address)
+            at
+            for at in meeting.claimed
+            if meeting.address and host_of(at) == host_of(meeting.address)
         )
         if meeting.address:
             addresses = (meeting.address, *(at for at in addresses if at != meeting.address))
@@ -277,13 +264,7 @@ class PartialView:
             del self.passive[other]
 
     def on_disconnected(self, key: str, now: float, said_goodbye: bool) -> None:
-        """Record that the link to this peer is gone.
-
-        Args:
-            key: The peer's key.
-            now: The time in seconds.
-            said_goodbye: Whether one side closed the link because it had enough others.
-        """
+        """Record that the link is gone; `said_goodbye` if one side had enough other links."""
         if known := self.passive.get(key):
             delay = REDIAL.first_seconds
             if said_goodbye:
@@ -313,10 +294,7 @@ class PartialView:
     def on_refused(self, key: str, now: float, meeting: Meeting) -> None:
         """Record that one of the two sides refused a link after the peer's key was proven.
 
-        Args:
-            key: The peer's key.
-            now: The time in seconds.
-            meeting: How the link would have come about; the volunteer as far as it is known.
+        The meeting is how the link would have come about, as far as that is known.
         """
         self._end_dial(key, meeting, now)
         if known := self.passive.get(key):
@@ -361,12 +339,7 @@ class PartialView:
         return LINK_TARGETS.most_of_volunteer
 
     def choose_dials(self, links: Links, now: float) -> list[Peer]:
-        """Choose the peers to dial now and record that they are being dialled.
-
-        Args:
-            links: The connected peers by key.
-            now: The time in seconds.
-        """
+        """Choose the peers to dial now and record that they are being dialled."""
         self._link_count = len(links)
         self._volunteer_count = len({link.meeting.volunteer or key for key, link in links.items()})
         if self._volunteer_count < LINK_TARGETS.least_volunteers:
@@ -402,23 +375,14 @@ class PartialView:
             self._explore_at = now + LINK_TARGETS.explore_seconds * (0.5 + self._random.random())
         return chosen
 
-    def choose_dial_requests(self, links: Links, now: float) -> list[DialRequest]:
-        """Choose whom to ask for help with dials that are not answered."""
-        return self.rendezvous.choose_requests(links, now)
-
     def choose_punch(
         self, key: str, addresses: Sequence[str], links: Links, now: float
     ) -> Peer | None:
         """Choose where to dial a peer that asks for it, and record that it is being dialled.
 
+        The addresses are as the peer states them, the most promising first.
         Addresses that did not answer before may do so now that the peer dials as well: their
         backoff does not count, the budgets of their hosts and networks do.
-
-        Args:
-            key: The peer's key.
-            addresses: Where it can be reached, as it states, the most promising first.
-            links: The connected peers by key.
-            now: The time in seconds.
 
         Returns:
             None if it is linked, or there is no room for it, or no address may be dialled now.
@@ -448,11 +412,7 @@ class PartialView:
     def choose_probe(self, addresses: Sequence[str], now: float) -> tuple[str, ...]:
         """Return at which of a machine's addresses to probe it, and charge their budgets.
 
-        A probe is charged like a dial that nobody answers.
-
-        Args:
-            addresses: host:port pairs of one host.
-            now: The time in seconds.
+        They are host:port pairs of one host. A probe is charged like a dial that nobody answers.
         """
         chosen = self._limits.choose_punched(addresses, now)
         self._limits.on_dial(chosen, now)
@@ -564,10 +524,6 @@ class PartialView:
 
         Every machine of a mesh dials every other one, and most of their addresses are hearsay: the
         limits of all other dials hold.
-
-        Args:
-            peer: The peer, with the addresses that are known.
-            now: The time in seconds.
         """
         relays = [address for address in peer.addresses if is_relay_url(address)]
         direct = [address for address in peer.addresses if address not in relays]
@@ -578,14 +534,9 @@ class PartialView:
         return Peer(key=peer.key, addresses=[*addresses, *relays])
 
     def on_mesh_dial_ended(self, dialled: Peer, answered: str, now: float) -> None:
-        """Record how a dial of the mesh ended.
+        """Record at which address the peer proved its key to the mesh; "" if it did at none.
 
         A proven address where no mesh answers is one of a machine that does not average yet.
-
-        Args:
-            dialled: The peer, with the addresses that were dialled.
-            answered: The one where the peer proved its key; empty if none did.
-            now: The time in seconds.
         """
         direct = [address for address in dialled.addresses if not is_relay_url(address)]
         if answered in direct:

@@ -4,12 +4,14 @@ Each worker draws a session when it starts, and signs with every greeting that i
 passes the newest statement of one session on to the others of the same key. A statement proves that
 the key was copied if it was signed while the receiver ran, and not by the receiver. Nobody without
 the key can make one, and one from before the receiver started, as a restart leaves, proves nothing.
+Times are in seconds since 1970, by the coordinators' clock.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from barnraise.protocol.messages import Signed, WorkerSession
+from barnraise.protocol.table_sizes import store_newest
 
 CLOCK_SECONDS = 10.0  # by which the clocks of two machines may differ
 SESSION_FRESH_SECONDS = 60.0  # for which a statement is passed on and believed
@@ -23,7 +25,7 @@ class OwnSession:
 
     Attributes:
         session: Its name.
-        started: When it began, in seconds since 1970 by the coordinators' clock.
+        started: When it began.
     """
 
     session: str
@@ -31,13 +33,7 @@ class OwnSession:
 
 
 def proves_copy(own: OwnSession, other: WorkerSession, now: float) -> bool:
-    """Return whether a statement of this worker's own key is another worker's that runs now.
-
-    Args:
-        own: This worker's session.
-        other: The statement, whose signature is verified.
-        now: Seconds since 1970, by the coordinators' clock.
-    """
+    """Return whether a verified statement of this worker's key is of another that runs now."""
     is_fresh = abs(now - other.issued) <= SESSION_FRESH_SECONDS
     is_since_start = other.issued > own.started + CLOCK_SECONDS
     return other.session != own.session and is_fresh and is_since_start
@@ -57,30 +53,16 @@ class SeenSessions:
 
     def record(self, statement: WorkerSession, signed: Signed) -> None:
         """Record a verified statement."""
-        sessions = self._seen.pop(statement.peer, {})
-        known = sessions.pop(statement.session, None)
+        sessions = self._seen.get(statement.peer, {})
         newest = (statement.issued, signed)
-        sessions[statement.session] = (
-            newest if known is None else max(known, newest, key=_issued_at)
-        )
-        while len(sessions) > MAX_SESSIONS:
-            del sessions[next(iter(sessions))]
-        self._seen[statement.peer] = sessions
-        while len(self._seen) > MAX_KEYS:
-            del self._seen[next(iter(self._seen))]
+        known = sessions.get(statement.session, newest)
+        if known[0] >= statement.issued:
+            newest = known
+        store_newest(sessions, statement.session, newest, MAX_SESSIONS)
+        store_newest(self._seen, statement.peer, sessions, MAX_KEYS)
 
     def others(self, key: str, session: str, now: float) -> Iterable[Signed]:
-        """Return the fresh statements of a key's other sessions.
-
-        Args:
-            key: The key.
-            session: The one that is left out.
-            now: Seconds since 1970, by the coordinators' clock.
-        """
+        """Return the fresh statements of a key's other sessions than `session`."""
         for name, (issued, signed) in self._seen.get(key, {}).items():
             if name != session and abs(now - issued) <= SESSION_FRESH_SECONDS:
                 yield signed
-
-
-def _issued_at(statement: tuple[float, Signed]) -> float:
-    return statement[0]

@@ -16,7 +16,7 @@ import iroh
 from barnraise.peering.addresses.addresses import network_of, port_of, version_of
 from barnraise.peering.addresses.local_addresses import LocalAddresses
 from barnraise.peering.addresses.port_mapping import find_home_network, remove_iroh_mapping
-from barnraise.peering.limits.incoming_limits import IncomingLimits
+from barnraise.peering.limits.incoming_limits import IncomingLimits, groups_of
 from barnraise.peering.limits.repeated_warnings import RepeatedWarnings
 from barnraise.peering.limits.service_limits import Service
 from barnraise.peering.limits.timeouts import TIMEOUTS
@@ -143,19 +143,11 @@ class IrohTransport:
         alpn = f"barnraise/{name}/1".encode()
         self._incoming[alpn] = asyncio.Queue(_MAX_UNACCEPTED)
         self._tls.add_protocol(alpn)
-        return IrohProtocol(self, alpn)
+        return IrohProtocol(self, self._tls, alpn)
 
     async def connect(self, peer: Peer) -> Channel:
         """Dial a peer; see `Transport.connect`."""
         return await self.connect_for(ALPN, peer)
-
-    async def connect_by_tcp(self, alpn: bytes, peer: Peer) -> Channel:
-        """Dial a peer for a protocol that was added, at its addresses' TCP ports.
-
-        Raises:
-            ChannelClosedError: When it does not answer there.
-        """
-        return await self._tls.connect(alpn, peer)
 
     async def connect_for(self, alpn: bytes, peer: Peer) -> Channel:
         """Dial a peer for a protocol, by its ALPN; see `Transport.connect`."""
@@ -201,7 +193,7 @@ class IrohTransport:
     @property
     def pending_connections(self) -> int:
         """Count the incoming connections that are being established."""
-        return len(self._limits)
+        return len(self._limits.pending)
 
     async def accept(self) -> Channel:
         """Return the next channel that another peer opened."""
@@ -229,8 +221,8 @@ class IrohTransport:
                 await _end_incoming(incoming.ignore)
             else:
                 task = self._spawn(self._accept_connection(incoming))
-                task.add_done_callback(self._limits.discard)
-                for oldest in self._limits.add(task, address):
+                task.add_done_callback(self._limits.pending.discard)
+                for oldest in self._limits.pending.add(task, groups_of(address)):
                     oldest.cancel()
 
     async def _accept_connection(self, incoming: iroh.Incoming) -> None:
@@ -293,16 +285,17 @@ class IrohProtocol:
     over QUIC elsewhere.
     """
 
-    def __init__(self, transport: IrohTransport, alpn: bytes) -> None:
-        """Use the endpoint of `transport`, which its owner starts and closes."""
+    def __init__(self, transport: IrohTransport, tls: TlsEndpoint, alpn: bytes) -> None:
+        """Use the endpoints of a transport, which its owner starts and closes."""
         self._transport = transport
+        self._tls = tls
         self._alpn = alpn
         self.key = transport.key
 
     async def connect(self, peer: Peer) -> Channel:
         """Dial a peer; see `Transport.connect`."""
         try:
-            return await self._transport.connect_by_tcp(self._alpn, peer)
+            return await self._tls.connect(self._alpn, peer)
         except ChannelClosedError as error:
             log.debug("%s", error)
             return await self._transport.connect_for(self._alpn, peer)

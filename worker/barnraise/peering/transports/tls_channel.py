@@ -51,11 +51,8 @@ class TlsChannel:
     ) -> None:
         """Use a connection whose TLS handshake is done; `prove_keys` comes first.
 
-        Args:
-            reader: Of the connection.
-            writer: Of the connection.
-            remote_address: The host:port that was dialled; "" for a channel that was accepted,
-                whose other end listens on another port.
+        `remote_address` is the host:port that was dialled; "" for a channel that was accepted,
+        whose other end listens on another port.
         """
         self._reader = reader
         self._writer = writer

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from barnraise.errors import MessageError
 from barnraise.peering.addresses.addresses import host_of, join_address, port_of, version_of
-from barnraise.peering.limits.incoming_limits import IncomingLimits
+from barnraise.peering.limits.incoming_limits import IncomingLimits, groups_of
 from barnraise.peering.limits.repeated_warnings import RepeatedWarnings
 from barnraise.peering.limits.service_limits import Service
 from barnraise.peering.limits.timeouts import TIMEOUTS
@@ -45,9 +45,7 @@ class TlsEndpoint:
     def __init__(self, identity: Identity, on_channel: Callable[[bytes, TlsChannel], None]) -> None:
         """Prepare an endpoint; `listen` opens its sockets.
 
-        Args:
-            identity: This machine's.
-            on_channel: Receives the protocol and the channel that another machine opened.
+        `on_channel` receives the protocol and the channel that another machine opened.
         """
         self._identity = identity
         self._on_channel = on_channel
@@ -65,13 +63,10 @@ class TlsEndpoint:
     @property
     def pending_connections(self) -> int:
         """Count the incoming connections that are being established."""
-        return len(self._limits)
+        return len(self._limits.pending)
 
     def listen(self, addresses: Sequence[str]) -> None:
-        """Listen on some of this machine's addresses, if a protocol was added.
-
-        Args:
-            addresses: Host:port pairs.
+        """Listen on some of this machine's addresses, host:port, if a protocol was added.
 
         Raises:
             OSError: A port is in use.
@@ -166,8 +161,8 @@ class TlsEndpoint:
                 self._repeats.warn(address, "refused TCP connections from %s: too many", host)
                 continue
             task = self._spawn(self._accept_connection(connection, certificate, context))
-            task.add_done_callback(self._limits.discard)
-            for oldest in self._limits.add(task, address):
+            task.add_done_callback(self._limits.pending.discard)
+            for oldest in self._limits.pending.add(task, groups_of(address)):
                 oldest.cancel()
 
     async def _accept_connection(
