@@ -50,7 +50,7 @@ class LinkRecorder:
         self.links: dict[str, Link] = {}
         self.events: list[tuple[str, str]] = []
 
-    def on_connected(self, key, now, meeting, claimed=()) -> None:
+    def on_connected(self, key, now, meeting) -> None:
         self.links[key] = Link(key, now, meeting)
         self.events.append(("connected", key))
 
@@ -66,16 +66,6 @@ class LinkRecorder:
     def on_disconnected(self, key, now) -> None:
         del self.links[key]
         self.events.append(("disconnected", key))
-
-
-class NoTransfers:
-    """Have nothing that a peer could request."""
-
-    def open_update(self, key, author, seq, whole):
-        return iter(())
-
-    def open_blob(self, digest, offset):
-        return iter(())
 
 
 @dataclass
@@ -95,18 +85,26 @@ class Machine:
         ticket = sign_ticket(MIRROR, self.identity.key, issued=NOW)
         config = PeeringConfig(self.identity, MIRRORS, SPEC_DIGEST, ticket, lambda: NOW)
         user = PeeringUser(
-            events=self.recorder,
+            membership=self.recorder.membership,
+            links=self.recorder.links,
+            on_connected=self.recorder.on_connected,
+            on_message=self.recorder.on_message,
+            on_goodbye=self.recorder.on_goodbye,
+            on_left=self.recorder.on_left,
+            on_disconnected=self.recorder.on_disconnected,
             incarnation=lambda: "1" * 16,
             has_signed=lambda update: False,
             is_excluded=lambda key, volunteer: key in self.excluded,
             store_peer=store_peer,
-            compose_state=lambda key: None,
             on_mirrors_changed=lambda mirrors: None,
-            on_disconnected=lambda key: None,
             wake=lambda: None,
         )
         self.server = PeerServer(config, self.network.transport(self.identity.key), user)
-        self.server.set_transfers(NoTransfers())
+        self.server.set_sources(
+            compose_state=lambda key: None,
+            open_update=lambda key, author, seq, whole: iter(()),
+            open_blob=lambda digest, offset: iter(()),
+        )
         self.server.register({BlobRequest: self.on_request})
 
     def on_request(self, received: Received[BlobRequest]) -> None:
