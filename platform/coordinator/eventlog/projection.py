@@ -208,11 +208,7 @@ def _write_one(aggregate: Aggregate) -> bool:
 
 
 def mark_reference_lost(reference: str) -> None:
-    """Let the aggregates that refer to a deleted row be written again if the row returns.
-
-    Args:
-        reference: The name of the aggregate whose row was deleted, for example "team:0192…".
-    """
+    """Let what refers to a deleted row ("team:0192…") be written again if the row returns."""
     name = reference.partition(":")[2]
     referring = Aggregate.objects.filter(state__contains=name, missing_references="")
     referring.exclude(pk=reference).update(missing_references=reference)

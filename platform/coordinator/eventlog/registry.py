@@ -24,23 +24,14 @@ UniqueValues = dict[str, tuple[str, int, str]]  # namespace → (value, hlc, id 
 
 @dataclass(frozen=True)
 class Fact:
-    """Hold one accepted event as a fold reads it. Facts sort by `order_key`.
+    """Hold one accepted event as a fold reads it. Facts sort by `order_key`."""
 
-    Attributes:
-        hlc: Hybrid logical timestamp of the event.
-        id: UUID of the event.
-        digest: BLAKE3 digest of the event's text.
-        action: The event's type without its aggregate type.
-        payload: The payload, as the message class that the aggregate type declares for `action`.
-        mirror: Key of the mirror that signed the event.
-    """
-
-    hlc: int
+    hlc: int  # hybrid logical timestamp
     id: UUID
-    digest: str
-    action: str
-    payload: Any
-    mirror: str = ""
+    digest: str  # BLAKE3 of the event's text
+    action: str  # the event's type without its aggregate type
+    payload: Any  # of the message class that the aggregate type declares for `action`
+    mirror: str = ""  # key of the mirror that signed the event
 
     @property
     def order_key(self) -> tuple[int, UUID, str]:
@@ -53,11 +44,7 @@ class DependencyMissingError(Exception):
 
 
 def require_row(rows: QuerySet[Row], aggregate: str) -> Row:
-    """Return the row that another one refers to.
-
-    Args:
-        rows: Selects that row.
-        aggregate: The aggregate that it belongs to.
+    """Return the row of `aggregate`, which another row refers to.
 
     Raises:
         DependencyMissingError: There is no such row yet.
