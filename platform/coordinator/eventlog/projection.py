@@ -110,7 +110,7 @@ def _update_private_data(changed: Sequence[Aggregate]) -> None:
     names = []
     for aggregate in changed:
         aggregate_type = registry.aggregate_types()[_type_of(aggregate.name)]
-        if aggregate_type.private_digests is registry.no_private_data:
+        if aggregate_type.private_digests is None:
             continue
         names.append(aggregate.name)
         if aggregate.state:
@@ -181,7 +181,8 @@ def _write_group(
         for aggregate in aggregates
         if aggregate.state
     }
-    in_batch = aggregate_type.store_batch(states) if len(states) > 1 else set()
+    store_batch = aggregate_type.store_batch if len(states) > 1 else None
+    in_batch = store_batch(states) if store_batch else set()
     written = []
     for aggregate in aggregates:
         if aggregate.name.partition(":")[2] in in_batch:

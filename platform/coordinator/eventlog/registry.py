@@ -60,21 +60,6 @@ def no_existing_events() -> Iterable[EventDraft]:
     return ()
 
 
-def no_unique_values(state: State) -> UniqueValues:
-    """Return no values: the default of `AggregateType.unique_values`."""
-    return {}
-
-
-def no_private_data(state: State) -> list[str]:
-    """Return no digests: the default of `AggregateType.private_digests`."""
-    return []
-
-
-def no_batch(states: dict[str, State]) -> set[str]:
-    """Store nothing: the default of `AggregateType.store_batch`."""
-    return set()
-
-
 @dataclass(frozen=True)
 class AggregateType:
     """Declare what the events of one aggregate type mean and which rows follow from them.
@@ -99,10 +84,10 @@ class AggregateType:
     payload_types: Mapping[str, type[Message]]
     fold: Callable[[Sequence[Fact]], State | None]
     store: Callable[[str, State | None], list[str] | None]
-    unique_values: Callable[[State], UniqueValues] = no_unique_values
-    private_digests: Callable[[State], list[str]] = no_private_data
+    unique_values: Callable[[State], UniqueValues] | None = None
+    private_digests: Callable[[State], list[str]] | None = None
     existing_events: Callable[[], Iterable[EventDraft]] = no_existing_events
-    store_batch: Callable[[dict[str, State]], set[str]] = no_batch
+    store_batch: Callable[[dict[str, State]], set[str]] | None = None
 
     @property
     def event_types(self) -> list[str]:
