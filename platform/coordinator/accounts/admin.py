@@ -27,29 +27,14 @@ admin.site.unregister([Group, EmailAddress, Authenticator, UserSession])
 def _right_action(
     name: str, right: str, given: bool, title: str, consequence: str
 ) -> Callable[..., HttpResponse]:
-    """Build the admin action that gives a right, or withdraws it.
+    """Build the admin action that gives a right ("organiser" or "is_staff"), or withdraws it."""
 
-    Args:
-        name: the action's name, part of its URL.
-        right: "organiser" or "is_staff".
-        given: False withdraws the right.
-        title: the button's label.
-        consequence: what the dialog explains.
-    """
-
-    def change_right(
-        self: ReadOnlyAdmin, request: HttpRequest, form: forms.Form, object_id: str
-    ) -> HttpResponse:
-        return self.decide(
-            request,
-            object_id,
-            lambda user: user.grant(right, request.user, given),
-            "Done: {name}.",
-            "Nothing changed: this was already so for {name}.",
-        )
+    def change_right(self: ReadOnlyAdmin, user: User, actor: User, form: forms.Form) -> bool:
+        return user.grant(right, actor, given)
 
     change_right.__name__ = name
-    return decision(title, consequence)(change_right)
+    done, otherwise = "Done: {name}.", "Nothing changed: this was already so for {name}."
+    return decision(title, consequence, done=done, otherwise=otherwise)(change_right)
 
 
 @admin.register(User)
@@ -119,44 +104,33 @@ class UserAdmin(ReadOnlyAdmin):
         "Ban",
         "They cannot sign in, and all their machines are revoked permanently.",
         ReasonForm,
+        done="{name} is banned.",
+        otherwise="{name} was banned.",
         danger=True,
     )
-    def ban(self, request: HttpRequest, form: ReasonForm, object_id: str) -> HttpResponse:
+    def ban(self, user: User, actor: User, form: ReasonForm) -> bool:
         """Ban the person."""
-        reason = form.cleaned_data["reason"]
-        return self.decide(
-            request,
-            object_id,
-            lambda user: user.ban(request.user, reason),
-            "{name} is banned.",
-            "{name} was banned.",
-        )
+        return user.ban(actor, form.cleaned_data["reason"])
 
-    @decision("Lift the ban", "They may sign in again. Their machines must enrol with new keys.")
-    def unban(self, request: HttpRequest, form: forms.Form, object_id: str) -> HttpResponse:
+    @decision(
+        "Lift the ban",
+        "They may sign in again. Their machines must enrol with new keys.",
+        done="{name} may sign in again.",
+        otherwise="{name} is not banned.",
+    )
+    def unban(self, user: User, actor: User, form: forms.Form) -> bool:
         """Lift the ban."""
-        return self.decide(
-            request,
-            object_id,
-            lambda user: user.unban(request.user),
-            "{name} may sign in again.",
-            "{name} is not banned.",
-        )
+        return user.unban(actor)
 
     @decision(
         "Delete the account",
         "As if they had deleted it themselves: personal data is deleted permanently.",
+        done="The account is deleted.",
         danger=True,
     )
-    def erase(self, request: HttpRequest, form: forms.Form, object_id: str) -> HttpResponse:
+    def erase(self, user: User, actor: User, form: forms.Form) -> None:
         """Delete the account."""
-        actor: Any = request.user
-        return self.decide(
-            request,
-            object_id,
-            lambda user: delete_account(user, actor),
-            "The account is deleted.",
-        )
+        delete_account(user, actor)
 
 
 @admin.register(Enrolment)
@@ -192,17 +166,15 @@ class TeamAdmin(ReadOnlyAdmin):
         return ", ".join(f"{m.person}{' (leads)' if m.leads else ''}" for m in team.members.all())
 
     @decision(
-        "Disband", "The team is deleted. Its people and machines stay.", ReasonForm, danger=True
+        "Disband",
+        "The team is deleted. Its people and machines stay.",
+        ReasonForm,
+        done="{name} is disbanded.",
+        danger=True,
     )
-    def disband(self, request: HttpRequest, form: ReasonForm, object_id: str) -> HttpResponse:
+    def disband(self, team: Team, actor: User, form: ReasonForm) -> None:
         """Disband the team."""
-        reason = form.cleaned_data["reason"]
-        return self.decide(
-            request,
-            object_id,
-            lambda team: team.disband(request.user, reason),
-            "{name} is disbanded.",
-        )
+        team.disband(actor, form.cleaned_data["reason"])
 
 
 @admin.register(SiteSettings)

@@ -7,7 +7,6 @@ class AccountsConfig(AppConfig):
     """People, their teams and their machines."""
 
     name = "coordinator.accounts"
-    label = "accounts"
 
     def ready(self) -> None:
         """Register the replicated types and connect signals."""

@@ -185,10 +185,6 @@ def state_used_here(person: object, state: dict[str, Any]) -> dict[str, Any]:
     """Return the addresses and factors that this site uses, and the codes that were used anywhere.
 
     What this site has not recorded comes from the mirror where the person joined.
-
-    Args:
-        person: the person's id.
-        state: the folded events of all mirrors.
     """
     home = (current_state(f"person:{person}") or {}).get("home", "")
     own = state["mirrors"].get(site_identity.identity().key, NOTHING_RECORDED)

@@ -10,12 +10,7 @@ from coordinator.accounts.teams import INVITATION_DAYS, TeamInvitation
 
 
 def send_invitation(invitation: TeamInvitation, link: str) -> None:
-    """Queue the e-mail that invites somebody into a team.
-
-    Args:
-        invitation: the invitation.
-        link: the absolute URL to accept it at.
-    """
+    """Queue the e-mail that invites somebody into a team; `link` is an absolute URL."""
     context = {
         "made": invitation,
         "link": link,

@@ -5,24 +5,20 @@ from typing import Any
 from django import forms
 
 
-class SignupForm(forms.Form):
-    """Additional fields of the sign-up form."""
-
-    name = forms.CharField(
-        max_length=60, required=False, help_text="Shown to others next to your machines."
-    )
-
-    def signup(self, request: Any, user: Any) -> None:
-        """Store the name; allauth calls this after it has created the account."""
-        user.rename(self.cleaned_data["name"])
-
-
 class NameForm(forms.Form):
     """Change one's name."""
 
     name = forms.CharField(
         max_length=60, required=False, help_text="Shown to others next to your machines."
     )
+
+
+class SignupForm(NameForm):
+    """Additional fields of the sign-up form."""
+
+    def signup(self, request: Any, user: Any) -> None:
+        """Store the name; allauth calls this after it has created the account."""
+        user.rename(self.cleaned_data["name"])
 
 
 class DeleteAccountForm(forms.Form):

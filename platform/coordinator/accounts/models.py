@@ -209,12 +209,7 @@ class User(AbstractBaseUser, PermissionsMixin):
         return changed
 
     def grant(self, right: str, actor: Any, given: bool = True) -> bool:
-        """Give the person a right, or withdraw it.
-
-        Args:
-            right: "organiser" or "is_staff".
-            actor: who decided it.
-            given: False withdraws the right.
+        """Give the person the right "organiser" or "is_staff", or withdraw it.
 
         Returns:
             False if nothing changed.

@@ -225,16 +225,10 @@ def enforce_rate_limit(
 
 
 def enforce_machine_limit(machine: Machine, name: str, most: int, seconds: int) -> None:
-    """Count a request of a machine that costs much.
-
-    Args:
-        machine: The machine.
-        name: What is counted.
-        most: The number of requests that are allowed in each period.
-        seconds: The length of a period.
+    """Count a request of a machine that costs much, as `enforce_rate_limit` counts others.
 
     Raises:
-        ApiError: There were more than `most` in this period.
+        ApiError: There were more than `most` in this period of so many seconds.
     """
     if count_in_period(f"{name}:{machine.pk}", seconds) > most:
         raise _rate_limit_error("this machine", seconds)

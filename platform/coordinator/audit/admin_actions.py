@@ -4,7 +4,8 @@ A decision against somebody requires a reason.
 """
 
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from functools import wraps
+from typing import Any, cast
 
 from django import forms
 from django.contrib import messages
@@ -18,7 +19,8 @@ from unfold.widgets import UnfoldAdminTextareaWidget
 
 from coordinator.lib.exceptions import UserError
 
-F = TypeVar("F", bound=Callable[..., Any])
+# (admin, object, who decides, dialog) → False if nothing changed.
+Act = Callable[[Any, Any, Any, Any], bool | None]
 
 
 class ReasonForm(BaseDialogForm):
@@ -36,27 +38,57 @@ def decision(
     consequence: str,
     form: type[BaseDialogForm] = BaseDialogForm,
     *,
+    done: str,
+    otherwise: str = "",
     danger: bool = False,
-) -> Callable[[F], F]:
+) -> Callable[[Act], Callable[..., HttpResponse]]:
     """Declare a decision of the staff: a button on an object's page that opens a dialog.
+
+    The declared method receives the object, who decides, and the dialog's form. It returns False if
+    it changed nothing.
 
     Args:
         title: the label of the button, here and in the dialog.
         consequence: what the dialog explains.
         form: what the dialog asks for.
+        done: the message for success, a format of the object's `name` and the dialog's `form`.
+        otherwise: the message if nothing changed, a format of `name`.
         danger: whether the button warns.
     """
-    return cast(Any, action)(
-        description=title,
-        permissions=["decide"],
-        variant=ActionVariant.DANGER if danger else ActionVariant.DEFAULT,
-        dialog={
-            "title": title,
-            "description": consequence,
-            "form_class": form,
-            "form_submit_text": title,
-        },
-    )
+
+    def declare(act: Act) -> Callable[..., HttpResponse]:
+        @wraps(act)
+        def decide(self: ModelAdmin, request: HttpRequest, form: Any, object_id: str) -> Any:
+            row = self.get_object(request, object_id)
+            if row is None:
+                raise Http404
+            name = str(row)
+            try:
+                if act(self, row, request.user, form) is False:
+                    self.message_user(request, otherwise.format(name=name), messages.WARNING)
+                else:
+                    message = done.format(name=name, form=form)
+                    self.message_user(request, message, messages.SUCCESS)
+            except UserError as error:
+                self.message_user(request, error.sentence, messages.ERROR)
+            page = f"admin:{self.opts.app_label}_{self.opts.model_name}"
+            if self.model._default_manager.filter(pk=row.pk).exists():
+                return redirect_after(request, reverse(f"{page}_change", args=[object_id]))
+            return redirect_after(request, reverse(f"{page}_changelist"))
+
+        return cast(Any, action)(
+            description=title,
+            permissions=["decide"],
+            variant=ActionVariant.DANGER if danger else ActionVariant.DEFAULT,
+            dialog={
+                "title": title,
+                "description": consequence,
+                "form_class": form,
+                "form_submit_text": title,
+            },
+        )(decide)
+
+    return declare
 
 
 class ReadOnlyAdmin(ModelAdmin):
@@ -84,39 +116,6 @@ class ReadOnlyAdmin(ModelAdmin):
     def has_decide_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Allow decisions to those who may change the model."""
         return request.user.has_perm(f"{self.opts.app_label}.change_{self.opts.model_name}")
-
-    def decide(
-        self,
-        request: HttpRequest,
-        pk: str,
-        act: Callable[[Any], bool | None],
-        done: str,
-        otherwise: str = "",
-    ) -> HttpResponse:
-        """Run a decision on one object, show its outcome, and return to the object.
-
-        Args:
-            request: The dialog's request.
-            pk: Key of the object.
-            act: The decision; False means that it changed nothing.
-            done: Message for success; "{name}" is replaced.
-            otherwise: Message if nothing changed.
-        """
-        row = self.get_object(request, pk)
-        if row is None:
-            raise Http404
-        name = str(row)
-        try:
-            if act(row) is False:
-                self.message_user(request, otherwise.format(name=name), messages.WARNING)
-            else:
-                self.message_user(request, done.format(name=name), messages.SUCCESS)
-        except UserError as error:
-            self.message_user(request, error.sentence, messages.ERROR)
-        page = f"admin:{self.opts.app_label}_{self.opts.model_name}"
-        if self.model._default_manager.filter(pk=row.pk).exists():
-            return redirect_after(request, reverse(f"{page}_change", args=[pk]))
-        return redirect_after(request, reverse(f"{page}_changelist"))
 
 
 def redirect_after(request: HttpRequest, url: str) -> HttpResponse:

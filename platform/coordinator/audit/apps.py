@@ -7,7 +7,6 @@ class AuditConfig(AppConfig):
     """Configure the app."""
 
     name = "coordinator.audit"
-    label = "audit"
 
     def ready(self) -> None:
         """Record the admin's own log entries."""

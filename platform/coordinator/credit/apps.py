@@ -9,7 +9,6 @@ class CreditConfig(AppConfig):
     """Credit for tokens that other people's machines have confirmed."""
 
     name = "coordinator.credit"
-    label = "credit"
 
     def ready(self) -> None:
         """Register the replicated type, and count attestations when reports are stored."""

@@ -95,12 +95,7 @@ def extend_delayed_credit() -> None:
 
 
 def extend_credit(runs: dict[UUID, Run], vouched: list[Vouched]) -> None:
-    """Credit authors up to what others vouch for.
-
-    Args:
-        runs: the runs of these authors, by id.
-        vouched: up to which update others vouch for each author.
-    """
+    """Credit authors up to what others vouch for; `runs` are the runs of these authors, by id."""
     if not vouched:
         return
     counted = _load_counted(runs, [claim.machine for claim in vouched])
@@ -189,13 +184,7 @@ def _retracted_credit(runs: Iterable[UUID]) -> dict[UUID, int]:
 
 
 def _last_kept(verdict: Verdict, author: str, volunteer: str) -> int:
-    """Return an author's last update that a verdict leaves.
-
-    Args:
-        verdict: the verdict.
-        author: KEY.INCARNATION.
-        volunteer: the pseudonym of the person whose machine it is.
-    """
+    """Return an author's last update that a verdict leaves; the volunteer is a pseudonym."""
     kept = verdict.after.get(author, MAX_UPDATE_NUMBER)
     for excluded, party in (
         (verdict.keys, author.partition(".")[0]),

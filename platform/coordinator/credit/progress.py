@@ -20,16 +20,11 @@ totals_cache: TtlCache[date, dict[UUID, int]] = TtlCache(60.0, max_entries=8)
 
 @dataclass(frozen=True)
 class RankChange:
-    """A rank among all people by all their credit, and how it changed within a week.
+    """A rank among all people by all their credit, and how it changed within a week."""
 
-    Attributes:
-        rank: now; 1 is the best.
-        people: people with credit now.
-        change: ranks gained since a week ago, negative where lost; None without credit then.
-    """
-
-    rank: int
-    people: int
+    rank: int  # now; 1 is the best
+    people: int  # with credit now
+    # Ranks gained since a week ago, negative where lost; None without credit then.
     change: int | None
 
     @property
@@ -40,17 +35,11 @@ class RankChange:
 
 @dataclass(frozen=True)
 class MemberShare:
-    """What a member of a team contributed.
-
-    Attributes:
-        person: the member.
-        tokens: their credit.
-        share: of the team's credit, from 0 to 1.
-    """
+    """What a member of a team contributed."""
 
     person: User
     tokens: int
-    share: float
+    share: float  # of the team's credit, from 0 to 1
 
 
 def credit_of(person: User) -> QuerySet[Credit]:

@@ -35,11 +35,7 @@ STAFF = DemoPerson("staff@barnraise.local", "Staff", is_staff=True)
 
 
 class DemoPeople:
-    """The accounts of the demo, with one password that the state folder stores.
-
-    Args:
-        state: the site's state folder.
-    """
+    """The accounts of the demo, with one password that the site's state folder stores."""
 
     def __init__(self, state: Path) -> None:
         self.password = _read_or_create(state / PASSWORD_FILE, f"barn-{secrets.token_hex(4)}")

@@ -50,9 +50,6 @@ class DemoMirror:
 
     Args:
         folder: Its state folder.
-        name: Its name.
-        port: Its port.
-        host: Its address.
         through: Command that runs its commands, such as a network namespace.
     """
 

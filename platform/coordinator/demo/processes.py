@@ -27,23 +27,14 @@ _starter = ThreadPoolExecutor(1, "child processes")
 
 @dataclass(frozen=True)
 class ChildCommand:
-    """How to start and stop a child process.
-
-    Attributes:
-        command: Its command line.
-        environment: Additions to this process's environment.
-        user: The system user that runs it; "" for this process's own.
-        folder: Its working folder; None for the repository's root.
-        stop_signal: The signal that asks it to end.
-        is_server: Whether other children need it, so that it is stopped after them.
-    """
+    """How to start and stop a child process."""
 
     command: tuple[str, ...]
-    environment: Mapping[str, str] = field(default_factory=dict)
-    user: str = ""
-    folder: Path | None = None
-    stop_signal: int = signal.SIGTERM
-    is_server: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)  # in addition to this process's
+    user: str = ""  # the system user that runs it; "" for this process's own
+    folder: Path | None = None  # its working folder; None for the repository's root
+    stop_signal: int = signal.SIGTERM  # that asks it to end
+    is_server: bool = False  # others need it, so it is stopped after them
 
 
 class ProcessGroup:
@@ -104,13 +95,7 @@ class ProcessGroup:
     def start_child(
         self, name: str, child: ChildCommand, *, append_log: bool = False
     ) -> subprocess.Popen:
-        """Start a process.
-
-        Args:
-            name: Its name.
-            child: How to start it.
-            append_log: Whether to add to its log, instead of beginning a new one.
-        """
+        """Start a process; with `append_log`, add to its log instead of beginning a new one."""
         with self._lock, (self.logs / f"{name}.log").open("ab" if append_log else "wb") as log:
             paths = (str(ROOT / source) for source in ("platform", "worker"))
             environment = {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}

@@ -29,24 +29,16 @@ CAUSE_LINES = 5  # of a child's log, in the message about its end
 
 @dataclass
 class SupervisedChild:
-    """A child that must run.
-
-    Attributes:
-        command: How to start it.
-        blocker: Returns why it cannot be started now; "" if it can. What prevents a start from
-            outside, such as a full disk, is no failure of the child.
-        process: Its present process; an ended one until the next is started.
-        policy: Its failures.
-        start_at: When to start it again, in seconds of the monotonic clock; None while it runs.
-        blocked: Why it could not be started at the last attempt.
-    """
+    """A child that must run."""
 
     command: ChildCommand
+    # Returns why it cannot be started now; "" if it can. What prevents a start from outside, such
+    # as a full disk, is no failure of the child.
     blocker: Callable[[], str]
-    process: subprocess.Popen
+    process: subprocess.Popen  # an ended one until the next is started
     policy: RestartPolicy = field(default_factory=RestartPolicy)
-    start_at: float | None = None
-    blocked: str = ""
+    start_at: float | None = None  # seconds of the monotonic clock; None while it runs
+    blocked: str = ""  # why the last attempt to start it failed
 
 
 class Supervisor(ProcessGroup):
@@ -76,13 +68,7 @@ class Supervisor(ProcessGroup):
     def supervise(
         self, name: str, command: ChildCommand, blocker: Callable[[], str] = lambda: ""
     ) -> subprocess.Popen:
-        """Start a process that is started again whenever it ends.
-
-        Args:
-            name: Its name.
-            command: How to start it.
-            blocker: Returns why it cannot be started now; "" if it can.
-        """
+        """Start a process; whenever it ends, start it again once `blocker` names no obstacle."""
         with self._lock:
             process = self.start_child(name, command)
             self._supervised[name] = SupervisedChild(command, blocker, process)
@@ -203,11 +189,7 @@ class Supervisor(ProcessGroup):
 
 
 class RestartCounter:
-    """Count restarts in Valkey, where /metrics finds them; while it is away, later.
-
-    Args:
-        url: The address of Valkey.
-    """
+    """Count restarts in Valkey, where /metrics finds them; while it is away, later."""
 
     def __init__(self, url: str) -> None:
         options = {"socket_timeout": 0.5, "socket_connect_timeout": 0.5}

@@ -10,7 +10,6 @@ class EventLogConfig(AppConfig):
     """Configure the app."""
 
     name = "coordinator.eventlog"
-    label = "eventlog"
 
     def ready(self) -> None:
         """Register the aggregate type "origin" and catch up after migrations."""

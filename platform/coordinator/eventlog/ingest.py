@@ -33,17 +33,13 @@ AGGREGATE_TYPE = Func("name", Value(":"), Value(1), function="split_part", outpu
 
 @dataclass
 class IngestResult:
-    """Summarise what happened to some events.
+    """Summarise what happened to some events."""
 
-    Attributes:
-        stored: Number of events that were new.
-        rejected: Origin → the sentence why none of its events were stored; the key is "" if an
-            event cannot be opened at all.
-        forked: Origins that signed two events with one number.
-    """
-
-    stored: int = 0
+    stored: int = 0  # events that were new
+    # Origin → the sentence why none of its events were stored; the key is "" if an event cannot be
+    # opened at all.
     rejected: dict[str, str] = field(default_factory=dict)
+    # Origins that signed two events with one number.
     forked: list[str] = field(default_factory=list)
 
 

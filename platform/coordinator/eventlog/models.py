@@ -28,13 +28,7 @@ class LogState(models.Model):
 
 
 class Origin(models.Model):
-    """Describe one log: a mirror's, or one of several that it wrote after each other.
-
-    Attributes:
-        ours: Whether this site appends to it.
-        last_valid_seq: Last valid event of a truncated log; None if it is not truncated.
-        truncation_reason: Why it was truncated.
-    """
+    """Describe one log: a mirror's, or one of several that it wrote after each other."""
 
     if TYPE_CHECKING:
         events: "models.Manager[LogEvent]"
@@ -45,8 +39,8 @@ class Origin(models.Model):
     head_seq = models.BigIntegerField(default=0)
     head_digest = models.CharField(max_length=64, default=NO_DIGEST)
     head_hlc = models.BigIntegerField(default=0)
-    ours = models.BooleanField(default=False)
-    last_valid_seq = models.BigIntegerField(null=True)
+    ours = models.BooleanField(default=False)  # this site appends to it
+    last_valid_seq = models.BigIntegerField(null=True)  # None if it is not truncated
     truncation_reason = models.CharField(max_length=300, blank=True)
     first_seen = models.DateTimeField(default=timezone.now)
 
@@ -63,17 +57,11 @@ class Origin(models.Model):
 
 
 class LogEvent(models.Model):
-    """Store an event with its exact signed text.
+    """Store an event with its exact signed text."""
 
-    Attributes:
-        digest: BLAKE3 digest of the text; no two events share it.
-        uuid: The event's id, as its author chose it.
-        accepted: Whether the event counts; truncation withdraws it.
-        understood: Whether a version that ran here knows its type.
-    """
-
+    # BLAKE3 of the text; no two events share it.
     digest = models.CharField(max_length=64, primary_key=True)
-    uuid = models.UUIDField()
+    uuid = models.UUIDField()  # as its author chose it
     origin = models.ForeignKey(Origin, on_delete=models.CASCADE, related_name="events")
     seq = models.BigIntegerField()
     hlc = models.BigIntegerField()
@@ -82,8 +70,8 @@ class LogEvent(models.Model):
     body = models.TextField()
     key = models.CharField(max_length=64)
     signature = models.CharField(max_length=128)
-    accepted = models.BooleanField(default=True)
-    understood = models.BooleanField(default=False)
+    accepted = models.BooleanField(default=True)  # until truncation withdraws it
+    understood = models.BooleanField(default=False)  # by a version that ran here
 
     class Meta:
         ordering = ["origin", "seq"]
@@ -112,21 +100,13 @@ class LogEvent(models.Model):
 
 
 class Aggregate(models.Model):
-    """Store what the accepted events say about one thing.
+    """Store what the accepted events say about one thing."""
 
-    Attributes:
-        name: "aggregate_type:name".
-        state: Canonical JSON; "" if the thing does not exist.
-        stale: Whether `state` lacks events that have arrived since it was folded.
-        projected: Whether the rows match `state`; otherwise they wait for another aggregate's row.
-        missing_references: Names, separated by spaces, of aggregates that its rows would refer to
-            and omit for now.
-    """
-
-    name = models.CharField(max_length=210, primary_key=True)
-    state = models.TextField(blank=True)
-    stale = models.BooleanField(default=False)
-    projected = models.BooleanField(default=True)
+    name = models.CharField(max_length=210, primary_key=True)  # "aggregate_type:name"
+    state = models.TextField(blank=True)  # canonical JSON; "" if the thing does not exist
+    stale = models.BooleanField(default=False)  # `state` lacks events that arrived later
+    projected = models.BooleanField(default=True)  # False: its rows wait for another's
+    # Names, separated by spaces, of aggregates that its rows would refer to and omit for now.
     missing_references = models.TextField(blank=True, default="")
 
     class Meta:
@@ -200,12 +180,7 @@ class PrivateData(models.Model):
 
 
 class ForkProof(models.Model):
-    """Store two events that one origin signed with one number.
-
-    Attributes:
-        first: One of them, as `messages.Signed`.
-        second: The other one.
-    """
+    """Store two events that one origin signed with one number, each as `messages.Signed`."""
 
     origin = models.ForeignKey(Origin, on_delete=models.CASCADE, related_name="proofs")
     seq = models.BigIntegerField()
@@ -222,19 +197,15 @@ class ForkProof(models.Model):
 
 
 class PeerClock(models.Model):
-    """Record how far another mirror's clock was ahead of ours when it last signed its time.
-
-    Attributes:
-        offset_seconds: How far it was ahead.
-        measured_at: When, by this machine's wall clock of that moment.
-        uptime: When, in seconds since this machine booted; nobody sets that clock.
-        boot_id: Which boot `uptime` counts from; "" if the system does not provide it.
-    """
+    """Record how far another mirror's clock was ahead of ours when it last signed its time."""
 
     key = models.CharField(max_length=64, primary_key=True)
     offset_seconds = models.FloatField()
+    # By this machine's wall clock of that moment.
     measured_at = models.DateTimeField(default=timezone.now)
+    # Seconds since this machine booted; nobody sets this.
     uptime = models.FloatField(default=0, db_default=0)
+    # "" if unknown.
     boot_id = models.CharField(max_length=36, blank=True, default="", db_default="")
 
     def __str__(self) -> str:

@@ -80,9 +80,7 @@ def export(digests: Collection[str]) -> list[PrivateRecord]:
 def ingest(records: Sequence[PrivateRecord], defer: bool = False) -> int:
     """Store those texts of another mirror that are missing here and match their digest.
 
-    Args:
-        records: The texts.
-        defer: Leave writing the rows that depend on them to the next `ingest.project_pending`.
+    With `defer`, the next `ingest.project_pending` writes the rows that depend on them.
 
     Returns:
         How many were stored.

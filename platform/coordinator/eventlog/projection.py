@@ -110,7 +110,7 @@ def _update_private_data(changed: Sequence[Aggregate]) -> None:
     names = []
     for aggregate in changed:
         aggregate_type = registry.aggregate_types()[_type_of(aggregate.name)]
-        if aggregate_type.private_digests is registry.no_private_data:
+        if aggregate_type.private_digests is None:
             continue
         names.append(aggregate.name)
         if aggregate.state:
@@ -181,7 +181,8 @@ def _write_group(
         for aggregate in aggregates
         if aggregate.state
     }
-    in_batch = aggregate_type.store_batch(states) if len(states) > 1 else set()
+    store_batch = aggregate_type.store_batch if len(states) > 1 else None
+    in_batch = store_batch(states) if store_batch else set()
     written = []
     for aggregate in aggregates:
         if aggregate.name.partition(":")[2] in in_batch:
@@ -208,11 +209,7 @@ def _write_one(aggregate: Aggregate) -> bool:
 
 
 def mark_reference_lost(reference: str) -> None:
-    """Let the aggregates that refer to a deleted row be written again if the row returns.
-
-    Args:
-        reference: The name of the aggregate whose row was deleted, for example "team:0192…".
-    """
+    """Let what refers to a deleted row ("team:0192…") be written again if the row returns."""
     name = reference.partition(":")[2]
     referring = Aggregate.objects.filter(state__contains=name, missing_references="")
     referring.exclude(pk=reference).update(missing_references=reference)

@@ -24,23 +24,14 @@ UniqueValues = dict[str, tuple[str, int, str]]  # namespace → (value, hlc, id 
 
 @dataclass(frozen=True)
 class Fact:
-    """Hold one accepted event as a fold reads it. Facts sort by `order_key`.
+    """Hold one accepted event as a fold reads it. Facts sort by `order_key`."""
 
-    Attributes:
-        hlc: Hybrid logical timestamp of the event.
-        id: UUID of the event.
-        digest: BLAKE3 digest of the event's text.
-        action: The event's type without its aggregate type.
-        payload: The payload, as the message class that the aggregate type declares for `action`.
-        mirror: Key of the mirror that signed the event.
-    """
-
-    hlc: int
+    hlc: int  # hybrid logical timestamp
     id: UUID
-    digest: str
-    action: str
-    payload: Any
-    mirror: str = ""
+    digest: str  # BLAKE3 of the event's text
+    action: str  # the event's type without its aggregate type
+    payload: Any  # of the message class that the aggregate type declares for `action`
+    mirror: str = ""  # key of the mirror that signed the event
 
     @property
     def order_key(self) -> tuple[int, UUID, str]:
@@ -53,11 +44,7 @@ class DependencyMissingError(Exception):
 
 
 def require_row(rows: QuerySet[Row], aggregate: str) -> Row:
-    """Return the row that another one refers to.
-
-    Args:
-        rows: Selects that row.
-        aggregate: The aggregate that it belongs to.
+    """Return the row of `aggregate`, which another row refers to.
 
     Raises:
         DependencyMissingError: There is no such row yet.
@@ -71,21 +58,6 @@ def require_row(rows: QuerySet[Row], aggregate: str) -> Row:
 def no_existing_events() -> Iterable[EventDraft]:
     """Return no events: the default of `AggregateType.existing_events`."""
     return ()
-
-
-def no_unique_values(state: State) -> UniqueValues:
-    """Return no values: the default of `AggregateType.unique_values`."""
-    return {}
-
-
-def no_private_data(state: State) -> list[str]:
-    """Return no digests: the default of `AggregateType.private_digests`."""
-    return []
-
-
-def no_batch(states: dict[str, State]) -> set[str]:
-    """Store nothing: the default of `AggregateType.store_batch`."""
-    return set()
 
 
 @dataclass(frozen=True)
@@ -112,10 +84,10 @@ class AggregateType:
     payload_types: Mapping[str, type[Message]]
     fold: Callable[[Sequence[Fact]], State | None]
     store: Callable[[str, State | None], list[str] | None]
-    unique_values: Callable[[State], UniqueValues] = no_unique_values
-    private_digests: Callable[[State], list[str]] = no_private_data
+    unique_values: Callable[[State], UniqueValues] | None = None
+    private_digests: Callable[[State], list[str]] | None = None
     existing_events: Callable[[], Iterable[EventDraft]] = no_existing_events
-    store_batch: Callable[[dict[str, State]], set[str]] = no_batch
+    store_batch: Callable[[dict[str, State]], set[str]] | None = None
 
     @property
     def event_types(self) -> list[str]:

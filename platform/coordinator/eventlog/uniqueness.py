@@ -62,7 +62,7 @@ def _wanted_claims(
     claims: dict[tuple[str, str], UniquenessClaim] = {}
     for aggregate in changed:
         aggregate_type = registry.aggregate_types()[aggregate.name.partition(":")[0]]
-        if aggregate_type.unique_values is registry.no_unique_values:
+        if aggregate_type.unique_values is None:
             continue
         names.append(aggregate.name)
         if not aggregate.state:

@@ -5,7 +5,6 @@ from typing import Any
 from django import forms
 from django.contrib import admin
 from django.db import transaction
-from django.http import HttpRequest, HttpResponse
 from unfold.forms import BaseDialogForm
 from unfold.widgets import (
     UnfoldAdminIntegerFieldWidget,
@@ -14,12 +13,8 @@ from unfold.widgets import (
 )
 
 from barnraise.errors import SpecError
-from coordinator.accounts.models import Machine
-from coordinator.audit.admin_actions import (
-    ReadOnlyAdmin,
-    ReasonForm,
-    decision,
-)
+from coordinator.accounts.models import Machine, User
+from coordinator.audit.admin_actions import ReadOnlyAdmin, ReasonForm, decision
 from coordinator.fleet.models import Membership, VerdictRecord
 from coordinator.fleet.verdict_requests import (
     ACTIVE_STATUSES,
@@ -66,6 +61,11 @@ class BanForm(ReasonForm):
         field.label_from_instance = lambda m: (
             f"{m.run.name}: {m.updates_by_incarnation.get(m.incarnation, 0)} updates"
         )
+
+    @property
+    def removal(self) -> str:
+        """The part of the message about the machine's updates; "" if they stay."""
+        return " and its updates are removed" if self.cleaned_data["membership"] else ""
 
     def retraction_requests(self) -> list[RetractionRequest]:
         """Return what to retract, one request for each incarnation."""
@@ -141,42 +141,34 @@ class MachineAdmin(ReadOnlyAdmin):
     list_select_related = ["owner"]
     actions_detail = ["revoke", "reinstate"]
 
-    @decision("Reinstate this machine", "This site accepts its key again.")
-    def reinstate(self, request: HttpRequest, form: forms.Form, object_id: str) -> HttpResponse:
+    @decision(
+        "Reinstate this machine",
+        "This site accepts its key again.",
+        done="{name} may take part again.",
+        otherwise="{name} is not banned.",
+    )
+    def reinstate(self, machine: Machine, actor: User, form: forms.Form) -> bool:
         """End this site's revocation of the machine's key."""
-
-        def accept(machine: Machine) -> bool:
-            return machine.reinstate(actor=request.user)
-
-        done = "{name} may take part again."
-        return self.decide(request, object_id, accept, done, "{name} is not banned.")
+        return machine.reinstate(actor=actor)
 
     @decision(
         "Ban this machine",
         "Its key is revoked: this site and its peers refuse it until the staff reinstate it.",
         BanForm,
+        done="{name} is banned{form.removal}. Its peers are informed.",
+        otherwise="{name} was banned before.",
         danger=True,
     )
-    def revoke(self, request: HttpRequest, form: BanForm, object_id: str) -> HttpResponse:
+    def revoke(self, machine: Machine, actor: User, form: BanForm) -> bool:
         """Revoke the machine's key and, if asked to, retract its updates from a run."""
-        member = form.cleaned_data["membership"]
-
-        def ban(machine: Machine) -> bool:
-            reason = form.cleaned_data["reason"]
-            with transaction.atomic():
-                changed = machine.revoke(actor=request.user, reason=reason)
-                if member:
-                    VerdictRecord.issue(
-                        member.run,
-                        form.retraction_requests(),
-                        " ".join(reason.split())[:100],
-                        actor=request.user,
-                    )
-            return changed or bool(member)
-
-        removal = " and its updates are removed" if member else ""
-        done = f"{{name}} is banned{removal}. Its peers are informed."
-        return self.decide(request, object_id, ban, done, "{name} was banned before.")
+        member, reason = form.cleaned_data["membership"], form.cleaned_data["reason"]
+        with transaction.atomic():
+            changed = machine.revoke(actor=actor, reason=reason)
+            if member:
+                public_reason = " ".join(reason.split())[:100]
+                requests = form.retraction_requests()
+                VerdictRecord.issue(member.run, requests, public_reason, actor=actor)
+        return changed or bool(member)
 
 
 @admin.register(Membership)
@@ -193,19 +185,13 @@ class MembershipAdmin(ReadOnlyAdmin):
         "Remove updates",
         "Permanently, on every machine of the run. The machine itself is not banned.",
         VerdictForm,
+        done="{name}: signed. Machines receive the verdict with their next reports.",
         danger=True,
     )
-    def remove_updates(
-        self, request: HttpRequest, form: VerdictForm, object_id: str
-    ) -> HttpResponse:
+    def remove_updates(self, member: Membership, actor: User, form: VerdictForm) -> None:
         """Issue a verdict."""
-
-        def issue_verdict(member: Membership) -> None:
-            request_, reason = form.cleaned_data["request"], form.cleaned_data["reason"]
-            VerdictRecord.issue(member.run, [request_], reason, actor=request.user)
-
-        done = "{name}: signed. Machines receive the verdict with their next reports."
-        return self.decide(request, object_id, issue_verdict, done)
+        request, reason = form.cleaned_data["request"], form.cleaned_data["reason"]
+        VerdictRecord.issue(member.run, [request], reason, actor=actor)
 
 
 @admin.register(VerdictRecord)

@@ -9,7 +9,6 @@ class FleetConfig(AppConfig):
     """Configure the app."""
 
     name = "coordinator.fleet"
-    label = "fleet"
 
     def ready(self) -> None:
         """Register the aggregate types and the receiver of deleted accounts."""

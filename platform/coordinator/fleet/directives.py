@@ -18,11 +18,7 @@ from coordinator.runs.models import Run
 
 
 def renew_ticket(membership: Membership, *, always: bool = False) -> messages.Signed | None:
-    """Sign a new ticket if the last one is about to expire or allows too few tokens per second.
-
-    Args:
-        membership: the machine in its run.
-        always: sign one in any case.
+    """Sign a ticket if the last one expires soon or allows too few tokens per second, or `always`.
 
     Returns:
         The signed ticket; None if the last one is fresh enough, or while the run is a draft or
@@ -59,12 +55,7 @@ def _lock_tickets(run: Run, machine: Machine) -> None:
 
 
 def build_directive(membership: Membership, interval: float) -> messages.Signed:
-    """Sign the directive for a machine: the run's status and what the machine should do.
-
-    Args:
-        membership: the machine in its run.
-        interval: in how many seconds its next report is due.
-    """
+    """Sign the directive for a machine, whose next report is due in `interval` seconds."""
     run, machine = membership.run, membership.machine
     return tickets.sign_directive(
         run,

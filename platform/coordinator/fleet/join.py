@@ -20,12 +20,6 @@ def admit_machine(
     """Create the machine's membership, or bring its addresses up to date.
 
     The caller checks who may join (`join_refusal`).
-
-    Args:
-        run: the run.
-        machine: the machine.
-        request: what the machine sends.
-        source_address: the address that the request came from.
     """
     if request.hardware:
         HardwareMeasurement.record(machine, request.hardware)
@@ -52,11 +46,6 @@ def join_refusal(run: Run, machine: Machine, hardware: reports.HardwareView | No
 
     The run owner's machines always may: one of them prepares the text. Nobody may whom a verdict
     excludes. A machine that has joined stays in, whatever the join policy has become since.
-
-    Args:
-        run: the run.
-        machine: the machine.
-        hardware: what the machine has just measured, if it sent that.
     """
     if run.owner_id == machine.owner_id:
         return ""
@@ -75,13 +64,7 @@ def join_refusal(run: Run, machine: Machine, hardware: reports.HardwareView | No
 
 
 def memory_shortfall(run: Run, memory: int, device_memory: int) -> str:
-    """Return what a machine lacks of the run's minimum, as a sentence; "" for nothing.
-
-    Args:
-        run: the run.
-        memory: bytes of RAM.
-        device_memory: bytes of GPU memory.
-    """
+    """Return what a machine with so many bytes lacks, as a sentence; "" for nothing."""
     for label, actual, least in (
         ("memory", memory, run.min_memory),
         ("GPU memory", device_memory, run.min_device_memory),

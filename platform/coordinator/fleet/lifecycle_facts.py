@@ -87,9 +87,6 @@ def ledgers_by_person(alive: list[dict[str, Any]]) -> dict[UUID, list[int]]:
 
     What a machine reports to this site counts before what other mirrors have of it. Of several
     other mirrors' figures the lowest counts, so that one mirror alone raises nobody's.
-
-    Args:
-        alive: rows of the machines that report, at all mirrors.
     """
     figures: dict[Any, tuple[bool, int, UUID]] = {}
     for row in alive:

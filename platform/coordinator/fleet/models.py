@@ -193,12 +193,7 @@ _NO_FIGURES = NO_FIGURES.model_dump(mode="json")
 
 
 def complete_figures(figures: dict[str, Any], columns: dict[str, Any]) -> dict[str, Any]:
-    """Return every figure by its name; one that the machine has never reported is that of none.
-
-    Args:
-        figures: the column `figures` of a membership.
-        columns: its columns in `FIGURE_COLUMNS`.
-    """
+    """Return every figure by its name; one that the machine has never reported is that of none."""
     return _NO_FIGURES | figures | columns
 
 

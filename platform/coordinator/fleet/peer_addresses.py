@@ -17,11 +17,7 @@ MAX_PORT = 65_535
 
 
 def realm(source: str) -> str:
-    """Return where a request came from: a subscriber's network, or INSIDE the site's own.
-
-    Args:
-        source: The address that the request came from; "" if it is unknown.
-    """
+    """Return an address's subscriber network, or INSIDE the site's own; "" if it is unknown."""
     try:
         address = parse_ip(source)
     except ValueError:

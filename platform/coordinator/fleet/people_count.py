@@ -28,11 +28,7 @@ class RunCount:
 
 
 def count_votes(votes: Iterable[tuple[Hashable, bool]]) -> tuple[int, int]:
-    """Return how many people have a machine that votes yes, and how many people vote.
-
-    Args:
-        votes: The person and the vote of each machine.
-    """
+    """Return how many people vote yes with a machine, and how many vote, by each (person, vote)."""
     people: dict[Hashable, bool] = {}
     for person, vote in votes:
         people[person] = people.get(person, False) or vote
@@ -40,36 +36,19 @@ def count_votes(votes: Iterable[tuple[Hashable, bool]]) -> tuple[int, int]:
 
 
 def counted_people(people: Collection[P], owner: P, vouched: Collection[P]) -> set[P]:
-    """Select the people whose word counts.
-
-    Args:
-        people: everybody who reports.
-        owner: the run's owner.
-        vouched: people whose updates others vouch for.
-
-    Returns:
-        The owner and vouched people; everybody, if none of these reports.
-    """
+    """Select the owner and vouched people among these; everybody, if there are none of them."""
     return {person for person in people if person == owner or person in vouched} or set(people)
 
 
 def count_tokens(
     ledgers: Mapping[P, Sequence[int]], owner: P, signed: Mapping[P, int]
 ) -> RunCount | None:
-    """Return the median, over people, of the tokens in their machines' ledgers.
+    """Return the median, over people, of the tokens in their machines' ledgers; None without any.
 
     Of an even number of people the owner decides between the two values in the middle, and without
     the owner the lower one counts. The result is at most a tenth above what authors signed and
     others vouch for, or what the owner's machines have if that is more: in a run whose owner trains
     with few others nobody may vouch for the owner's own updates.
-
-    Args:
-        ledgers: the tokens in the ledger of each machine, by person.
-        owner: the run's owner.
-        signed: the tokens that each person's machines signed and others vouch for.
-
-    Returns:
-        The count; None if nobody reports.
     """
     values = {person: statistics.median_low(tokens) for person, tokens in ledgers.items() if tokens}
     counted = counted_people(values, owner, signed)
@@ -94,13 +73,8 @@ def sum_over_people(values: Mapping[P, float], owner: P, limits: Mapping[P, floa
     """Sum a figure that people's machines report of themselves, bounded by what others saw.
 
     A vouched person counts at most up to their limit. Any other person counts at most as much as
-    the highest of these. The owner of a run, while nobody vouches for the owner, and
-    everybody in a run where nobody is vouched for and the owner is away, counts as reported.
-
-    Args:
-        values: what each person's machines report together.
-        owner: the run's owner.
-        limits: the limits of vouched people.
+    the highest of these. The owner of a run, while nobody vouches for the owner, and everybody in a
+    run where nobody is vouched for and the owner is away, counts as reported.
     """
     bounded = {
         person: min(value, limits[person]) for person, value in values.items() if person in limits

@@ -115,14 +115,9 @@ def _membership_query(column: str) -> tuple[str, ColumnReader[Membership], Colum
 
 
 def membership_for_run(machine: Machine, name: str) -> Membership | None:
-    """Return a machine's membership in a run, with that run.
+    """Return a machine's membership in a run of this id or slug, with that run.
 
-    Args:
-        machine: the machine.
-        name: the run's id or slug.
-
-    Returns:
-        The membership, whose `has_verdicts` says whether the run has verdicts.
+    Its `has_verdicts` says whether the run has verdicts.
     """
     lookup = lookup_for_name(name)
     if lookup is None:

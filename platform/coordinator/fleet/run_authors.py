@@ -62,10 +62,8 @@ def _present_first(
 def resolve_author(run: Run, name: str) -> str:
     """Return the author, KEY.INCARNATION, that a person means.
 
-    Args:
-        run: the run.
-        name: an author; or a machine's id, name, or the beginning of its key, for its present
-            incarnation.
+    The name is an author; or a machine's id, name, or the beginning of its key, for its present
+    incarnation.
 
     Raises:
         SpecError: no machine of the run, or more than one, is called so.
@@ -93,12 +91,6 @@ def count_incarnation_updates(
     """Return how many updates each incarnation of a machine has published, after a new report.
 
     A report counts the updates of all incarnations together; the earlier ones' are known.
-
-    Args:
-        before: incarnation → updates, before the report.
-        incarnation: the present one.
-        updates: the total that the report states.
-        most: how many incarnations to keep.
     """
     others = {name: count for name, count in before.items() if name != incarnation}
     count = max(before.get(incarnation, 0), updates - sum(others.values()))

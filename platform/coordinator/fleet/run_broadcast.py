@@ -29,19 +29,12 @@ REVOCATION_SECONDS = TICKET_SECONDS + ORPHANED_TICKET_GRACE_SECONDS
 
 @dataclass(frozen=True)
 class AnnouncedPeer:
-    """A machine to try.
+    """A machine to try."""
 
-    Attributes:
-        key: its public key.
-        addresses: where it can be reached, as it reports.
-        source_address: the address that its requests come from.
-        owner: the person's id.
-    """
-
-    key: str
-    addresses: tuple[str, ...]
-    source_address: str
-    owner: UUID | None = None
+    key: str  # its public key
+    addresses: tuple[str, ...]  # as it reports them
+    source_address: str  # that its requests come from
+    owner: UUID | None = None  # the person's id
 
 
 @dataclass(frozen=True)
@@ -63,12 +56,9 @@ _broadcasts: TtlCache[UUID, RunBroadcast] = TtlCache(MAX_AGE_SECONDS)  # by run
 
 
 def get_broadcast(run: Run, *, fresh: bool = False) -> RunBroadcast:
-    """Return a run's broadcast, at most a second old.
+    """Return a run's broadcast, at most a second old, or loaded now if it must be `fresh`.
 
-    Args:
-        run: the run.
-        fresh: load it now. A machine that joins needs those that joined a moment before: its first
-            peers.
+    A machine that joins needs those that joined a moment before: its first peers.
     """
     return _broadcasts.get(run.pk, lambda: load_broadcast(run), fresh=fresh)
 

@@ -15,11 +15,7 @@ def is_suspended(run: Run) -> bool:
 
 
 def reports_suspension(machines: Iterable[tuple[Hashable, str]]) -> bool:
-    """Return whether at least half of the people have a machine that is suspended.
-
-    Args:
-        machines: the person and the activity of each machine that is alive.
-    """
+    """Return whether at least half of the people are suspended, by each (person, activity)."""
     suspended, people = count_votes(
         (person, activity == Activity.SUSPENDED) for person, activity in machines
     )

@@ -58,13 +58,7 @@ def has_outgrown_ticket(membership: Membership) -> bool:
 
 
 def expected_rate(run: Run, machine: Machine, reported: float = 0.0) -> float:
-    """Return the tokens per second that a machine is expected to train at.
-
-    Args:
-        run: the run.
-        machine: the machine.
-        reported: what the machine has reported from this run.
-    """
+    """Return the tokens per second that a machine is expected to train at, at least `reported`."""
     hardware = measured_hardware(machine)
     rate = 0.0
     if hardware is not None:

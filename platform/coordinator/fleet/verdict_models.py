@@ -105,14 +105,7 @@ class VerdictRecord(models.Model):
         exclude: Sequence[ExclusionRequest] = (),
         actor: Any = None,
     ) -> "VerdictRecord":
-        """Sign a verdict with this site's key and store it.
-
-        Args:
-            run: the run.
-            requests: what to retract.
-            exclude: whom to exclude.
-            reason: why, one line that everybody may read.
-            actor: who decided it.
+        """Sign a verdict with this site's key and store it; everybody may read its one-line reason.
 
         Raises:
             SpecError: with a sentence for each field ("run", "author", "first", "updates",
@@ -212,12 +205,7 @@ class VerdictRecord(models.Model):
 
     @classmethod
     def list_after(cls, run: object, position: int) -> tuple[list[verdicts.SignedVerdict], int]:
-        """List the next proven verdicts for a machine, and the position of the last of them.
-
-        Args:
-            run: the run's id.
-            position: of the last verdict that the machine has applied.
-        """
+        """List the next proven verdicts after a position, and the position of the last of them."""
         rows = cls.objects.filter(run=run, position__gt=position).order_by("position")
         listed: list[verdicts.SignedVerdict] = []
         size = 0
@@ -261,11 +249,6 @@ def exclusion_problem(run: Run, key: str, person: UUID) -> str:
     """Return why a machine has no place in the run, as a sentence; "" if no verdict excludes it.
 
     Verdicts that this site signed count here at once; those of others when they bind all machines.
-
-    Args:
-        run: the run.
-        key: the machine's key.
-        person: its owner.
     """
     parties = [key, volunteer_salt.volunteer_pseudonym(person)]
     own_key = site_identity.identity().key
@@ -284,11 +267,7 @@ def exclusion_problem(run: Run, key: str, person: UUID) -> str:
 
 
 def excluded_machines(members: Sequence[Any]) -> set[tuple[UUID, UUID]]:
-    """Return the (run, machine) of those memberships that `exclusion_problem` refuses, at once.
-
-    Args:
-        members: memberships of any mirror, with their machines.
-    """
+    """Return the (run, machine) of those memberships that `exclusion_problem` refuses, at once."""
     own_key = site_identity.identity().key
     here = models.Q(verdict__proven=True) | models.Q(verdict__signatures__has_key=own_key)
     rows = RunExclusion.objects.filter(here, run__in={member.run_id for member in members})

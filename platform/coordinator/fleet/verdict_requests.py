@@ -42,15 +42,11 @@ class RetractionRequest:
 
 @dataclass(frozen=True)
 class ExclusionRequest:
-    """A volunteer to exclude from a run, with all machines.
-
-    Attributes:
-        person: the volunteer.
-        remove_updates: remove all of their updates that verdicts still reach; False: what they
-            published so far stays.
-    """
+    """A volunteer to exclude from a run, with all machines."""
 
     person: Any
+    # Of their updates, remove all that verdicts still reach; False: what they published so far
+    # stays.
     remove_updates: bool = True
 
 
@@ -147,11 +143,6 @@ def _oldest_retractable(run: Run, machine: UUID, incarnation: str) -> int:
     the author reports of itself counts for nothing, so that nobody can make themselves immune. Each
     witness shows up to which update the author was witnessed, and when: the rounds since then
     follow from the run's count. The least of these estimates counts.
-
-    Args:
-        run: the run.
-        machine: the author's machine.
-        incarnation: the author's incarnation.
     """
     vouched = VouchedAuthor.objects.filter(run=run, seq__gt=0).values_list("total", "seq")
     round_tokens = sum(total / seq for total, seq in vouched)

@@ -13,21 +13,13 @@ PEOPLE_NEEDED = 2  # witnesses, where none of them is the run's owner
 
 @dataclass(frozen=True)
 class WitnessedHead:
-    """A signed header up to which one person's machines have applied an author's updates.
+    """A signed header up to which one person's machines have applied an author's updates."""
 
-    Attributes:
-        person: who the witness belongs to.
-        seq: the update's number.
-        total: the author's tokens up to and including it.
-        digest: the header's digest.
-        previous: the digest of the author's header before it, as the header states it.
-    """
-
-    person: Hashable
-    seq: int
-    total: int
-    digest: str
-    previous: str
+    person: Hashable  # who the witness belongs to
+    seq: int  # the update's number
+    total: int  # the author's tokens up to and including it
+    digest: str  # the header's digest
+    previous: str  # the digest of the author's header before it, as the header states it
 
 
 def vouched_head(
@@ -35,10 +27,7 @@ def vouched_head(
 ) -> WitnessedHead | None:
     """Return the last head of an author up to which others vouch for its updates.
 
-    Args:
-        heads: what witnesses have, in any order.
-        author: the person who owns the author.
-        owner: the run's owner.
+    `author` is the person who owns it, and `owner` the run's owner.
 
     Returns:
         The head; None without enough witnesses, or if the author signed two histories.
@@ -57,11 +46,7 @@ def vouched_head(
 
 
 def is_contradictory(descending: Sequence[WitnessedHead]) -> bool:
-    """Return whether the author signed two histories: these heads cannot be of one chain.
-
-    Args:
-        descending: heads, the last update first.
-    """
+    """Return whether the author signed two histories: these heads cannot be of one chain."""
     for later, earlier in pairwise(descending):
         if later.seq == earlier.seq and later.digest != earlier.digest:
             return True

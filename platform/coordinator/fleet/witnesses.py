@@ -119,12 +119,7 @@ def _is_acceptable(header: messages.Update, author: AuthorMachine, run: Run) -> 
 
 
 def is_plausible(header: messages.Update, max_tokens: int) -> bool:
-    """Return whether a header's figures agree with each other and with the run's spec.
-
-    Args:
-        header: the header.
-        max_tokens: what one update may state.
-    """
+    """Return whether a header's figures agree with each other and with the run's spec."""
     is_bounded = header.tokens <= max_tokens and header.total <= header.seq * max_tokens
     if header.seq == 1:
         return is_bounded and header.previous == digest("") and header.total == header.tokens
@@ -265,12 +260,7 @@ def _store_vouched(
 
 
 def recompute_vouched(runs: Mapping[UUID, Run], authors: Sequence[AuthorKey]) -> list[Vouched]:
-    """Recompute, from the rows that are stored, what others vouch for of these authors.
-
-    Args:
-        runs: their runs, by id.
-        authors: the authors.
-    """
+    """Recompute, from the rows that are stored, what others vouch for of these authors."""
     keys = dict(
         Machine.objects.filter(pk__in={author.machine for author in authors}).values_list(
             "pk", "key"

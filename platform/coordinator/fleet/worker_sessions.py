@@ -15,17 +15,11 @@ ALIVE_SECONDS = 90.0  # without a report, after which a session counts as ended
 MAX_SESSIONS = 32  # of one machine; one that starts more often than that is not watched
 KEY_SECONDS = 3600  # after its last report a machine's sessions are forgotten
 
-Sessions = dict[str, tuple[float, float]]  # session → the times of its first and last report
+Sessions = dict[str, tuple[float, float]]  # session → first and last report, seconds since 1970
 
 
 def is_copy(sessions: Sessions, session: str, now: float) -> bool:
-    """Return whether another worker with the same key began earlier and reports still. Pure.
-
-    Args:
-        sessions: all that are known, this one included.
-        session: the one that reports now.
-        now: seconds since 1970.
-    """
+    """Return whether another worker with the same key began earlier and reports still. Pure."""
     began = sessions[session][0]
     return any(
         first < began < last and now - last < ALIVE_SECONDS

@@ -35,12 +35,7 @@ BODY_MEMORY_BYTES = 64 << 10
 
 
 class BodyRefusedError(Exception):
-    """A request's body is too large or too slow.
-
-    Attributes:
-        status: The HTTP status.
-        sentence: What is wrong.
-    """
+    """A request's body is too large or too slow."""
 
     def __init__(self, status: int, sentence: str) -> None:
         self.status = status

@@ -51,14 +51,9 @@ def backup(folder: Path) -> list[Path]:
 
 
 def rotate_backups(parent: Path, keep: int) -> list[Path]:
-    """Delete the oldest backups in a folder of backups.
+    """Delete the oldest backups in a folder beyond the `keep` newest, and return their folders.
 
-    Args:
-        parent: the folder; what is no backup in it is left alone.
-        keep: how many backups stay.
-
-    Returns:
-        The deleted folders.
+    What is no backup in it is left alone.
     """
     backups = [path for path in parent.iterdir() if (path / DUMP).is_file()]
     newest_first = sorted(backups, key=lambda path: (path / DUMP).stat().st_mtime, reverse=True)

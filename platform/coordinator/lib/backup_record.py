@@ -11,17 +11,11 @@ RECORD = "last_backup.json"
 
 @dataclass(frozen=True)
 class BackupRecord:
-    """A finished backup.
+    """A finished backup."""
 
-    Attributes:
-        at: when it finished, in seconds since 1970.
-        folder: where it lies.
-        size: bytes of its files.
-    """
-
-    at: float
-    folder: str
-    size: int
+    at: float  # when it finished, in seconds since 1970
+    folder: str  # where it lies
+    size: int  # bytes of its files
 
     @property
     def age_days(self) -> float:

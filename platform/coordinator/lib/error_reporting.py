@@ -10,16 +10,9 @@ class SentryMissingError(Exception):
 
 
 def start(dsn: str, server_name: str) -> bool:
-    """Start reporting errors.
+    """Start reporting errors to `dsn`; return False if it is "".
 
     Neither people, cookies, addresses nor the contents of requests are reported.
-
-    Args:
-        dsn: where to; "" for nowhere.
-        server_name: what this site is called there.
-
-    Returns:
-        Whether errors are reported.
 
     Raises:
         SentryMissingError: the package is not installed.

@@ -26,9 +26,6 @@ class ReservedPort:
     """A random free port that no other process gets before this one releases it.
 
     A socket that never listens is bound to it, so connections to the port are refused meanwhile.
-
-    Attributes:
-        number: The port.
     """
 
     def __init__(self) -> None:

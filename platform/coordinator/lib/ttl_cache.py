@@ -27,12 +27,9 @@ class TtlCache(Generic[Key, Value]):
         return len(self._entries)
 
     def get(self, key: Key, compute: Callable[[], Value], *, fresh: bool = False) -> Value:
-        """Return the cached value of a key, or compute and cache it.
+        """Return the cached value of a key, or compute and cache it; with `fresh`, in any case.
 
-        Args:
-            key: The key.
-            compute: Returns the value; what it raises is not cached.
-            fresh: Compute the value in any case.
+        What `compute` raises is not cached.
         """
         entry = self._entries.get(key)
         if entry and not fresh and time.monotonic() < entry[0]:

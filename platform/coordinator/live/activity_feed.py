@@ -68,26 +68,15 @@ class RecentActivity:
 
 @dataclass(frozen=True)
 class _Source:
-    """Rows that are events, one each.
-
-    Attributes:
-        rows: The rows.
-        time: The name of the field with the event's time.
-        describe: Turns a row into an event.
-    """
+    """Rows that are events, one each."""
 
     rows: QuerySet[Any]
-    time: str
+    time: str  # the name of the field with the event's time
     describe: Callable[[Any], dict[str, Any]]
 
 
 def collect_activity(run: Run, rows: list[dict[str, Any]]) -> RecentActivity:
-    """List what happened in a run lately.
-
-    Args:
-        run: The run.
-        rows: The rows of its machines, as `run_table.workers` returns them.
-    """
+    """List what happened in a run lately, also by the rows of its machines (`machine_rows`)."""
     key = f"live:{run.pk}:events"
     stored = cache.get(key)
     if stored is None:

@@ -22,17 +22,11 @@ DEFAULT_PORTS = {"https": 443, "http": 80}  # browsers leave these out
 
 @dataclass(frozen=True)
 class MirrorSite:
-    """One site of the mirror list, as browsers reach it.
+    """One site of the mirror list, as browsers reach it."""
 
-    Attributes:
-        name: Its name in the list.
-        url: Its address without a slash at the end.
-        is_own: Whether it is this site.
-    """
-
-    name: str
-    url: str
-    is_own: bool
+    name: str  # in the list
+    url: str  # without a slash at the end
+    is_own: bool  # it is this site
 
     @property
     def origin(self) -> str:

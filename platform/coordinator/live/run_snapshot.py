@@ -77,11 +77,7 @@ class RunSnapshot:
         )
 
     def to_message(self, number: int) -> dict[str, Any]:
-        """Return the snapshot message, without the run's history.
-
-        Args:
-            number: The number of the last delta that the snapshot includes.
-        """
+        """Return the message of a snapshot up to delta `number`, without the run's history."""
         return {
             "type": "snapshot",
             "seq": number,

@@ -109,11 +109,8 @@ def choose_rising_curve(curves: Mapping[Any, Curve], owner: Any) -> Curve | None
     """Return a curve that shows that a run's loss rises; None if its people do not agree on it.
 
     The owner's own machine decides. Otherwise more than half of the people must report a rise, and
-    two at least, unless only one reports at all.
-
-    Args:
-        curves: person → the last losses of the person's machine, by tokens.
-        owner: the run's owner.
+    two at least, unless only one reports at all. The curves are the last losses of each person's
+    machine, by tokens.
     """
     complete = {person: curve for person, curve in curves.items() if len(curve) > RISES}
     if owner in complete:

@@ -9,7 +9,6 @@ class NotifyConfig(AppConfig):
     """Register the replicated types, and delete a person's data with their account."""
 
     name = "coordinator.notify"
-    label = "notify"
 
     def ready(self) -> None:
         """Connect the app to the event log and to the deletion of accounts."""

@@ -16,16 +16,7 @@ def draft_for_run(
     *,
     episode: str = "",
 ) -> NotificationDraft:
-    """Draft a notification about a run.
-
-    Args:
-        run: The run.
-        person: The recipient.
-        kind: The type.
-        title: One line.
-        text: One or two sentences.
-        episode: Tells repeated events of the run apart.
-    """
+    """Draft a notification about a run; `episode` tells repeated events of the run apart."""
     key = notification_key(kind, run, episode)
     return NotificationDraft(
         person, kind, key, title, text, run.get_absolute_url(), {"run": run_data(run)}

@@ -288,12 +288,7 @@ class Webhook(models.Model):
     def create_delivery(
         self, notification: Notification | None, data: dict[str, Any]
     ) -> "Delivery":
-        """Queue a call.
-
-        Args:
-            notification: What it is about; None for a test call.
-            data: The content.
-        """
+        """Queue a call about a notification; None is a test call."""
         kind = notification.kind if notification else "test"
         body = {"type": kind, "timestamp": timezone.now().isoformat(), "data": data}
         return Delivery.objects.create(webhook=self, notification=notification, body=body)
@@ -317,13 +312,9 @@ class Webhook(models.Model):
         return self.create_delivery(None, {"greeting": "Hello from Barnraise."})
 
     def record_response(self, is_success: bool, answer: str) -> None:
-        """Store the result of a call.
+        """Store whether the response was a 2xx, and its status or what went wrong.
 
         Too many failures in a row, or a 410, disable the webhook.
-
-        Args:
-            is_success: Whether the response was a 2xx.
-            answer: The status, or what went wrong.
         """
         rows = Webhook.objects.filter(pk=self.pk)
         now = timezone.now()

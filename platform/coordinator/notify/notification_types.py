@@ -27,22 +27,13 @@ class NotificationType(TextChoices):
 
 @dataclass(frozen=True)
 class NotificationDraft:
-    """A notification for one person.
-
-    Attributes:
-        person: The user.
-        kind: Its type.
-        key: The same whenever the same event is detected again, so that a person is notified once.
-        title: One line.
-        text: One or two sentences, or "".
-        url: A path of this site, or "".
-        data: What a webhook call contains.
-    """
+    """A notification for one person."""
 
     person: Any
     kind: NotificationType
+    # The same whenever the same event is detected again, so that a person is notified once.
     key: str
-    title: str
-    text: str = ""
-    url: str = ""
-    data: dict[str, Any] = field(default_factory=dict)
+    title: str  # one line
+    text: str = ""  # one or two sentences, or ""
+    url: str = ""  # a path of this site, or ""
+    data: dict[str, Any] = field(default_factory=dict)  # what a webhook call contains

@@ -26,19 +26,12 @@ class WebhookFormat(TextChoices):
 
 @dataclass(frozen=True)
 class CallContent:
-    """What a call is about.
+    """What a call is about."""
 
-    Attributes:
-        title: one line.
-        text: one or two sentences, or "".
-        url: the address of a page of this site, or "".
-        body: the content of the signed JSON.
-    """
-
-    title: str
-    text: str
-    url: str
-    body: dict[str, Any]
+    title: str  # one line
+    text: str  # one or two sentences, or ""
+    url: str  # of a page of this site, or ""
+    body: dict[str, Any]  # the content of the signed JSON
 
 
 def render_call(receiver: str, content: CallContent) -> tuple[bytes, dict[str, str]]:

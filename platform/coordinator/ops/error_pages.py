@@ -35,14 +35,7 @@ def shorten(text: str, length: int) -> str:
 def problem_response(
     status: int, error: str, fields: dict[str, str] | None = None, time: Signed | None = None
 ) -> HttpResponse:
-    """Build the API's one form of error.
-
-    Args:
-        status: HTTP status.
-        error: A sentence for people.
-        fields: Field → what is wrong with it.
-        time: This site's signed time, for a caller whose clock is wrong.
-    """
+    """Build the API's one form of error, with this site's signed time for a wrong clock."""
     short_fields = {
         shorten(name, MAX_FIELD_CHARS): shorten(sentence, MAX_FIELD_CHARS)
         for name, sentence in list((fields or {}).items())[:MAX_FIELDS]
@@ -59,13 +52,9 @@ def problem_response(
 
 
 def outage_message(error: BaseException | None) -> str:
-    """Return the sentence for an outage of Postgres or Valkey, or a pending restore.
+    """Return the sentence for an outage of Postgres or Valkey, or a pending restore; otherwise "".
 
-    Args:
-        error: An exception, whose causes are examined as well.
-
-    Returns:
-        The sentence; "" for any other exception.
+    The causes of an exception are examined as well.
     """
     while error is not None:
         if isinstance(error, RestorePendingError):

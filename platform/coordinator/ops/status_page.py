@@ -22,17 +22,11 @@ _figures: TtlCache[None, dict[str, Any]] = TtlCache(CACHE_SECONDS)
 
 @dataclass(frozen=True)
 class PartStatus:
-    """One part of the site.
+    """One part of the site."""
 
-    Attributes:
-        name: what it is, in words that a visitor knows.
-        works: whether it works.
-        sentence: what it does now, or what its outage means.
-    """
-
-    name: str
+    name: str  # in words that a visitor knows
     works: bool
-    sentence: str
+    sentence: str  # what it does now, or what its outage means
 
 
 def describe_site() -> dict[str, Any]:

@@ -7,7 +7,6 @@ class ReplicationConfig(AppConfig):
     """Configure the app."""
 
     name = "coordinator.replication"
-    label = "replication"
 
     def ready(self) -> None:
         """Register the aggregate types; notify other mirrors of every event recorded here."""

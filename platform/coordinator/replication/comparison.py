@@ -19,25 +19,16 @@ from coordinator.replication.protocol import PROTOCOLS
 
 @dataclass(frozen=True)
 class MirrorComparison:
-    """Describe one mirror.
+    """Describe one mirror."""
 
-    Attributes:
-        listed: Its entry in the mirror list.
-        is_local: Whether it is this site.
-        is_in_sync: Whether its state equalled ours when it was last seen; None if unknown.
-        diverged_since: Since when it has differed.
-        last_error: What was wrong with the last attempt.
-        clock_offset: Seconds by which its clock is ahead of ours; None if unknown.
-    """
-
-    listed: MirrorEntry
-    is_local: bool
+    listed: MirrorEntry  # its entry in the mirror list
+    is_local: bool  # it is this site
     last_seen: datetime | None
     state_hash: str
-    is_in_sync: bool | None
-    diverged_since: datetime | None
-    last_error: str
-    clock_offset: float | None
+    is_in_sync: bool | None  # its state equalled ours when it was last seen; None if unknown
+    diverged_since: datetime | None  # None while it is equal
+    last_error: str  # of the last attempt
+    clock_offset: float | None  # seconds that it is ahead of ours; None if unknown
     protocols: Sequence[int]
 
     @property

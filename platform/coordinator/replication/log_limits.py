@@ -14,10 +14,6 @@ MAX_DAILY_BYTES = 1 << 30
 
 
 def admit(events: Sequence[Signed]) -> bool:
-    """Count events that one mirror signed; return whether it may add them today.
-
-    Args:
-        events: at least one.
-    """
+    """Count events (at least one) that one mirror signed; return whether it may add them today."""
     size = sum(len(event.body) for event in events)
     return count_in_period(f"log bytes:{events[0].key}", DAY, size) <= MAX_DAILY_BYTES

@@ -31,28 +31,20 @@ class MirrorListVersion(models.Model):
 
 
 class PeerStatus(models.Model):
-    """Store what this site last learned about another mirror.
-
-    Attributes:
-        last_error: What was wrong with the last attempt; "" if nothing was.
-        failures: Number of failed attempts in a row.
-        unreachable: Whether the last attempt got no answer at all, or a 503.
-        list_version: Version of that mirror's list.
-        diverged_since: Since when its state has differed from ours; None if it is equal.
-        heads: Log → number of its last event there.
-    """
+    """Store what this site last learned about another mirror."""
 
     key = models.CharField(max_length=64, primary_key=True)
     last_attempt = models.DateTimeField(default=timezone.now)
     last_seen = models.DateTimeField(null=True)
+    # Of the last attempt; "" if nothing was wrong.
     last_error = models.CharField(max_length=300, blank=True)
-    failures = models.PositiveSmallIntegerField(default=0)
-    unreachable = models.BooleanField(default=False, db_default=False)
+    failures = models.PositiveSmallIntegerField(default=0)  # in a row
+    unreachable = models.BooleanField(default=False, db_default=False)  # no answer, or a 503
     state_hash = models.CharField(max_length=64, blank=True)
     list_version = models.BigIntegerField(default=0)
-    diverged_since = models.DateTimeField(null=True)
+    diverged_since = models.DateTimeField(null=True)  # None while its state equals ours
     protocols = models.JSONField(default=list)
-    heads = models.JSONField(default=dict)
+    heads = models.JSONField(default=dict)  # log → number of its last event there
 
     def __str__(self) -> str:
         return self.key[:8]

@@ -42,15 +42,10 @@ MAX_ERROR_CHARS = 300
 
 @dataclass
 class PullResult:
-    """Summarise a pull.
+    """Summarise a pull."""
 
-    Attributes:
-        stored: Number of events that were new.
-        refused: One sentence for each thing that was rejected.
-    """
-
-    stored: int = 0
-    refused: list[str] = field(default_factory=list)
+    stored: int = 0  # events that were new
+    refused: list[str] = field(default_factory=list)  # a sentence for each thing that was rejected
 
 
 def pull_from_all(patient: bool = True) -> dict[str, PullResult]:
@@ -178,11 +173,7 @@ def pull_logs(
 ) -> None:
     """Pull newer mirror lists, proofs of forks, and events, which `ingest.project_pending` folds.
 
-    Args:
-        client: The mirror.
-        heads: What it has.
-        result: Receives what was stored and refused.
-        executor: Verifies signatures elsewhere.
+    An executor verifies the signatures elsewhere.
 
     Raises:
         PeerError: The mirror does not answer, or not as a mirror does.

@@ -1,5 +1,6 @@
 """Runs for the staff: read-only, and changed only by the model's own methods."""
 
+from collections.abc import Callable
 from typing import Any
 
 from django import forms
@@ -34,6 +35,35 @@ class TokensForm(BaseDialogForm):
         return tokens
 
 
+def _control_action(
+    name: str, title: str, consequence: str, danger: bool = False
+) -> Callable[..., HttpResponse]:
+    """Build the admin action that calls the method `name` of a run."""
+
+    def control(self: ReadOnlyAdmin, run: Run, actor: Any, form: forms.Form) -> bool:
+        return getattr(run, name)(actor=actor)
+
+    control.__name__ = name
+    done, otherwise = f"{PAST_TENSE[name]}: {{name}}.", f"Nothing to {name} in {{name}} now."
+    return decision(title, consequence, done=done, otherwise=otherwise, danger=danger)(control)
+
+
+def _control_all_action(name: str, title: str) -> Callable[..., None]:
+    """Build the action of the list that calls the method `name` of the selected runs."""
+
+    def control_all(self: ReadOnlyAdmin, request: HttpRequest, queryset: QuerySet[Run]) -> None:
+        for run in queryset:
+            if getattr(run, name)(actor=request.user):
+                text, level = f"{PAST_TENSE[name]}: {run.name}.", messages.SUCCESS
+            else:
+                text = f"{run.name} is {run.status}: there is nothing to {name}."
+                level = messages.ERROR
+            self.message_user(request, text, level)
+
+    control_all.__name__ = f"{name}_all"
+    return admin.action(description=title, permissions=["decide"])(control_all)
+
+
 @admin.register(Run)
 class RunAdmin(ReadOnlyAdmin):
     """Runs, which the staff may control as their owners do."""
@@ -45,77 +75,27 @@ class RunAdmin(ReadOnlyAdmin):
     actions = ["pause_all", "resume_all", "finish_all", "cancel_all"]
     actions_detail = ["pause", "resume", "extend", "finish", "cancel"]
 
-    @decision("Pause", "Workers keep their state and take no steps.")
-    def pause(self, request: HttpRequest, form: forms.Form, object_id: str) -> HttpResponse:
-        """Pause the run."""
-        return self._control(request, object_id, "pause")
-
-    @decision("Resume", "Training continues.")
-    def resume(self, request: HttpRequest, form: forms.Form, object_id: str) -> HttpResponse:
-        """Resume the run."""
-        return self._control(request, object_id, "resume")
+    pause = _control_action("pause", "Pause", "Workers keep their state and take no steps.")
+    resume = _control_action("resume", "Resume", "Training continues.")
+    finish = _control_action(
+        "finish",
+        "Finish now",
+        "Permanently, whatever the budget is. Workers save the model.",
+        danger=True,
+    )
+    cancel = _control_action("cancel", "Cancel the run", "Permanently. Workers stop.", danger=True)
+    pause_all = _control_all_action("pause", "Pause")
+    resume_all = _control_all_action("resume", "Resume")
+    finish_all = _control_all_action("finish", "Finish now, whatever the budget")
+    cancel_all = _control_all_action("cancel", "Cancel")
 
     @decision(
         "Extend the budget",
         "Only while the run is active and has tokens left. The spec stays as it is: training "
         "continues at the last learning rate.",
         TokensForm,
+        done="{name} has {form.cleaned_data[tokens]:,} more tokens.",
     )
-    def extend(self, request: HttpRequest, form: TokensForm, object_id: str) -> HttpResponse:
+    def extend(self, run: Run, actor: Any, form: TokensForm) -> None:
         """Add tokens to the budget."""
-        tokens = form.cleaned_data["tokens"]
-        return self.decide(
-            request,
-            object_id,
-            lambda run: run.extend(tokens, actor=request.user),
-            f"{{name}} has {tokens:,} more tokens.",
-        )
-
-    @decision(
-        "Finish now", "Permanently, whatever the budget is. Workers save the model.", danger=True
-    )
-    def finish(self, request: HttpRequest, form: forms.Form, object_id: str) -> HttpResponse:
-        """Finish the run."""
-        return self._control(request, object_id, "finish")
-
-    @decision("Cancel the run", "Permanently. Workers stop.", danger=True)
-    def cancel(self, request: HttpRequest, form: forms.Form, object_id: str) -> HttpResponse:
-        """Cancel the run."""
-        return self._control(request, object_id, "cancel")
-
-    def _control(self, request: HttpRequest, pk: str, action: str) -> HttpResponse:
-        def act(run: Run) -> bool:
-            return getattr(run, action)(actor=request.user)
-
-        done = f"{PAST_TENSE[action]}: {{name}}."
-        return self.decide(request, pk, act, done, f"Nothing to {action} in {{name}} now.")
-
-    @admin.action(description="Pause", permissions=["decide"])
-    def pause_all(self, request: HttpRequest, queryset: QuerySet[Run]) -> None:
-        """Pause the selected runs."""
-        self._control_all(request, queryset, "pause")
-
-    @admin.action(description="Resume", permissions=["decide"])
-    def resume_all(self, request: HttpRequest, queryset: QuerySet[Run]) -> None:
-        """Resume the selected runs."""
-        self._control_all(request, queryset, "resume")
-
-    @admin.action(description="Finish now, whatever the budget", permissions=["decide"])
-    def finish_all(self, request: HttpRequest, queryset: QuerySet[Run]) -> None:
-        """Finish the selected runs."""
-        self._control_all(request, queryset, "finish")
-
-    @admin.action(description="Cancel", permissions=["decide"])
-    def cancel_all(self, request: HttpRequest, queryset: QuerySet[Run]) -> None:
-        """Cancel the selected runs."""
-        self._control_all(request, queryset, "cancel")
-
-    def _control_all(self, request: HttpRequest, queryset: QuerySet[Run], action: str) -> None:
-        for run in queryset:
-            control: Any = getattr(run, action)
-            if control(actor=request.user):
-                text, level = f"{PAST_TENSE[action]}: {run.name}.", messages.SUCCESS
-            else:
-                text = f"{run.name} is {run.status}: there is nothing to {action}."
-                level = messages.ERROR
-            self.message_user(request, text, level)
+        run.extend(form.cleaned_data["tokens"], actor=actor)

@@ -11,7 +11,6 @@ class RunsConfig(AppConfig):
     """Configure the app."""
 
     name = "coordinator.runs"
-    label = "runs"
 
     def ready(self) -> None:
         """Register the aggregate type and the receiver of deleted accounts."""

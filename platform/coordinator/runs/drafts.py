@@ -15,23 +15,14 @@ RESERVED_SLUGS = ("new", "estimate", "compare")  # /runs/new/ and the like are p
 
 @dataclasses.dataclass(frozen=True)
 class NewRun:
-    """Describe a run that is to be created.
-
-    Attributes:
-        name: what people call it.
-        spec: what to train, and how.
-        report_every: seconds between a machine's reports.
-        quorum: machines that must be alive before training starts.
-        join_policy: who may join.
-        parent: the `Run` that this one is a copy of; None for none.
-    """
+    """Describe a run that is to be created."""
 
     name: str
     spec: RunSpec
-    report_every: float = 10.0
-    quorum: int = 1
+    report_every: float = 10.0  # seconds between a machine's reports
+    quorum: int = 1  # machines that must be alive before training starts
     join_policy: JoinPolicy = OPEN_TO_ALL
-    parent: Any = None
+    parent: Any = None  # the `Run` that this one is a copy of
 
     def problems(self) -> dict[str, str]:
         """Return a sentence for each field that is not valid."""

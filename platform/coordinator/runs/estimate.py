@@ -25,56 +25,33 @@ MAX_PLANNED_SEQUENCES = 64  # a longer step is not planned: it takes proportiona
 
 @dataclass(frozen=True)
 class RunTimeEstimate:
-    """How long many alike machines on alike lines take for a run.
+    """How long many alike machines on alike lines take for a run."""
 
-    Attributes:
-        line: of each machine.
-        schedule: how often the machines exchange, and in which compression.
-        seconds: time for the whole run.
-        traffic: bytes per second over each line, each way.
-        slowdown: how many times longer the run takes than on lines of unlimited bandwidth.
-        choice: which exchange strategy suits these machines and lines best, with the numbers.
-    """
-
-    line: Line
+    line: Line  # of each machine
     schedule: RoundSchedule
-    seconds: float
-    traffic: float
-    slowdown: float
-    choice: Choice
+    seconds: float  # for the whole run
+    traffic: float  # bytes per second over each line, each way
+    slowdown: float  # how many times longer it takes than on lines of unlimited bandwidth
+    choice: Choice  # the strategy that suits these machines and lines best, with the numbers
 
 
 @dataclass(frozen=True)
 class MachineEstimate:
-    """What one machine does for a run.
-
-    Attributes:
-        name: what the machine is called.
-        refusal: why the machine cannot train the model; nothing else is set then.
-        plan: how it would train.
-        step_seconds: time for one step.
-        tokens_per_second: its training speed.
-        run_times: an estimate for a run of machines like this one, for each of `LINES`.
-    """
+    """What one machine does for a run."""
 
     name: str
-    refusal: str = ""
+    refusal: str = ""  # why it cannot train the model; nothing else is set then
     plan: Plan | None = None
-    step_seconds: float = 0.0
+    step_seconds: float = 0.0  # for one step
     tokens_per_second: float = 0.0
+    # Estimates for a run of machines like this one, for each of `LINES`.
     run_times: tuple[RunTimeEstimate, ...] = ()
 
 
 def estimate(
     spec: RunSpec, machines: list[tuple[str, Hardware]], volunteers: int
 ) -> list[MachineEstimate]:
-    """Estimate a run for each kind of machine.
-
-    Args:
-        spec: the run.
-        machines: name and hardware of each kind.
-        volunteers: how many machines of that kind take part.
-    """
+    """Estimate a run for each kind of machine, as if so many volunteers had one of that kind."""
     volunteers = max(1, min(volunteers, MAX_VOLUNTEERS))
     return [_estimate_machine(name, hardware, spec, volunteers) for name, hardware in machines]
 
@@ -111,13 +88,7 @@ def estimate_run_time(
     Each update reaches all other machines and is forwarded over their lines: in every round each
     line carries, each way, the updates of all machines but one. The machines choose rounds and
     compression for that traffic. If the strongest compression is still too much, rounds wait for
-    the line.
-
-    Args:
-        spec: the run.
-        step_seconds: time of one machine for one step.
-        line: of each machine; its slower way limits.
-        volunteers: how many machines take part.
+    the line, whose slower way limits.
     """
     line_bytes = min(line.up_bytes, line.down_bytes)
     others = volunteers - 1

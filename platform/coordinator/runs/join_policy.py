@@ -32,23 +32,14 @@ class Visibility(models.TextChoices):
 
 @dataclass(frozen=True)
 class JoinPolicy:
-    """Who may join, with what.
+    """Who may join, with what."""
 
-    Attributes:
-        access: whose machines may join, one of `Access`.
-        min_memory: the least RAM of a machine, in bytes; 0 for any.
-        min_device_memory: the least GPU memory, in bytes; 0 for any.
-        notes: the owner's notes, Markdown.
-        team: the id of the team whose members' machines may join, where `access` is TEAM.
-        visibility: who may see the run, one of `Visibility`.
-    """
-
-    access: str = Access.ANYONE
-    min_memory: int = 0
-    min_device_memory: int = 0
-    notes: str = ""
-    team: UUID | None = None
-    visibility: str = Visibility.PUBLIC
+    access: str = Access.ANYONE  # one of `Access`
+    min_memory: int = 0  # bytes of RAM; 0 for any
+    min_device_memory: int = 0  # bytes of GPU memory; 0 for any
+    notes: str = ""  # of the owner, Markdown
+    team: UUID | None = None  # whose members' machines may join, where `access` is TEAM
+    visibility: str = Visibility.PUBLIC  # one of `Visibility`
 
     def problems(self) -> dict[str, str]:
         """Return a sentence for each field that is not valid."""

@@ -36,29 +36,17 @@ OTHER_PEOPLE = 2  # so many others must hold the final checkpoint, if the run ev
 
 @dataclass(frozen=True)
 class LifecycleFacts:
-    """What the site knows of a run.
+    """What the site knows of a run."""
 
-    Attributes:
-        launch_requested: the owner has launched the run.
-        manifest: a worker has posted the manifest.
-        quorum: how many machines must be alive before training starts.
-        alive: machines that are alive.
-        ledger_tokens: tokens trained so far.
-        token_budget: tokens to train.
-        owner_safe: a machine of the owner holds the whole final checkpoint.
-        others_safe: how many other people have a machine that holds it.
-        others_ever: how many other people ever contributed.
-    """
-
-    launch_requested: bool = False
-    manifest: bool = False
-    quorum: int = 1
-    alive: int = 0
-    ledger_tokens: int = 0
-    token_budget: int = 1
-    owner_safe: bool = False
-    others_safe: int = 0
-    others_ever: int = 0
+    launch_requested: bool = False  # by the owner
+    manifest: bool = False  # a worker has posted it
+    quorum: int = 1  # machines that must be alive before training starts
+    alive: int = 0  # machines that are alive
+    ledger_tokens: int = 0  # tokens trained so far
+    token_budget: int = 1  # tokens to train
+    owner_safe: bool = False  # a machine of the owner holds the whole final checkpoint
+    others_safe: int = 0  # how many other people have a machine that holds it
+    others_ever: int = 0  # how many other people ever contributed
 
 
 def next_status(status: RunStatus, facts: LifecycleFacts) -> RunStatus:

@@ -257,11 +257,7 @@ class Run(models.Model):
 
     @classmethod
     def create(cls, owner: Any, new: NewRun) -> "Run":
-        """Create a draft.
-
-        Args:
-            owner: the person who may edit and control it.
-            new: its name, spec and settings.
+        """Create a draft, which the owner may edit and control.
 
         Raises:
             SpecError: with a sentence for each field that is not valid.

@@ -22,11 +22,7 @@ def sign_ticket(
 ) -> messages.Signed:
     """Sign a machine's ticket for a run, valid for `TICKET_SECONDS`.
 
-    Args:
-        run: the run.
-        machine: the machine.
-        max_tokens_per_second: the most that its updates may state.
-        now: the time of issue in seconds since 1970.
+    Its updates may state at most `max_tokens_per_second`; `now` is in seconds since 1970.
     """
     now = time.time() if now is None else now
     identity = site_identity.identity()

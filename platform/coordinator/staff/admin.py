@@ -3,7 +3,7 @@
 from typing import Any, cast
 
 from django.contrib import admin
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest
 from unfold.admin import ModelAdmin
 
 from coordinator.accounts.models import User
@@ -22,19 +22,17 @@ class AnnouncementAdmin(ModelAdmin):
     actions_detail = ["withdraw"]
     has_delete_permission = ReadOnlyAdmin.has_delete_permission
     has_decide_permission = ReadOnlyAdmin.has_decide_permission
-    decide = ReadOnlyAdmin.decide
 
     def save_model(self, request: HttpRequest, obj: Announcement, form: Any, change: bool) -> None:
         """Publish the announcement by its model's method."""
         obj.publish(cast(User, request.user))
 
-    @decision("Withdraw", "It is no longer shown.")
-    def withdraw(self, request: HttpRequest, form: Any, object_id: str) -> HttpResponse:
+    @decision(
+        "Withdraw",
+        "It is no longer shown.",
+        done="Withdrawn.",
+        otherwise="It had ended already.",
+    )
+    def withdraw(self, announcement: Announcement, actor: Any, form: Any) -> bool:
         """Stop showing an announcement."""
-        return self.decide(
-            request,
-            object_id,
-            lambda announcement: announcement.withdraw(request.user),
-            "Withdrawn.",
-            "It had ended already.",
-        )
+        return announcement.withdraw(actor)

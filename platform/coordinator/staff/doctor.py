@@ -46,17 +46,11 @@ class Health(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found.
+    """What a check found."""
 
-    Attributes:
-        part: what was checked.
-        verdict: how it is.
-        sentence: what was found and, if something is wrong, what to do.
-    """
-
-    part: str
+    part: str  # what was checked
     verdict: Health
-    sentence: str
+    sentence: str  # what was found and, if something is wrong, what to do
 
 
 Check = Callable[[], Iterator[Finding]]

@@ -9,7 +9,6 @@ class TelemetryConfig(AppConfig):
     """Reports, rollups and checkpoints."""
 
     name = "coordinator.telemetry"
-    label = "telemetry"
 
     def ready(self) -> None:
         """Register the replicated types and the receiver of deleted accounts."""

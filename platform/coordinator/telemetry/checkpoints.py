@@ -113,9 +113,6 @@ def record_announcements(
     """Store what reports announce and confirm.
 
     Every report repeats the last announcement; what this process has seen committed costs nothing.
-
-    Args:
-        received: each machine's membership with its reports.
     """
     named_by: dict[tuple[UUID, str, str], list[Membership]] = {}  # (run, vector, digest) → by whom
     room = _Room()
@@ -228,28 +225,17 @@ def _remember_committed(confirmations: Iterable[tuple[UUID, str, str]]) -> None:
 
 @dataclass(frozen=True)
 class CheckpointRow:
-    """One checkpoint as pages and the API show it.
-
-    Attributes:
-        checkpoint: the checkpoint.
-        machines: how many machines hold it.
-        people: how many people vouch for it.
-        holders: names of the first `MAX_HOLDERS_NAMED` machines, those that are alive first.
-        alive: how many of them are alive.
-        serving: how many of those have no newer weights: they can send these now.
-        confirmed: two people report it, and more than half of those who report weights of the same
-            updates.
-        disputed: two people report other weights of the same updates.
-    """
+    """One checkpoint as pages and the API show it."""
 
     checkpoint: Checkpoint
-    machines: int
-    people: int
-    holders: tuple[str, ...]
-    alive: int
+    machines: int  # how many hold it
+    people: int  # how many vouch for it
+    holders: tuple[str, ...]  # names of the first `MAX_HOLDERS_NAMED` machines, those alive first
+    alive: int  # how many of the machines report now
+    # Two people report it, and more than half of those who report weights of the same updates.
     confirmed: bool
-    disputed: bool
-    serving: int = 0
+    disputed: bool  # two people report other weights of the same updates
+    serving: int = 0  # how many of those have no newer weights: they can send these now
 
 
 class _Holding(NamedTuple):
@@ -318,12 +304,7 @@ def _build_row(checkpoint: Checkpoint, vote: WeightsVote, **figures: Any) -> Che
 
 
 def _select_trusted(checkpoints: Any, people: Collection[UUID]) -> Any:
-    """Select the checkpoints that two of these people have; all, if they are not two.
-
-    Args:
-        checkpoints: a queryset.
-        people: those whose word counts in the run.
-    """
+    """Select the checkpoints that two of these people have; all, if they are not two."""
     if len(people) < 2:
         return checkpoints
     held = CheckpointHolder.objects.filter(machine__owner__in=people)

@@ -13,17 +13,11 @@ HOURS = 24
 
 @dataclass(frozen=True)
 class DailyLine:
-    """One figure over the last 24 hours.
-
-    Attributes:
-        name: what it is.
-        values: one for each hour, the oldest first; the hour under way is the last.
-        unit: what follows its number.
-    """
+    """One figure over the last 24 hours."""
 
     name: str
-    values: tuple[float, ...]
-    unit: str
+    values: tuple[float, ...]  # one for each hour, the oldest first; the last is under way
+    unit: str  # what follows its number
 
 
 def daily_lines(now: float | None = None) -> list[DailyLine]:

@@ -72,13 +72,8 @@ def detect_events(
 ) -> list[RunEvent]:
     """Return the events that a machine's reports imply, not saved yet.
 
-    It must run before the reports' figures are stored in the membership.
-
-    Args:
-        member: the machine in its run.
-        reports: its new reports, in ascending order of their numbers.
-        at: when each was measured, in seconds since 1970.
-        stamp: the change stamp of the rows.
+    It must run before the reports' figures are stored in the membership. The reports ascend; `at`
+    is when each was measured, in seconds since 1970.
     """
     activity = member.activity
     events: list[RunEvent] = []
@@ -114,13 +109,7 @@ def drop_surplus(events: list[RunEvent]) -> list[RunEvent]:
 
 
 def event_kind_of_change(before: str, after: str, run: RunStatus) -> RunEvent.Kind | None:
-    """Return the event that a change of activity means; None for none.
-
-    Args:
-        before: the earlier activity.
-        after: the present one.
-        run: the run's status.
-    """
+    """Return the event that a change of activity means; None for none."""
     if before == after:
         return None
     if before in AWAY and after in HERE:

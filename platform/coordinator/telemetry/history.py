@@ -174,17 +174,11 @@ def _round_significant(value: float | None) -> float | None:
 
 @dataclass(frozen=True)
 class _Slots:
-    """How rollups become points of curves over time, in seconds.
+    """How rollups become points of curves over time, in seconds."""
 
-    Attributes:
-        width: of the rollups that are read.
-        narrow: over which a machine's reports become a mean.
-        wide: between two points.
-    """
-
-    width: int
-    narrow: int
-    wide: int
+    width: int  # of the rollups that are read
+    narrow: int  # over which a machine's reports become a mean
+    wide: int  # between two points
 
 
 def _find_slots(run: Run) -> _Slots | None:

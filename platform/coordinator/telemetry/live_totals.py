@@ -18,16 +18,11 @@ MAX_RUNS = 500  # whose live figures are read
 
 @dataclass(frozen=True)
 class LiveTotals:
-    """What the machines of this site do now.
+    """What the machines of this site do now."""
 
-    Attributes:
-        machines: machines that report.
-        rate: their tokens per second, as they state them.
-        by_run: (machines, rate) of each run that has any.
-    """
-
-    machines: int
-    rate: float
+    machines: int  # how many report
+    rate: float  # their tokens per second, as they state them
+    # (machines, rate) of each run that has any.
     by_run: dict[UUID, tuple[int, float]] = field(default_factory=dict)
 
 

@@ -143,10 +143,6 @@ def parse_condition(
 def load_machine_history(machine: Machine, now: float | None = None) -> dict[str, Any]:
     """Load a machine's last day, in minutes.
 
-    Args:
-        machine: the machine.
-        now: seconds since 1970.
-
     Returns:
         {"since", "until": seconds since 1970, "series": name → [[seconds since 1970, value], …]};
         "rate" (tokens/s), "sent" and "received" (bytes/s) are sums over its runs, and the other

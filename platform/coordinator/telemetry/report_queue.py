@@ -155,13 +155,7 @@ return 1
 
 
 def publish_point(run: object, machine: object, point: dict[str, Any]) -> None:
-    """Show a loss to watchers here that another mirror sent.
-
-    Args:
-        run: the run's id.
-        machine: the machine's id.
-        point: {kind, tokens, loss, at}.
-    """
+    """Show a loss, {kind, tokens, loss, at}, to watchers here that another mirror sent."""
     key = points_key(run)
     with valkey_client().pipeline(transaction=False) as pipe:
         pipe.xadd(

@@ -60,13 +60,9 @@ CHANGING = [f.name for f in Membership._meta.concrete_fields if f.name not in FI
 
 
 def drain_queue(*, wait: bool = False) -> int:
-    """Move the queued reports into Postgres.
+    """Move the queued reports into Postgres; return how many entries.
 
-    Args:
-        wait: wait a few seconds if another process drains the queue now, instead of returning 0.
-
-    Returns:
-        How many entries were moved.
+    With `wait`, wait a few seconds if another process drains the queue now, instead of returning 0.
     """
     moved = 0
     with _drain_lock(wait) as is_alone:
@@ -127,18 +123,12 @@ def _try_lock() -> bool:
 
 
 class SentReports(NamedTuple):
-    """What a machine has sent in a batch of entries.
-
-    Attributes:
-        reports: its reports.
-        attestations: what it witnessed.
-        received: when the last of them came, in seconds since 1970.
-        interval: seconds from then to its next report, as it was answered; 0 if it was not.
-    """
+    """What a machine has sent in a batch of entries."""
 
     reports: list[Report]
-    attestations: list[Attestation]
-    received: float
+    attestations: list[Attestation]  # what it witnessed
+    received: float  # when the last of them came, in seconds since 1970
+    # Seconds from then to its next report, as it was answered; 0 if it was not.
     interval: float = 0.0
 
 
@@ -297,11 +287,8 @@ def _safe_elsewhere(members: list[Membership], here: dict[UUID, set[int]]) -> di
 
     A machine that reported to another mirror has dropped those reports and will not send them here.
     A mirror's statement counts only if this site's first new report follows right behind it, so no
-    mirror can make this site skip a report that is still to come.
-
-    Args:
-        members: the memberships.
-        here: the numbers of the reports above their marks that are here.
+    mirror can make this site skip a report that is still to come. `here` are the numbers of the
+    reports above their marks that are here.
     """
     firsts = {
         m.pk: min(here[m.pk]) - 1

@@ -58,13 +58,9 @@ COLUMNS = (
 
 
 def machine_rows(run: Run, now: float | None = None) -> list[dict[str, Any]]:
-    """Build one row for each machine, wherever it reports.
+    """Build one row for each machine, wherever it reports; `now` is in seconds since 1970.
 
     If several mirrors have figures of a machine, those of its newest report count.
-
-    Args:
-        run: the run.
-        now: seconds since 1970.
 
     Returns:
         Rows with id, name, person, owner (the person's id), mirror (the key of the mirror whose
@@ -152,12 +148,7 @@ def _is_whole(row: dict[str, Any] | None, latest: int) -> bool:
 
 
 def run_summary(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Build the run's own line. Times are in seconds since 1970.
-
-    Args:
-        run: the run.
-        rows: what `machine_rows` returned.
-    """
+    """Build the run's own line from `machine_rows`. Times are in seconds since 1970."""
     alive = sum(row["alive"] for row in rows)
     owner = str(run.owner_id)
     has_others = any(row["owner"] != owner for row in rows)
@@ -192,12 +183,7 @@ def run_summary(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def text_waiting_reason(run: Run, rows: list[dict[str, Any]]) -> str:
-    """Return for which machine's text the others wait; "" if a machine that reports has it.
-
-    Args:
-        run: the run.
-        rows: what `machine_rows` returned.
-    """
+    """Return for which machine's text the others wait; "" if a machine that reports has it."""
     activities = {row["activity"] for row in rows if row["alive"]}
     has_text = activities & set(ACTIVITIES_WITH_LEDGER)
     if run.is_over or run.manifest is None or has_text or Activity.PREPARING not in activities:
@@ -258,10 +244,9 @@ def _at_one_vector(rows: list[dict[str, Any]]) -> dict[str, list[tuple[str, str]
 
 
 def _is_undisputed(reports: list[tuple[str, str]]) -> bool:
-    """Return whether machines have the same anchor, or at most one person of several has another.
+    """Return whether all have one anchor, or at most one person of several has another.
 
-    Args:
-        reports: (anchor, person) of each machine.
+    The reports are (anchor, person) of each machine.
     """
     if len({anchor for anchor, _ in reports}) == 1:
         return True
@@ -273,10 +258,8 @@ def _is_undisputed(reports: list[tuple[str, str]]) -> bool:
 def _find_commonest_anchor(reports: list[tuple[str, str]]) -> str | None:
     """Return the anchor that most people report or, where all machines are one person's, most.
 
-    None if two are equally common: of two that differ neither is known to be right.
-
-    Args:
-        reports: (anchor, person) of each machine.
+    None if two are equally common: of two that differ neither is known to be right. The reports are
+    (anchor, person) of each machine.
     """
     counts = Counter(anchor for anchor, _ in reports)
     if len({person for _, person in reports}) > 1:

@@ -53,27 +53,16 @@ class WrittenSample(models.Model):
 
 @dataclass(frozen=True)
 class SampleGroup:
-    """The samples that one machine wrote at one position of the ledger.
+    """The samples that one machine wrote at one position of the ledger."""
 
-    Attributes:
-        tokens: the position.
-        machine: the machine's name.
-        at: when they were reported.
-        texts: (prompt, what was written after it), in the order of the prompts.
-    """
-
-    tokens: int
-    machine: str
-    at: datetime
-    texts: tuple[tuple[str, str], ...]
+    tokens: int  # the position
+    machine: str  # its name
+    at: datetime  # when they were reported
+    texts: tuple[tuple[str, str], ...]  # (prompt, what was written after it), in the prompts' order
 
 
 def record_samples(received: Iterable[tuple[Membership, list[Report]]]) -> None:
-    """Store the samples in reports; a report that arrives twice changes nothing.
-
-    Args:
-        received: each machine's membership with its new reports.
-    """
+    """Store the samples in reports; a report that arrives twice changes nothing."""
     rows = [
         WrittenSample(
             run_id=member.run_id,

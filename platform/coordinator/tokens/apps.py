@@ -9,7 +9,6 @@ class TokensConfig(AppConfig):
     """Configure the app."""
 
     name = "coordinator.tokens"
-    label = "tokens"
 
     def ready(self) -> None:
         """Register the receiver of deleted accounts."""

@@ -51,16 +51,9 @@ class Token(models.Model):
 
     @classmethod
     def create(cls, user: Any, name: str, scopes: list[str], days: int) -> tuple["Token", str]:
-        """Create a token.
+        """Create a token; return it, and its text to show once.
 
-        Args:
-            user: whose it is.
-            name: what the person calls it.
-            scopes: keys of `SCOPES`; the caller checks them.
-            days: how long it is valid, at most `MAX_DAYS`.
-
-        Returns:
-            The token, and its text to show once.
+        The caller checks that the scopes are keys of `SCOPES`, and the days at most `MAX_DAYS`.
         """
         assert set(scopes) <= set(SCOPES) and 1 <= days <= MAX_DAYS
         text = TOKEN_PREFIX + secrets.token_urlsafe(32)

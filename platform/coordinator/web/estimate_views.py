@@ -70,11 +70,7 @@ class Headline:
 
 
 def headline(typical: list[MachineEstimate]) -> Headline | None:
-    """Choose the kind of machine for the first sentence: the usual one, or the least that fits.
-
-    Args:
-        typical: the estimates for the reference machines, in their order.
-    """
+    """Choose the kind of machine for the first sentence: the usual one, or the least that fits."""
     fitting = [machine for machine in typical if machine.run_times]
     usual = next((machine for machine in fitting if machine.name == USUAL_MACHINE), None)
     chosen = usual or (fitting[0] if fitting else None)

@@ -38,29 +38,17 @@ UNSUPPORTED = (
 
 @dataclass(frozen=True)
 class InstallChoice:
-    """How to install the worker on one system with one kind of hardware.
+    """How to install the worker on one system with one kind of hardware."""
 
-    Attributes:
-        system: a key of `SYSTEMS`.
-        hardware: a key of `HARDWARE`.
-        uv: the command for uv; "" where PyTorch has no build.
-        pipx: the command for pipx; "" where it cannot choose the build.
-        note: what to know, or "".
-    """
-
-    system: str
-    hardware: str
-    uv: str
-    pipx: str
-    note: str
+    system: str  # a key of `SYSTEMS`
+    hardware: str  # a key of `HARDWARE`
+    uv: str  # the command for uv; "" where PyTorch has no build
+    pipx: str  # the command for pipx; "" where it cannot choose the build
+    note: str  # what to know, or ""
 
 
 def install_choices(wheel_url: str) -> list[InstallChoice]:
-    """List all choices.
-
-    Args:
-        wheel_url: the address of the worker's wheel.
-    """
+    """List all choices."""
     return [
         _build_choice(system, hardware, wheel_url) for system in SYSTEMS for hardware in HARDWARE
     ]

@@ -20,17 +20,11 @@ BEST, LAST = "best", "last"
 
 @dataclass(frozen=True)
 class CheckpointLine:
-    """A checkpoint with what a person chooses by.
-
-    Attributes:
-        row: the checkpoint, who holds it and who confirms it.
-        loss: its validation loss; None if none was measured at these tokens.
-        label: "best", "last", "best, last" or "".
-    """
+    """A checkpoint with what a person chooses by."""
 
     row: CheckpointRow
-    loss: float | None
-    label: str = ""
+    loss: float | None  # of validation; None if none was measured at these tokens
+    label: str = ""  # "best", "last", "best, last" or ""
 
     @property
     def can_be_fetched(self) -> bool:
@@ -40,22 +34,15 @@ class CheckpointLine:
 
 @dataclass(frozen=True)
 class ModelCard:
-    """The model of a run.
+    """The model of a run."""
 
-    Attributes:
-        slug: the run's address.
-        last: the newest checkpoint that somebody has whose word counts in the run; the newest one,
-            if there is none of them; None before the first one.
-        sharing: names of machines that send the last checkpoint now.
-        shown: the best, the last and every n-th checkpoint.
-        folded: the others, and those that nobody can send.
-    """
-
-    slug: str
+    slug: str  # the run's address
+    # The newest checkpoint that somebody has whose word counts in the run; the newest one, if there
+    # is none of them; None before the first one.
     last: CheckpointLine | None
-    sharing: tuple[str, ...]
-    shown: tuple[CheckpointLine, ...]
-    folded: tuple[CheckpointLine, ...]
+    sharing: tuple[str, ...]  # names of machines that send the last checkpoint now
+    shown: tuple[CheckpointLine, ...]  # the best, the last and every n-th one
+    folded: tuple[CheckpointLine, ...]  # the others, and those that nobody can send
 
     @property
     def others_sharing(self) -> int:
@@ -105,13 +92,7 @@ def _read_model_card(run: Run) -> ModelCard:
 def build_model_card(
     slug: str, rows: Sequence[CheckpointRow], losses: Mapping[int, float]
 ) -> ModelCard:
-    """Choose the checkpoints that a page shows.
-
-    Args:
-        slug: the run's address.
-        rows: its checkpoints, the newest first.
-        losses: validation losses by the run's tokens.
-    """
+    """Choose the checkpoints that a page shows; rows descend, losses are by the run's tokens."""
     lines = [CheckpointLine(row, losses.get(row.checkpoint.tokens)) for row in rows]
     # One person may announce weights that nobody else has, and any loss of them.
     trusted = [line for line in lines if line.row.confirmed] or lines

@@ -93,13 +93,7 @@ def edit_webhook_types(request: AuthenticatedRequest, pk: uuid.UUID) -> HttpResp
 def _render_webhooks(
     request: AuthenticatedRequest, form: WebhookForm, types_form: WebhookTypesForm | None = None
 ) -> HttpResponse:
-    """Render the page with the submitted form, if any.
-
-    Args:
-        request: The request.
-        form: The form of a new webhook.
-        types_form: The submitted form of an existing webhook.
-    """
+    """Render the page with the submitted form, if any."""
     rows: list[tuple[Webhook, WebhookTypesForm]] = []
     for webhook in request.user.webhooks.all():
         if types_form and types_form.hook == webhook:

@@ -8,30 +8,16 @@ from coordinator.runs.models import Run
 
 @dataclass(frozen=True)
 class ChecklistStep:
-    """One step of an owner.
+    """One step of an owner."""
 
-    Attributes:
-        title: what to do.
-        done: whether it is done.
-        hint: a sentence, or "".
-        command: a command for a terminal, or "".
-    """
-
-    title: str
+    title: str  # what to do
     done: bool
-    hint: str = ""
-    command: str = ""
+    hint: str = ""  # a sentence, or ""
+    command: str = ""  # for a terminal, or ""
 
 
 def list_steps(run: Run, site: str, machines: int, participants: int) -> list[ChecklistStep]:
-    """List an owner's steps from the draft to the first loss.
-
-    Args:
-        run: the run.
-        site: the site's address.
-        machines: the owner's machines.
-        participants: people other than the owner with a machine in the run.
-    """
+    """List an owner's steps from the draft to the first loss; the owner is no participant."""
     address = f"{site}/runs/{run.slug}"
     is_launched = bool(run.spec_text) or run.launch_requested
     join = f"barnraise join {address}"

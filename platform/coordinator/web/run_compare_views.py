@@ -25,17 +25,11 @@ OWN_SETTINGS = ("manifest", "owner", "roots")
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """A run's column.
-
-    Attributes:
-        run: the run.
-        card: its figures now.
-        hours: since its start, or from its start to its end; None before.
-    """
+    """A run's column."""
 
     run: Run
-    card: RunCard
-    hours: float | None
+    card: RunCard  # its figures now
+    hours: float | None  # since its start, or from its start to its end; None before
 
 
 @dataclass
@@ -111,12 +105,7 @@ def _flatten(value: Any, name: str = "") -> dict[str, str]:
 
 
 def find_families(user: Any, runs: list[Run]) -> list[FamilyMember]:
-    """Return the trees of forks that these runs belong to, as far as lists show them to a visitor.
-
-    Args:
-        user: the visitor.
-        runs: the runs that are compared.
-    """
+    """Return the trees of forks that these runs belong to, as far as lists show them."""
     listed = Run.objects.listed_for(user).select_related("owner")
     roots = _find_roots(listed, runs)
     members: dict[UUID, FamilyMember] = {}

@@ -160,12 +160,7 @@ def run_field(name: str) -> forms.Field:
 
 
 def spec_field(name: str, value: str | None = None) -> forms.Field:
-    """Build the field of a setting of the spec, with the label and help text that it has there.
-
-    Args:
-        name: its dotted name.
-        value: the present value, which stays among the choices.
-    """
+    """Build the field of a setting by its dotted name; a present value stays among the choices."""
     shown = FIELDS[name].metadata
     label = shown["label"]
     note = CHOICE_HELP[name] if name in CHOICE_HELP else shown["help"]
@@ -239,10 +234,6 @@ def terms_fields(owner: User | None, run: Run | None = None) -> dict[str, forms.
 
     The teams are the owner's. The present access and team of a run are always among the choices,
     although its owner may have left the team: an edit of the notes alone changes neither.
-
-    Args:
-        owner: of a new run; None for nobody.
-        run: the run that is edited, which must name its access; None for a new one.
     """
     owner = run.owner if run else owner
     teams = {str(team.pk): team.name for team in owner.teams.all()} if owner else {}

@@ -27,13 +27,7 @@ FONT_SIGNS = "–—…·×‘’“”€œŒ"  # that the fonts have beyond La
 
 
 def draw_card(title: str, facts: Sequence[str], share: float) -> bytes:
-    """Draw a card as PNG.
-
-    Args:
-        title: what the link is about; a long one is broken and shortened.
-        facts: up to four short lines below it.
-        share: how much of the barn is raised, from 0 to 1.
-    """
+    """Draw a card as PNG: a title, up to four facts, and the barn raised to `share` (0 to 1)."""
     picture = Image.new("RGB", SIZE, PAPER)
     draw = ImageDraw.Draw(picture)
     _draw_barn(draw, share)

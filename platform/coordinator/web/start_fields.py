@@ -27,26 +27,15 @@ MAX_CHECKPOINTS = 50  # to choose from: the newest one of each run
 
 @dataclass(frozen=True)
 class ChosenStart:
-    """What a run begins with.
-
-    Attributes:
-        start: for its spec.
-        spec_fields: fields that are not free then, by their dotted names.
-        parent: the run whose weights it begins with.
-    """
+    """What a run begins with."""
 
     start: Start = field(default_factory=Start)
-    spec_fields: Mapping[str, Any] = field(default_factory=dict)
-    parent: Run | None = None
+    spec_fields: Mapping[str, Any] = field(default_factory=dict)  # fixed by it, by dotted names
+    parent: Run | None = None  # whose weights it begins with
 
 
 def start_fields(owner: User | None, run: Run | None) -> dict[str, forms.Field]:
-    """Build the fields. A draft that begins with another run's weights has none: they stay.
-
-    Args:
-        owner: of a new run.
-        run: the draft that is edited; None for a new run.
-    """
+    """Build the fields. A draft that begins with another run's weights has none: they stay."""
     if run and run.spec.start.run:
         return {}
     labels = dict(KIND_LABELS)
@@ -85,10 +74,6 @@ def start_as_typed(spec: RunSpec) -> dict[str, str]:
 
 def read_start(values: Mapping[str, Any], owner: User | None) -> ChosenStart:
     """Return what the form chooses.
-
-    Args:
-        values: the form's cleaned values.
-        owner: who may see the other run.
 
     Raises:
         SpecError: with a sentence for the field to fill in.

@@ -8,20 +8,12 @@ from coordinator.runs.models import Run
 
 @dataclass(frozen=True)
 class TextFacts:
-    """The figures of a run's text.
+    """The figures of a run's text."""
 
-    Attributes:
-        train_tokens: tokens of the training part.
-        held_out_tokens: tokens of the held-out part.
-        counts: what was read; None if an older worker prepared the text.
-        asked_vocabulary: the vocabulary that the owner asked for, if the text has fewer tokens;
-            otherwise 0.
-    """
-
-    train_tokens: int
-    held_out_tokens: int
-    counts: TextCounts | None
-    asked_vocabulary: int
+    train_tokens: int  # of the training part
+    held_out_tokens: int  # of the held-out part
+    counts: TextCounts | None  # what was read; None if an older worker prepared the text
+    asked_vocabulary: int  # what the owner asked for, if the text has fewer tokens; otherwise 0
 
     @property
     def tokens_per_byte(self) -> float | None:

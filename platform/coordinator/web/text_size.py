@@ -16,17 +16,11 @@ MANY_PASSES = 10  # from here on a model rather memorises its text
 
 @dataclass(frozen=True)
 class TextSize:
-    """The size of a text, and how often a budget reads it.
+    """The size of a text, and how often a budget reads it."""
 
-    Attributes:
-        tokens: tokens to train on.
-        passes: how often the budget reads them.
-        is_estimate: whether the text is not prepared yet.
-    """
-
-    tokens: int
+    tokens: int  # to train on
     passes: float
-    is_estimate: bool
+    is_estimate: bool  # the text is not prepared yet
 
     @property
     def is_repeated_much(self) -> bool:
@@ -35,12 +29,7 @@ class TextSize:
 
 
 def text_size(spec: RunSpec, facts: TextFacts | None) -> TextSize | None:
-    """Return the size of a run's text; None where only its preparation can count it.
-
-    Args:
-        spec: the run.
-        facts: the figures of its prepared text, if it is prepared.
-    """
+    """Return the size of a run's text; None where only its preparation can count it."""
     if facts is not None:
         tokens = facts.train_tokens
     elif spec.text.source == "stdlib":

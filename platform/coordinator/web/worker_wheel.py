@@ -10,20 +10,12 @@ from django.conf import settings
 
 @dataclass(frozen=True)
 class WorkerWheel:
-    """A wheel with what people need to check it.
+    """A wheel with what people need to check it."""
 
-    Attributes:
-        name: the file's name, which pip requires to stay as it is.
-        version: the worker's version.
-        size: bytes.
-        sha256: its digest, in hexadecimal digits.
-        path: where it lies.
-    """
-
-    name: str
-    version: str
-    size: int
-    sha256: str
+    name: str  # pip requires that it stays as it is
+    version: str  # of the worker
+    size: int  # bytes
+    sha256: str  # in hexadecimal digits
     path: Path
 
 

@@ -137,11 +137,7 @@ def server_commands(
 ) -> list[ServerCommand]:
     """Create the servers' files where they are missing, and return how to run them.
 
-    Args:
-        state: The state folder, which the caller has claimed.
-        postgres: Whether Postgres is wanted.
-        valkey: Whether Valkey is wanted.
-        durable: Whether data survive a power cut.
+    The caller has claimed the state folder. Only with `durable` do data survive a power cut.
     """
     state = state.resolve()
     commands = []

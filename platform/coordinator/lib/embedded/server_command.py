@@ -9,18 +9,10 @@ START_SECONDS = 20.0  # that a server may take to start
 
 @dataclass(frozen=True)
 class ServerCommand:
-    """How a supervisor runs a server as its child.
+    """How a supervisor runs a server as its child."""
 
-    Attributes:
-        name: POSTGRES or VALKEY.
-        command: The command line.
-        url: The address, the same after each start.
-        user: The system user that must run it; "" for this process's own.
-        stop_signal: The signal at which it ends at once and in order.
-    """
-
-    name: str
+    name: str  # POSTGRES or VALKEY
     command: tuple[str, ...]
-    url: str
-    user: str = ""
-    stop_signal: int = signal.SIGTERM
+    url: str  # the same after each start
+    user: str = ""  # the system user that must run it; "" for this process's own
+    stop_signal: int = signal.SIGTERM  # at which it ends at once and in order

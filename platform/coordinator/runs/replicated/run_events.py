@@ -36,11 +36,9 @@ class DraftContent(Message):
 
 
 def record_run_event(run: Any, action: str) -> None:
-    """Record the event of an action, within `log_transaction`.
+    """Record the event of an action, a key of `EVENT_NAMES`, within `log_transaction`.
 
-    Args:
-        run: the run, whose row is changed already.
-        action: what was done, a key of `EVENT_NAMES`.
+    The run's row is changed already.
     """
     name = EVENT_NAMES[action]
     state = current_state(f"run:{run.pk}") or {}

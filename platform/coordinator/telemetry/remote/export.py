@@ -48,12 +48,7 @@ class RowValue(Func):
 
 
 def build_signed_page(wanted: TelemetryRequest, to: str) -> SignedTelemetryPage:
-    """Build a page for another mirror and sign it.
-
-    Args:
-        wanted: the request.
-        to: the key of the requesting mirror.
-    """
+    """Build a page for the mirror with the key `to`, and sign it."""
     text = build_page(wanted.after).model_dump_json()
     identity = site_identity.identity()
     signature = PageSignature(mirror=identity.key, to=to, nonce=wanted.nonce, digest=digest(text))
@@ -115,14 +110,7 @@ def build_page(after: TelemetryPosition) -> TelemetryPage:
 
 
 def _select_after(rows: QuerySet[M], after: RowPosition, most: int, *names: str) -> list[Any]:
-    """Select the first rows after a position.
-
-    Args:
-        rows: the table.
-        after: the position.
-        most: how many rows to select.
-        names: columns to select after (changed, id); none for whole rows.
-    """
+    """Select the first rows after a position; with names, these columns after (changed, id)."""
     pk: Any = rows.model._meta.pk
     last = after.id or FIRST[type(pk)]
     beyond = GreaterThan(
@@ -157,14 +145,7 @@ def _position_after(rows: Iterable[Any], before: RowPosition) -> RowPosition:
 def _build_machine_row(
     member: Membership, machine_index: int, now: float, known: int
 ) -> MachineRow:
-    """Build a machine's row.
-
-    Args:
-        member: the membership.
-        machine_index: its index in the page's machines.
-        now: seconds since 1970.
-        known: the change stamp up to which the receiver has plans.
-    """
+    """Build a machine's row, with its plan if that changed after the stamp `known`."""
     figures = member.all_figures
     if member.planned < known:
         figures["plan"] = None

@@ -47,17 +47,11 @@ TOTALS = RollupRow._fields[3:]
 
 
 class PageIngestResult(NamedTuple):
-    """What became of a page.
+    """What became of a page."""
 
-    Attributes:
-        rows: how many rows were stored.
-        left_out: what was not stored, as the end of a sentence.
-        more: the mirror has more rows.
-    """
-
-    rows: int = 0
-    left_out: str = ""
-    more: bool = False
+    rows: int = 0  # how many were stored
+    left_out: str = ""  # what was not stored, as the end of a sentence
+    more: bool = False  # the mirror has more rows
 
 
 class ProvenWitness(NamedTuple):
@@ -72,12 +66,7 @@ def store_page(key: str, after: TelemetryPosition, page: TelemetryPage) -> PageI
     """Store a page of the mirror `key`, all or nothing; a page that arrives twice changes nothing.
 
     If the page names a machine or run whose event has not arrived yet, the rest is stored and the
-    same page is requested again, for a while.
-
-    Args:
-        key: the mirror's key.
-        after: the position that the page was requested for.
-        page: the page.
+    same page is requested again, for a while. `after` is the position that it was requested for.
     """
     now = timezone.now()
     proven = _prove_witnesses(page)  # costs time: before any lock

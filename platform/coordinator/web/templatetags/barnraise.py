@@ -96,15 +96,7 @@ def install_block(context: dict[str, Any]) -> dict[str, Any]:
 def share_tags(
     context: dict[str, Any], title: str, description: str, card: str, key: object
 ) -> dict[str, Any]:
-    """Describe a page to chat programs that show a link to it (OpenGraph).
-
-    Args:
-        context: of the page.
-        title: what the page is about.
-        description: one sentence.
-        card: the name of the picture's route.
-        key: the argument of that route.
-    """
+    """Describe a page to chat programs that show a link to it (OpenGraph); `card` is a route."""
     request = context["request"]
     return {
         "title": title,
