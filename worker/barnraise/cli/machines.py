@@ -6,8 +6,7 @@ $BARNRAISE_TOKEN.
 
 from contextlib import closing
 from datetime import UTC, datetime
-from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.markup import escape
@@ -21,15 +20,8 @@ from barnraise.errors import StateError
 
 ONLINE_SECONDS = 180.0  # the site records at most once a minute that a machine calls
 
+MachineAction = Literal["pause", "resume", "revoke"]
 MachineArgument = Annotated[str, typer.Argument(help="A machine's name or id.")]
-
-
-class MachineAction(StrEnum):
-    """The actions of a machine's owner."""
-
-    PAUSE = "pause"
-    RESUME = "resume"
-    REVOKE = "revoke"
 
 
 machines = HelpfulTyper(no_args_is_help=False, help="List and control your machines.")

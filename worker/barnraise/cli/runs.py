@@ -6,9 +6,8 @@ $BARNRAISE_TOKEN.
 
 from contextlib import closing
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.markup import escape
@@ -27,16 +26,7 @@ from barnraise.protocol.coordinator_messages import RunSummary
 from barnraise.protocol.verdicts import Verdict
 
 
-class RunAction(StrEnum):
-    """The actions of a run's owner."""
-
-    LAUNCH = "launch"
-    PAUSE = "pause"
-    RESUME = "resume"
-    FINISH = "finish"
-    CANCEL = "cancel"
-    ARCHIVE = "archive"
-    UNARCHIVE = "unarchive"
+RunAction = Literal["launch", "pause", "resume", "finish", "cancel", "archive", "unarchive"]
 
 
 @dataclass(frozen=True)

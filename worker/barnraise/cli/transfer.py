@@ -4,9 +4,8 @@ import contextlib
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import typer
 from rich.markup import escape
@@ -37,30 +36,17 @@ W = TypeVar("W", bound="Worker")
 FolderArgument = Annotated[Path, typer.Argument(help="A new folder for the model's files.")]
 
 
-class ExportFormat(StrEnum):
-    """The files that an export writes."""
-
-    HF = "hf"
-    GGUF = "gguf"
-
-
-class ExportDtype(StrEnum):
-    """The numbers in which an export writes weights."""
-
-    FP32 = "fp32"
-    BF16 = "bf16"
-
-
 @dataclass(frozen=True)
 class ExportOptions:
     """How a model is written."""
 
     format: Annotated[
-        ExportFormat, typer.Option(help="hf: for transformers; gguf: for llama.cpp and Ollama.")
-    ] = ExportFormat.HF
-    dtype: Annotated[ExportDtype, typer.Option(help="Numbers of the written weights.")] = (
-        ExportDtype.FP32
-    )
+        Literal["hf", "gguf"],
+        typer.Option(help="hf: for transformers; gguf: for llama.cpp and Ollama."),
+    ] = "hf"
+    dtype: Annotated[
+        Literal["fp32", "bf16"], typer.Option(help="Numbers of the written weights.")
+    ] = "fp32"
     license: Annotated[
         str, typer.Option(help="Licence in the model card, as the Hugging Face hub names it.")
     ] = "unknown"
@@ -196,7 +182,7 @@ def _write_export(state_dir: StateDir, run: str, folder: Path, options: ExportOp
 
     target = _choose_target(state_dir, folder)
     dtype = EXPORT_DTYPES[options.dtype]
-    if options.format is ExportFormat.GGUF:
+    if options.format == "gguf":
         from barnraise.training.model_files.gguf_export import export_gguf as write_files
     else:
         from barnraise.training.model_files.hugging_face_export import (

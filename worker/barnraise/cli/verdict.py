@@ -5,8 +5,7 @@ import re
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -26,13 +25,7 @@ if TYPE_CHECKING:
 KEY = re.compile(r"[0-9a-f]{64}")
 MIN_KEY_DIGITS = 8  # of the beginning of a key that names a peer
 AUTHOR_LENGTH = 81  # characters of KEY.INCARNATION
-
-
-class ExcludedParty(StrEnum):
-    """Who is excluded from a run."""
-
-    MACHINE = "machine"
-    VOLUNTEER = "volunteer"
+ExcludedParty = Literal["machine", "volunteer"]
 
 
 @dataclass(frozen=True)
@@ -203,13 +196,13 @@ def find_excluded(ledger: "Ledger", party: ExcludedParty, peer: str) -> Excluded
         author for author in known if len(peer) >= MIN_KEY_DIGITS if author.startswith(peer)
     ]
     keys = frozenset(author.partition(".")[0] for author in matching)
-    if party is ExcludedParty.MACHINE and not keys and KEY.fullmatch(peer):
+    if party == "machine" and not keys and KEY.fullmatch(peer):
         return Excluded(frozenset([peer]), None, ())
     if len(keys) != 1:
         raise StateError(
             f"{len(keys) or 'no'} machines in this machine's ledger match '{peer}': give the key"
         )
-    if party is ExcludedParty.MACHINE:
+    if party == "machine":
         authors = tuple(author for author in known if author.partition(".")[0] in keys)
         return Excluded(keys, None, authors)
     volunteer = ledger.volunteers[matching[-1]]
