@@ -2,7 +2,7 @@
 
 import ipaddress
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import parse_qs, urlsplit
 
 import typer
@@ -83,13 +83,12 @@ def _usual_scheme(address: str) -> str:
         return "https"  # a name
 
 
-RUN_METAVAR = "RUN"  # how the help of a command names such a parameter
+def run_argument(help_text: str) -> Any:
+    """Return an argument that names a run."""
+    return typer.Argument(parser=parse_run_address, metavar="RUN", help=help_text)
+
 
 RunArgument = Annotated[
     RunAddress,
-    typer.Argument(
-        parser=parse_run_address,
-        metavar=RUN_METAVAR,
-        help="The run's address in the browser, its name in that address, or its id.",
-    ),
+    run_argument("The run's address in the browser, its name in that address, or its id."),
 ]

@@ -25,7 +25,7 @@ from barnraise.cli.console import (
 )
 from barnraise.cli.doctor.command import run_first_checkup
 from barnraise.cli.keys import read_keys
-from barnraise.cli.last_words import WorkEnd, print_last_words
+from barnraise.cli.last_words import compose_last_words
 from barnraise.cli.limits import explain_limits, summarise_limits
 from barnraise.cli.log_file import open_worker_log
 from barnraise.cli.machine_options import (
@@ -143,13 +143,14 @@ def join(
         return
     if worker.reporter.refused:
         raise CoordinatorError(worker.reporter.refused)
-    outcome = WorkEnd(
-        run=view.slug or view.id if view is not None else run.name,
-        folder=worker.joined.folder.path,
-        status=display.last_status,
-        has_left=leaving.is_set(),
+    last_words = compose_last_words(
+        view.slug or view.id if view is not None else run.name,
+        worker.joined.folder.path,
+        display.last_status,
+        leaving.is_set(),
+        membership,
     )
-    print_last_words(outcome, membership)
+    out.print(*last_words, sep="\n", soft_wrap=True)
 
 
 class StatusDisplay:

@@ -5,7 +5,7 @@ $BARNRAISE_TOKEN.
 """
 
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -25,7 +25,6 @@ from barnraise.planning.lines import LINES
 from barnraise.protocol.coordinator_messages import RunSummary
 from barnraise.protocol.verdicts import Verdict
 
-
 RunAction = Literal["launch", "pause", "resume", "finish", "cancel", "archive", "unarchive"]
 
 
@@ -38,13 +37,13 @@ class RulesOptions:
         str, typer.Option(help="Training ends after this many tokens, all machines together.")
     ] = ""
     fields: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option(
             "--set",
             metavar="FIELD=VALUE",
             help="A field of the rules, like recipe.learning_rate=3e-4; repeatable.",
         ),
-    ] = field(default_factory=list)
+    ] = None
 
     def typed_fields(self) -> dict[str, Any]:
         """Return the fields by name, with their values as text.
@@ -53,7 +52,7 @@ class RulesOptions:
             StateError: --set has no FIELD=VALUE.
         """
         fields: dict[str, Any] = {}
-        for assignment in self.fields:
+        for assignment in self.fields or []:
             name, equals, value = assignment.partition("=")
             if not equals:
                 raise StateError(f"--set takes FIELD=VALUE, not '{assignment}'")
@@ -71,8 +70,9 @@ class TextOptions:
         str, typer.Option(help="Source of the text: stdlib, huggingface, urls or files.")
     ] = ""
     place: Annotated[
-        list[str], typer.Option(help="A dataset as hf:owner/name, or an address; repeatable.")
-    ] = field(default_factory=list)
+        list[str] | None,
+        typer.Option(help="A dataset as hf:owner/name, or an address; repeatable."),
+    ] = None
 
     def typed_fields(self) -> dict[str, Any]:
         """Return the fields of the rules; a place alone implies its source."""

@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 
 from barnraise import __version__
-from barnraise.cli.addresses import RUN_METAVAR, RunAddress, parse_run_address
+from barnraise.cli.addresses import RunAddress, run_argument
 from barnraise.cli.console import errors, new_table, out, print_json
 from barnraise.cli.doctor.findings import Level, MachineFacts, MachineFinding, judge_machine
 from barnraise.cli.doctor.measurements import measure_machine_facts
@@ -36,10 +36,8 @@ STYLES = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "bold red"}
 
 OptionalRun = Annotated[
     RunAddress | None,
-    typer.Argument(
-        parser=parse_run_address,
-        metavar=RUN_METAVAR,
-        help="A run whose machines report how they see this one; without it they are not asked.",
+    run_argument(
+        "A run whose machines report how they see this one; without it they are not asked."
     ),
 ]
 
