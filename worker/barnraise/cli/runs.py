@@ -122,7 +122,8 @@ def list_runs(context: typer.Context, home: HomeOption = None, as_json: JsonOpti
     if context.invoked_subcommand:
         return
     state_dir = open_state_dir(home)
-    coordinator = CoordinatorClient.from_membership(state_dir.membership, state_dir.identity)
+    membership = state_dir.membership
+    coordinator = CoordinatorClient(membership.url, state_dir.identity, membership.mirror.key)
     views = _fetch_runs(coordinator)
     if as_json:
         print_json(

@@ -58,11 +58,7 @@ class TokenClient:
     def request(self, method: str, *path: str, body: Any = None, **query: Any) -> Any:
         """Send one request and return the answer's JSON.
 
-        Args:
-            method: the HTTP method.
-            path: the parts of the path below `/api/v1`; each part is quoted.
-            body: sent as JSON, if it is not None.
-            query: the parameters of the query.
+        The parts of the path are below `/api/v1`; each part is quoted.
         """
         url = f"{self.url}/api/v1/" + "/".join(quote(part, safe="") for part in path)
         content = None if body is None else json.dumps(body).encode()
