@@ -62,7 +62,7 @@ def doctor(
     run_error = "" if run is None else _open_site(state_dir, run)
     hardware = None
     try:
-        hardware = measure_machine(state_dir, machine.hardware, machine.device, machine.threads)
+        hardware = measure_machine(state_dir, machine)
     except (BarnraiseError, ImportError, OSError) as error:
         errors.print(f"[yellow]not measured: {escape(str(error))}[/]", soft_wrap=True)
     facts = measure_machine_facts(state_dir, hardware)
@@ -79,10 +79,7 @@ def doctor(
                 "dial_back": judge_dial_backs(facts.network.reach)[0].value,
                 "up_bytes_per_second": round(facts.network.line.up),
                 "down_bytes_per_second": round(facts.network.line.down),
-                "findings": [
-                    {"subject": f.subject, "level": f.level.value, "sentence": f.sentence}
-                    for f in findings
-                ],
+                "findings": list(map(dataclasses.asdict, findings)),
             }
         )
     else:
@@ -149,9 +146,7 @@ def print_findings(findings: list[MachineFinding], to_errors: bool = False) -> N
     table.add_column(overflow="fold")
     for finding in findings:
         style = STYLES[finding.level]
-        table.add_row(
-            f"[{style}]{finding.level.value}[/]", finding.subject, escape(finding.sentence)
-        )
+        table.add_row(f"[{style}]{finding.level}[/]", finding.subject, escape(finding.sentence))
     (errors if to_errors else out).print(table)
 
 
@@ -177,10 +172,8 @@ def _publish(state_dir: StateDir, checkup: Checkup) -> None:
         write_atomically(state_dir.path / CHECKUP_FILE, checkup.model_dump_json(indent=1).encode())
     if not state_dir.is_enrolled:
         return
-    coordinator = FailoverClient.from_state_dir(state_dir)
-    try:
-        coordinator.submit_checkup(checkup)
-    except BarnraiseError as error:  # an older site does not have this page
-        log.debug("the result was not sent: %s", error)
-    finally:
-        coordinator.close()
+    with contextlib.closing(FailoverClient.from_state_dir(state_dir)) as coordinator:
+        try:
+            coordinator.submit_checkup(checkup)
+        except BarnraiseError as error:  # an older site does not have this page
+            log.debug("the result was not sent: %s", error)

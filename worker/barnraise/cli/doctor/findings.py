@@ -4,7 +4,7 @@ Nothing here reads the machine: `measurements.py` does.
 """
 
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 
 from barnraise.cli.doctor.reach_verdict import (
     NetworkFacts,
@@ -25,7 +25,7 @@ SLOW_SECONDS = 2.0  # in which a mirror should answer
 SITE_REMEDY = ": check the network, the proxy (HTTPS_PROXY) and the certificates (SSL_CERT_FILE)"
 
 
-class Level(Enum):
+class Level(StrEnum):
     """How serious a finding is."""
 
     OK = "ok"
@@ -86,7 +86,6 @@ class MachineFacts:
         python: its version.
         torch: its version; "" if it cannot be imported.
         torch_error: why it cannot.
-        device: "cpu", "cuda" or "cuda:1".
         device_name: of the CPU or GPU.
         device_note: why a GPU is not used; "" if there is nothing to say.
         device_memory: bytes of GPU memory.
@@ -110,7 +109,6 @@ class MachineFacts:
     python: tuple[int, int, int]
     torch: str = ""
     torch_error: str = ""
-    device: str = "cpu"
     device_name: str = ""
     device_note: str = ""
     device_memory: int = 0
@@ -256,24 +254,21 @@ def _judge_clock(ahead: float) -> MachineFinding:
     return MachineFinding("Clock", Level.WARNING, sentence)
 
 
-REACH_LEVELS = {
-    ReachVerdict.PUBLIC: Level.OK,
+REACH_LEVELS = {  # of the verdicts that are not in order
     ReachVerdict.FIREWALL: Level.WARNING,
-    ReachVerdict.FORWARDED: Level.OK,
-    ReachVerdict.NAT: Level.OK,
     ReachVerdict.DOUBLE_NAT: Level.WARNING,
     ReachVerdict.SYMMETRIC_NAT: Level.WARNING,
     ReachVerdict.UDP_BLOCKED: Level.PROBLEM,
     ReachVerdict.PEER_SILENT: Level.WARNING,
     ReachVerdict.IPV6_ONLY: Level.WARNING,
     ReachVerdict.NO_NETWORK: Level.PROBLEM,
-    ReachVerdict.UNKNOWN: Level.OK,
 }
 
 
 def _judge_network(network: NetworkFacts) -> list[MachineFinding]:
     verdict = judge_reach(network)
-    findings = [MachineFinding("Peers", REACH_LEVELS[verdict], describe_reach(network))]
+    level = REACH_LEVELS.get(verdict, Level.OK)
+    findings = [MachineFinding("Peers", level, describe_reach(network))]
     if network.has_asked_peers:
         findings.append(MachineFinding("Incoming", Level.OK, describe_dial_backs(network)))
     return findings
