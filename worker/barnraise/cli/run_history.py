@@ -63,13 +63,7 @@ def history(
 def describe_progress(
     run: dict[str, Any], curves: Curves, machines: list[dict[str, Any]]
 ) -> list[tuple[str, str]]:
-    """Return a run's progress as labels and texts.
-
-    Args:
-        run: its summary.
-        curves: of its history.
-        machines: that have joined it.
-    """
+    """Return a run's progress as labels and texts, from its summary, history and machines."""
     alive = [machine for machine in machines if machine["alive"]]
     rate = sum(machine["rate"] for machine in alive)
     training, validation = (_format_last(curves, name) for name in ("train", "validation"))

@@ -12,10 +12,11 @@ from rich.markup import escape
 
 from barnraise.cli.addresses import RunAddress, RunArgument
 from barnraise.cli.console import configure_logging, out
-from barnraise.cli.log_file import open_worker_log
+from barnraise.cli.log_file import LOG_FOLDER, WorkerLogHandler
 from barnraise.cli.machine_options import (
     HardwareOption,
     HomeOption,
+    MachineOptions,
     hardware_view,
     measure_machine,
     open_state_dir,
@@ -67,10 +68,11 @@ def fetch(
     """Download a run's weights from machines that train in it or share it."""
     state_dir = open_state_dir(home)
     _choose_target(state_dir, folder)  # refuse a folder before anything is fetched
-    _require_known_run(state_dir, run)
+    open_site(state_dir, run)
+    find_run(state_dir, run.name)
     from barnraise.training.model_transfer import ModelFetcher
 
-    worker = _create_worker(ModelFetcher, run, home, hardware)
+    worker = _create_worker(ModelFetcher, run, state_dir, hardware)
     worker.run()
     if worker.leaving.is_set():
         return
@@ -89,10 +91,12 @@ def serve(
     hardware: HardwareOption = None,
 ) -> None:
     """Share a run's weights until Ctrl-C, without training."""
-    _require_known_run(open_state_dir(home), run)
+    state_dir = open_state_dir(home)
+    open_site(state_dir, run)
+    find_run(state_dir, run.name)
     from barnraise.training.model_transfer import ModelServer
 
-    worker = _create_worker(ModelServer, run, home, hardware)
+    worker = _create_worker(ModelServer, run, state_dir, hardware)
     out.print("Sharing. Press Ctrl-C to stop.")
     worker.run()
     if worker.reporter.refused:
@@ -206,18 +210,8 @@ def _write_export(state_dir: StateDir, run: str, folder: Path, options: ExportOp
     return tokens
 
 
-def _require_known_run(state_dir: StateDir, run: RunAddress) -> None:
-    """Refuse a run that its site does not know, before torch is imported, which takes seconds.
-
-    Raises:
-        BarnraiseError: the site cannot be used, or has no such run.
-    """
-    open_site(state_dir, run)
-    find_run(state_dir, run.name)
-
-
 def _create_worker(
-    kind: type[W], run: RunAddress, home: Path | None, hardware_cache: Path | None
+    kind: type[W], run: RunAddress, state_dir: StateDir, hardware_cache: Path | None
 ) -> W:
     """Join a run and return a worker of this kind for it.
 
@@ -227,10 +221,9 @@ def _create_worker(
     """
     from barnraise.training.join import join_run
 
-    state_dir = open_state_dir(home)
-    configure_logging(open_worker_log(state_dir))
+    configure_logging(WorkerLogHandler(state_dir.path / LOG_FOLDER))
     leaving = stop_on_signals()
-    hardware = measure_machine(state_dir, hardware_cache)
+    hardware = measure_machine(state_dir, MachineOptions(hardware=hardware_cache))
     joined = join_run(
         state_dir, run.name, leaving, hardware_view(hardware), purpose=kind.join_purpose
     )

@@ -122,13 +122,9 @@ def build_verdict(
 ) -> Verdict:
     """Build the verdict that removes the updates of some authors from a run.
 
-    Args:
-        ledger: this machine's ledger of the run.
-        run: the run's id.
-        cuts: author → the last update that stays.
-        singles: author → numbers of single updates to remove.
-        horizon: the age that an update may have, in rounds of all other machines.
-        reason: for people to read.
+    Of the authors in `cuts`, the update named there is the last that stays; `singles` lists the
+    numbers of single updates to remove. `horizon` is the age that an update may have, in rounds of
+    all other machines.
 
     Raises:
         StateError: an update is not in the ledger, nobody may have its payload any longer, or it
@@ -182,11 +178,8 @@ class Excluded:
 def find_excluded(ledger: "Ledger", party: ExcludedParty, peer: str) -> Excluded:
     """Return the machine of a peer, or its volunteer with all machines.
 
-    Args:
-        ledger: this machine's ledger of the run.
-        party: whether to exclude the machine or the volunteer.
-        peer: KEY, its beginning, or KEY.INCARNATION; of a machine that never published the whole
-            key.
+    `peer` is KEY, its beginning, or KEY.INCARNATION; of a machine that never published the whole
+    key.
 
     Raises:
         StateError: no author matches, or those of several machines do.
@@ -215,13 +208,8 @@ def build_exclusion(
 ) -> Verdict:
     """Build the verdict that excludes a machine or a volunteer from a run.
 
-    Args:
-        ledger: this machine's ledger of the run.
-        run: the run's id.
-        excluded: whom to exclude.
-        horizon: the age in rounds of other machines up to which updates are removed, as far as
-            their payloads are here; None: what was published so far stays.
-        reason: for people to read.
+    `horizon` is the age in rounds of other machines up to which updates are removed, as far as
+    their payloads are here; None: what was published so far stays.
     """
     kept = {author: _last_kept(ledger, author, horizon) for author in excluded.authors}
     largest = sorted(kept, key=lambda author: ledger.head(author).total, reverse=True)
@@ -259,11 +247,8 @@ def _last_kept(ledger: "Ledger", author: str, horizon: int | None) -> int:
 def _find_authors(ledger: "Ledger", peer: str, after: int) -> list[str]:
     """Return the authors of the ledger that belong to one peer.
 
-    Args:
-        ledger: this machine's ledger of the run.
-        peer: KEY, its beginning, or KEY.INCARNATION.
-        after: the last update that stays. Unless it is 0, the peer must be one author, because
-            each incarnation numbers its updates from 1.
+    `peer` is KEY, its beginning, or KEY.INCARNATION. Unless the last update that stays is 0, the
+    peer must be one author, because each incarnation numbers its updates from 1.
 
     Raises:
         StateError: no author matches, or several do.
