@@ -15,17 +15,11 @@ MAX_INVITATION = 200  # characters of a token, far more than any has
 
 @dataclass(frozen=True)
 class RunAddress:
-    """A run as a person names it.
+    """A run as a person names it."""
 
-    Attributes:
-        name: the run's name in its address, or its id.
-        site: the site's address without a path; "" if the person named the run alone.
-        invitation: the token of an invitation; "" without one.
-    """
-
-    name: str
-    site: str = ""
-    invitation: str = ""
+    name: str  # in its address, or its id
+    site: str = ""  # the site's address without a path; "" if the person named the run alone
+    invitation: str = ""  # the token of an invitation
 
 
 def parse_site_address(text: str) -> str:

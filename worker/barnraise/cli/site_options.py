@@ -33,10 +33,7 @@ class SiteOptions:
         """Return a client of the site; the caller closes it.
 
         A token goes to the site that its owner has chosen, and not wherever a pasted address
-        points.
-
-        Args:
-            run: a run, whose address may name the site.
+        points. The address of `run` may name the site as well.
 
         Raises:
             StateError: there is no token, no site is known, or the run is at another site.
