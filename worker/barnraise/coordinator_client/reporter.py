@@ -123,9 +123,6 @@ class ReportSpool:
         """Delete the reports with numbers up to `mark`."""
         self._db.execute("DELETE FROM report WHERE seq <= ?", (mark,))
 
-    def __len__(self) -> int:
-        return self._db.execute("SELECT count(*) FROM report").fetchone()[0]
-
     def close(self) -> None:
         """Close the database."""
         self._db.close()

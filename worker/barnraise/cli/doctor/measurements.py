@@ -7,7 +7,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -148,9 +148,7 @@ def measure_mirrors(state_dir: StateDir) -> Iterable[MirrorFacts]:
         yield measure_mirror(CoordinatorClient(url, state_dir.identity))
 
 
-def measure_mirror(
-    client: CoordinatorClient, clock: Callable[[], float] = time.time
-) -> MirrorFacts:
+def measure_mirror(client: CoordinatorClient) -> MirrorFacts:
     """Return how fast one mirror answers; the fastest of a few tries counts. Closes the client."""
     fastest = ahead = None
     with closing(client):
@@ -160,7 +158,7 @@ def measure_mirror(
                 view = client.pin_mirror()
                 seconds = time.perf_counter() - started
                 if fastest is None or seconds < fastest:
-                    fastest, ahead = seconds, clock() - seconds / 2 - view.time
+                    fastest, ahead = seconds, time.time() - seconds / 2 - view.time
         except CoordinatorError as error:
             if fastest is None:
                 return MirrorFacts(client.url, error=str(error))

@@ -44,7 +44,6 @@ class NetworkFacts:
     peers_tried: int = 0  # that were dialled by UDP
     peers_connected: int = 0  # of those
     hops: tuple[str, ...] = ()  # the first routers, the nearest first; "" for one that is silent
-    router_address: str = ""  # the outer address that the router states (UPnP, NAT-PMP, PCP)
     lan_address: str = ""  # this machine's own address in its network
     port: int = 0  # the UDP port for peers; 0 for any
     has_port_mapping: bool = True  # whether this machine asks its router to forward the port
@@ -93,11 +92,11 @@ def _has_public_mapping(facts: NetworkFacts) -> bool:
 def is_behind_two_routers(facts: NetworkFacts) -> bool:
     """Return whether the router is itself behind another one: its outer address is not public.
 
-    The router states that address, or the second hop has one of a private network or of a provider
-    that lets many customers share an address (100.64.0.0/10).
+    The router states that address when it maps a port, or the second hop has one of a private
+    network or of a provider that lets many customers share an address (100.64.0.0/10).
     """
     mapped = facts.reach.mapped_address
-    stated = facts.router_address or (host_of(mapped) if mapped else "")
+    stated = host_of(mapped) if mapped else ""
     if stated and _is_inner(stated):
         return True
     observed = {host_of(seen.address) for seen in facts.reach.observations}
