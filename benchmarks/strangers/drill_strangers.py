@@ -39,7 +39,7 @@ from run_text import TEXT, prepare_text
 from stranger import EXPELLED_MIRROR, ROGUE_MIRROR
 from swarm_samples import SwarmSamples
 
-from barnraise.cli.verdict import ExcludedParty, build_exclusion, find_excluded
+from barnraise.cli.verdict import build_exclusion, find_excluded
 from barnraise.durable_io import write_atomically
 from barnraise.exchange.verdicts.verdict_handler import VERDICT_FOLDER
 from barnraise.ledger.anchor import TokenClaim, count_tokens
@@ -521,7 +521,7 @@ class StrangersDrill:
                 build_exclusion(
                     ledger,
                     RUN,
-                    find_excluded(ledger, ExcludedParty.VOLUNTEER, author),
+                    find_excluded(ledger, "volunteer", author),
                     self.spec.verdict_horizon,
                     "a stranger",
                 )

@@ -39,7 +39,8 @@ class ReportingMachine:
         page.goto(self.coordinator.request_enrolment(description).url)
         click_and_load(page.get_by_role("button", name="Approve"))
         expect(page.get_by_role("heading", name=f"{name} is yours.")).to_be_visible()
-        joined = self.coordinator.join_run(run, [])
+        request = coordinator_messages.JoinRequest(version="1", addresses=[])
+        joined = self.coordinator.join_run(run, request)
         self.run, self.slug, self.seq = joined.run.id, joined.run.slug, joined.acknowledged
 
     def report(self, **changed) -> None:

@@ -86,7 +86,9 @@ def test_worker_reads_every_answer_of_a_site(coordinator, monkeypatch):
     assert coordinator.fetch_runs() == golden(coordinator_messages.RunPage, "run_page")
     run = golden(coordinator_messages.RunView, "run_view")
     assert coordinator.fetch_run("first-barn") == run
-    assert coordinator.join_run(RUN, []) == golden(coordinator_messages.JoinReply, "join_reply")
+    request = coordinator_messages.JoinRequest(version="1", addresses=[])
+    joined = coordinator.join_run(RUN, request)
+    assert joined == golden(coordinator_messages.JoinReply, "join_reply")
     manifest = golden(coordinator_messages.TextManifest, "text_manifest")
     assert coordinator.submit_manifest(RUN, manifest).slug == "first-barn"
     reports = golden(coordinator_messages.Reports, "reports")

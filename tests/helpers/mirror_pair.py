@@ -16,7 +16,7 @@ from helpers.management import manage
 from helpers.paths import ROOT, TESTS
 
 from barnraise.coordinator_client.client import CoordinatorClient
-from barnraise.protocol.coordinator_messages import Reports
+from barnraise.protocol.coordinator_messages import JoinRequest, Reports
 from barnraise.protocol.enums import Activity
 from barnraise.protocol.reports import MeasuredLoss, Report
 from barnraise.protocol.signing import Identity
@@ -189,7 +189,7 @@ class ReportingMachine:
         client = CoordinatorClient(site.url, self.identity)
         client.pin_mirror()
         if not joined:
-            client.join_run(run, ["192.0.2.7:41000"])
+            client.join_run(run, JoinRequest(version="1", addresses=["192.0.2.7:41000"]))
         client.send_reports(run, [self.report(number, **changed) for number in numbers])
         client.close()
 

@@ -15,10 +15,7 @@ from typing import BinaryIO
 def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
     """Replace a file durably: after a crash it holds the old or the new bytes, all of them.
 
-    Args:
-        path: the file; its folder is created if missing.
-        data: the new content.
-        private: whether only the owner may read the file (mode 0600).
+    Its folder is created if missing. Of a private file, only the owner may read (mode 0600).
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".new")
@@ -43,12 +40,7 @@ def _write_and_move(file: BinaryIO, temporary: Path, path: Path, data: bytes | m
 def write_into_place(temporary: Path, path: Path, data: bytes | memoryview) -> None:
     """Write a file durably under a temporary name, and give it its final one.
 
-    After a crash it is whole or absent under its final name.
-
-    Args:
-        temporary: the temporary name, in the same folder.
-        path: the final name; the folder exists.
-        data: the content.
+    After a crash it is whole or absent under its final name. Both are in one folder, which exists.
     """
     _write_and_move(temporary.open("wb"), temporary, path, data)
 

@@ -166,10 +166,8 @@ def _build_folder_error(path: Path, error: OSError) -> StateError:
 class RunDir:
     """Hold one run's state on this machine, locked while a worker uses it.
 
-    Args:
-        path: the folder; created if it is missing.
-        run: the id of the run that the folder must belong to.
-        key: the public key of the machine that the folder must belong to.
+    The folder is created if it is missing. It must belong to the run with this id, and to the
+    machine with this public key.
 
     Raises:
         StateError: another worker uses the folder, it is damaged, or it belongs to another run,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from helpers.command_line import RUN
 
-from barnraise.cli.last_words import WorkEnd, compose_last_words
+from barnraise.cli.last_words import compose_last_words
 from barnraise.protocol.coordinator_messages import MirrorView
 from barnraise.state_dir import SiteMembership
 from barnraise.training.local_status import LocalStatus
@@ -21,7 +21,7 @@ STATUS = LocalStatus.model_validate(
 
 def last_words(**changes) -> str:
     outcome = {"run": "a-run", "folder": Path("/state"), "status": STATUS, "has_left": False}
-    return "\n".join(compose_last_words(WorkEnd(**outcome | changes), MEMBERSHIP))
+    return "\n".join(compose_last_words(**outcome | changes, membership=MEMBERSHIP))
 
 
 def test_last_words_of_a_run_say_what_was_done_and_where_it_is():

@@ -1,6 +1,6 @@
 """Test that the fields of a dataclass become options of a command."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated
 
 import pytest
@@ -15,9 +15,7 @@ class Paint:
     """Options for the tests."""
 
     colour: Annotated[str, typer.Option(help="Colour of the barn.")] = "red"
-    coats: Annotated[list[int], typer.Option("--coat", help="Thickness; repeatable.")] = field(
-        default_factory=list
-    )
+    coats: Annotated[list[int] | None, typer.Option("--coat", help="Thickness; repeatable.")] = None
 
 
 @pytest.fixture

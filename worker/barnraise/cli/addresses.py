@@ -2,7 +2,7 @@
 
 import ipaddress
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import parse_qs, urlsplit
 
 import typer
@@ -15,17 +15,11 @@ MAX_INVITATION = 200  # characters of a token, far more than any has
 
 @dataclass(frozen=True)
 class RunAddress:
-    """A run as a person names it.
+    """A run as a person names it."""
 
-    Attributes:
-        name: the run's name in its address, or its id.
-        site: the site's address without a path; "" if the person named the run alone.
-        invitation: the token of an invitation; "" without one.
-    """
-
-    name: str
-    site: str = ""
-    invitation: str = ""
+    name: str  # in its address, or its id
+    site: str = ""  # the site's address without a path; "" if the person named the run alone
+    invitation: str = ""  # the token of an invitation
 
 
 def parse_site_address(text: str) -> str:
@@ -83,13 +77,12 @@ def _usual_scheme(address: str) -> str:
         return "https"  # a name
 
 
-RUN_METAVAR = "RUN"  # how the help of a command names such a parameter
+def run_argument(help_text: str) -> Any:
+    """Return an argument that names a run."""
+    return typer.Argument(parser=parse_run_address, metavar="RUN", help=help_text)
+
 
 RunArgument = Annotated[
     RunAddress,
-    typer.Argument(
-        parser=parse_run_address,
-        metavar=RUN_METAVAR,
-        help="The run's address in the browser, its name in that address, or its id.",
-    ),
+    run_argument("The run's address in the browser, its name in that address, or its id."),
 ]

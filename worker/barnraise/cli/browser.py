@@ -17,12 +17,7 @@ def open_page(url: str) -> bool:
 
 
 def has_desktop(environment: Mapping[str, str], system: str) -> bool:
-    """Return whether a browser would open where the person is. Pure.
-
-    Args:
-        environment: the variables of this process.
-        system: `sys.platform`.
-    """
+    """Return whether a browser would open where the person is; `system` as `sys.platform`. Pure."""
     if "SSH_CONNECTION" in environment or "SSH_TTY" in environment:
         return False
     if system in ("win32", "darwin"):

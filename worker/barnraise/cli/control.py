@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from barnraise.cli.addresses import RUN_METAVAR, RunAddress, RunArgument, parse_run_address
+from barnraise.cli.addresses import RunAddress, RunArgument, run_argument
 from barnraise.cli.console import errors, out
 from barnraise.cli.machine_options import HomeOption, open_state_dir
 from barnraise.cli.run_folders import RunFolder, list_run_folders, select_run_folders
@@ -21,12 +21,7 @@ from barnraise.formats import format_bytes
 from barnraise.protocol.polling import PERSON_POLL_SECONDS
 
 LocalRunArgument = Annotated[
-    RunAddress | None,
-    typer.Argument(
-        parser=parse_run_address,
-        metavar=RUN_METAVAR,
-        help="One run (default: all of this machine).",
-    ),
+    RunAddress | None, run_argument("One run (default: all of this machine).")
 ]
 
 
@@ -128,10 +123,8 @@ def _select(home: Path | None, run: RunAddress | None) -> list[RunFolder]:
         StateError: there is none.
     """
     folders = list_run_folders(open_state_dir(home))
-    return select_run_folders(folders, run.name) if run is not None else _require_any(folders)
-
-
-def _require_any(folders: list[RunFolder]) -> list[RunFolder]:
+    if run is not None:
+        return select_run_folders(folders, run.name)
     if not folders:
         raise StateError("this machine has not worked on any run yet: barnraise join RUN")
     return folders

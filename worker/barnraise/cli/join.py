@@ -25,9 +25,9 @@ from barnraise.cli.console import (
 )
 from barnraise.cli.doctor.command import run_first_checkup
 from barnraise.cli.keys import read_keys
-from barnraise.cli.last_words import WorkEnd, print_last_words
+from barnraise.cli.last_words import compose_last_words
 from barnraise.cli.limits import explain_limits, summarise_limits
-from barnraise.cli.log_file import open_worker_log
+from barnraise.cli.log_file import LOG_FOLDER, WorkerLogHandler
 from barnraise.cli.machine_options import (
     MachineOptions,
     hardware_view,
@@ -105,13 +105,13 @@ def join(
     from barnraise.training.train import Worker
     from barnraise.training.warm_start import fetch_initial_weights
 
-    configure_logging(open_worker_log(state_dir))
+    configure_logging(WorkerLogHandler(state_dir.path / LOG_FOLDER))
     leaving = stop_on_signals()
     shown_name = view.name if view is not None else run.name
     site_name = escape(membership.mirror.name)
     out.print(f"Joining [bold]{escape(shown_name)}[/] on {site_name} …", soft_wrap=True)
     run_first_checkup(state_dir)
-    hardware = measure_machine(state_dir, machine.hardware, machine.device, machine.threads)
+    hardware = measure_machine(state_dir, machine)
     fetch_weights = partial(fetch_initial_weights, state_dir, leaving, lambda: hardware)
     display = StatusDisplay(summarise_limits(new_limits))
 
@@ -143,13 +143,14 @@ def join(
         return
     if worker.reporter.refused:
         raise CoordinatorError(worker.reporter.refused)
-    outcome = WorkEnd(
-        run=view.slug or view.id if view is not None else run.name,
-        folder=worker.joined.folder.path,
-        status=display.last_status,
-        has_left=leaving.is_set(),
+    last_words = compose_last_words(
+        view.slug or view.id if view is not None else run.name,
+        worker.joined.folder.path,
+        display.last_status,
+        leaving.is_set(),
+        membership,
     )
-    print_last_words(outcome, membership)
+    out.print(*last_words, sep="\n", soft_wrap=True)
 
 
 class StatusDisplay:

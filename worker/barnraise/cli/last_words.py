@@ -1,40 +1,30 @@
 """Compose the last words of `barnraise join`: what this machine did, and where the model is."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from rich.markup import escape
 
-from barnraise.cli.console import out
 from barnraise.formats import format_count
 from barnraise.state_dir import SiteMembership
 from barnraise.training.local_status import LocalStatus
 
 
-@dataclass(frozen=True)
-class WorkEnd:
-    """How a worker ended.
+def compose_last_words(
+    run: str, folder: Path, status: LocalStatus | None, has_left: bool, membership: SiteMembership
+) -> list[str]:
+    """Compose the sentences with which a worker ends, in the console's markup.
 
-    Attributes:
+    Args:
         run: the run's name in addresses.
         folder: the run's state on this machine.
         status: the worker's last status; None if it ended before it had one.
         has_left: whether the person ended it, and not the run.
+        membership: this machine's enrolment at the site.
     """
-
-    run: str
-    folder: Path
-    status: LocalStatus | None
-    has_left: bool
-
-
-def compose_last_words(outcome: WorkEnd, membership: SiteMembership) -> list[str]:
-    """Compose the sentences with which a worker ends, in the console's markup."""
-    run = escape(outcome.run)
-    status = outcome.status
+    run = escape(run)
     own = status.tokens if status else 0
     total = status.ledger_tokens if status else 0
-    lines = ["Left." if outcome.has_left else "The run has ended."]
+    lines = ["Left." if has_left else "The run has ended."]
     if own:
         share = min(1.0, own / max(1, total))
         sent = status.updates_sent if status else 0
@@ -43,19 +33,14 @@ def compose_last_words(outcome: WorkEnd, membership: SiteMembership) -> list[str
             f"This machine trained {format_count(own)} of the run's {format_count(total)} tokens "
             f"({share:.0%}) and published {sent:,} {updates}."
         )
-    lines.append(f"Everything is saved in {escape(str(outcome.folder))}")
-    if outcome.has_left:
+    lines.append(f"Everything is saved in {escape(str(folder))}")
+    if has_left:
         lines.append(f"Continue:     [bold]barnraise join {run}[/]")
     if total:
         lines.append(f"The model:    [bold]barnraise export {run} FOLDER[/]")
-        if not outcome.has_left:
+        if not has_left:
             lines.append(f"Share it:     [bold]barnraise serve {run}[/]")
     if own:
         address = f"{membership.url}/machines/{membership.machine}/certificate/"
         lines.append(f"Certificate:  {escape(address)}")
     return lines
-
-
-def print_last_words(outcome: WorkEnd, membership: SiteMembership) -> None:
-    """Print the sentences with which a worker ends."""
-    out.print(*compose_last_words(outcome, membership), sep="\n", soft_wrap=True)

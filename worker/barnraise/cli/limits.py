@@ -56,12 +56,7 @@ def explain_limits(error: PlanError, limits: Limits) -> PlanError:
 
 
 def _describe_limits(limits: Limits, drive: int) -> list[tuple[str, str]]:
-    """Return each limit's label and its value, in the order of the options.
-
-    Args:
-        limits: the limits.
-        drive: bytes of the drive that the state lies on.
-    """
+    """Return each limit's label and its value; `drive` has so many bytes."""
 
     def size(limit: int | None) -> str:
         return "no limit" if limit is None else format_bytes(limit)

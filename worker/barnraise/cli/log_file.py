@@ -14,7 +14,6 @@ from filelock import FileLock, Timeout
 from barnraise.cli.console import errors, out
 from barnraise.cli.machine_options import HomeOption, open_state_dir
 from barnraise.errors import StateError
-from barnraise.state_dir import StateDir
 
 LOG_FOLDER = "logs"  # in the state directory
 MAX_LOG_BYTES = 2_000_000  # of a file, before the next one begins
@@ -61,11 +60,6 @@ def _lock_log(folder: Path) -> tuple[Path, FileLock]:
             continue
         return folder / f"{name}.log", lock
     raise StateError(f"{MAX_WRITERS} workers write logs in {folder}")
-
-
-def open_worker_log(state_dir: StateDir) -> WorkerLogHandler:
-    """Open a log file for this process in the state directory."""
-    return WorkerLogHandler(state_dir.path / LOG_FOLDER)
 
 
 def logs(

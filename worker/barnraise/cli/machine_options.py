@@ -10,7 +10,7 @@ from filelock import FileLock
 from rich.markup import escape
 
 from barnraise.cli.console import errors
-from barnraise.planning.hardware import Hardware, usable_cpus
+from barnraise.planning.hardware import Hardware, printable_name, usable_cpus
 from barnraise.protocol.reports import HardwareView
 from barnraise.state_dir import StateDir
 from barnraise.swap.hardware_probe import probe
@@ -51,19 +51,14 @@ def open_state_dir(home: Path | None) -> StateDir:
     return StateDir(home or StateDir.default_path())
 
 
-def measure_machine(
-    state_dir: StateDir, shared: Path | None, device: str = "", threads: int = 0
-) -> Hardware:
+def measure_machine(state_dir: StateDir, machine: MachineOptions) -> Hardware:
     """Measure what this machine can do, or load the cached measurement.
 
     Measuring takes some ten seconds. One process measures at a time; the others wait.
 
-    Args:
-        state_dir: holds the cache, unless `shared` is given.
-        shared: a cache for several workers.
-        device: "cpu", "cuda" or "cuda:1"; "" for the fastest one.
-        threads: CPU threads that torch uses from now on, at most; 0 for one per core. There are
-            never more than the CPUs, or the quota of CPU time, that this process may use.
+    Torch uses the machine's CPU threads from now on, and never more than the CPUs, or the quota of
+    CPU time, that this process may use. The cache is in the state directory unless an option names
+    another one.
 
     Raises:
         StateError: there is no such device.
@@ -72,11 +67,11 @@ def measure_machine(
 
     from barnraise.swap.device import choose_device
 
-    torch.set_num_threads(min(threads or torch.get_num_threads(), usable_cpus()))
-    choice = choose_device(device)
+    torch.set_num_threads(min(machine.threads or torch.get_num_threads(), usable_cpus()))
+    choice = choose_device(machine.device)
     if choice.note:
         errors.print(f"[yellow]{escape(choice.note)}.[/]", soft_wrap=True)
-    cache = (shared or state_dir.path / "hardware.json").absolute()
+    cache = (machine.hardware or state_dir.path / "hardware.json").absolute()
     cache.parent.mkdir(parents=True, exist_ok=True)
     if not cache.exists():
         errors.print("Measuring this machine, once …")
@@ -86,5 +81,5 @@ def measure_machine(
 
 def hardware_view(hardware: Hardware) -> HardwareView:
     """Return the measurements as a coordinator receives them, with a name that can be shown."""
-    name = "".join(c for c in hardware.name if c.isprintable())[:80]
+    name = printable_name(hardware.name)
     return HardwareView.model_validate(dataclasses.asdict(hardware) | {"name": name})

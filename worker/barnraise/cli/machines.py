@@ -4,32 +4,22 @@ Every command prints text for people or, with --json, the site's answer. The tok
 $BARNRAISE_TOKEN.
 """
 
-from contextlib import closing
 from datetime import UTC, datetime
-from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.markup import escape
 
-from barnraise.cli.console import new_table, out, print_json
+from barnraise.cli.console import new_table, out
 from barnraise.cli.help_format import HelpfulTyper
 from barnraise.cli.option_groups import expand_option_groups
 from barnraise.cli.site_options import SiteOptions
-from barnraise.coordinator_client.token_client import TokenClient
 from barnraise.errors import StateError
 
 ONLINE_SECONDS = 180.0  # the site records at most once a minute that a machine calls
 
+MachineAction = Literal["pause", "resume", "revoke"]
 MachineArgument = Annotated[str, typer.Argument(help="A machine's name or id.")]
-
-
-class MachineAction(StrEnum):
-    """The actions of a machine's owner."""
-
-    PAUSE = "pause"
-    RESUME = "resume"
-    REVOKE = "revoke"
 
 
 machines = HelpfulTyper(no_args_is_help=False, help="List and control your machines.")
@@ -41,11 +31,10 @@ def list_machines(context: typer.Context, site: SiteOptions) -> None:
     """List your machines, or run one of the commands below."""
     if context.invoked_subcommand:
         return
-    with closing(site.open_client()) as client:
-        answer = client.fetch_all("machines")
-    if site.as_json:
-        print_json(answer)
-        return
+    site.print_answer(site.fetch_all("machines"), _print_machines)
+
+
+def _print_machines(answer: list[dict[str, Any]]) -> None:
     table = new_table("machine", "id", "system", "state")
     for machine in answer:
         row = (machine["name"], machine["id"], machine["system"], _describe_state(machine))
@@ -57,13 +46,8 @@ def list_machines(context: typer.Context, site: SiteOptions) -> None:
 @expand_option_groups
 def control_machine(action: MachineAction, machine: MachineArgument, site: SiteOptions) -> None:
     """Pause or resume a machine of yours in all its runs, or revoke it for good."""
-    with closing(site.open_client()) as client:
-        machine_id = _find_machine(client, machine)
-        answer = client.request("POST", "machines", machine_id, "actions", action)
-    if site.as_json:
-        print_json(answer)
-    else:
-        out.print(f"{escape(answer['name'])}: {action}d")
+    answer = site.request("POST", "machines", _find_machine(site, machine), "actions", action)
+    site.print_answer(answer, lambda found: out.print(f"{escape(found['name'])}: {action}d"))
 
 
 @machines.command()
@@ -74,13 +58,11 @@ def rename(
     site: SiteOptions,
 ) -> None:
     """Rename a machine of yours."""
-    with closing(site.open_client()) as client:
-        machine_id = _find_machine(client, machine)
-        answer = client.request("PATCH", "machines", machine_id, body={"name": name})
-    if site.as_json:
-        print_json(answer)
-    else:
-        out.print(f"The machine is now called {escape(answer['name'])}.")
+    machine_id = _find_machine(site, machine)
+    answer = site.request("PATCH", "machines", machine_id, body={"name": name})
+    site.print_answer(
+        answer, lambda found: out.print(f"The machine is now called {escape(found['name'])}.")
+    )
 
 
 def _describe_state(machine: dict[str, Any]) -> str:
@@ -93,13 +75,13 @@ def _describe_state(machine: dict[str, Any]) -> str:
     return f"{state}, paused" if machine["paused"] else state
 
 
-def _find_machine(client: TokenClient, machine: str) -> str:
+def _find_machine(site: SiteOptions, machine: str) -> str:
     """Return the id of the machine with this name or id.
 
     Raises:
         StateError: no machine has it, or several have.
     """
-    ids = [m["id"] for m in client.fetch_all("machines") if machine in (m["id"], m["name"])]
+    ids = [m["id"] for m in site.fetch_all("machines") if machine in (m["id"], m["name"])]
     if not ids:
         raise StateError(f"you have no machine called '{machine}': `barnraise machines` lists them")
     if len(ids) > 1:

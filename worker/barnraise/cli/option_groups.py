@@ -5,7 +5,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from inspect import Parameter
-from typing import Any, get_type_hints
+from typing import Any
 
 
 def expand_option_groups(command: Callable[..., None]) -> Callable[..., None]:
@@ -22,9 +22,10 @@ def expand_option_groups(command: Callable[..., None]) -> Callable[..., None]:
         annotation = parameter.annotation
         if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
             groups[parameter.name] = annotation
-            parameters += _option_parameters(annotation)
+            parameters += inspect.signature(annotation, eval_str=True).parameters.values()
         else:
-            parameters.append(parameter.replace(kind=Parameter.KEYWORD_ONLY))
+            parameters.append(parameter)
+    parameters = [parameter.replace(kind=Parameter.KEYWORD_ONLY) for parameter in parameters]
 
     @functools.wraps(command)
     def run(**arguments: Any) -> None:
@@ -36,22 +37,3 @@ def expand_option_groups(command: Callable[..., None]) -> Callable[..., None]:
     run.__signature__ = signature.replace(parameters=parameters)  # pyright: ignore[reportAttributeAccessIssue]  (typeshed lacks it)
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
-
-
-def _option_parameters(group: type[Any]) -> list[Parameter]:
-    """Return a parameter for each field of a dataclass."""
-    hints = get_type_hints(group, include_extras=True)
-    parameters: list[Parameter] = []
-    for field in dataclasses.fields(group):
-        default = field.default
-        if field.default_factory is not dataclasses.MISSING:
-            default = field.default_factory()
-        parameters.append(
-            Parameter(
-                field.name,
-                Parameter.KEYWORD_ONLY,
-                default=default,
-                annotation=hints[field.name],
-            )
-        )
-    return parameters

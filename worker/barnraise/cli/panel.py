@@ -29,15 +29,10 @@ def build_panel(
     is_ascii: bool = False,
     is_running: bool = True,
 ) -> Text:
-    """Compose the six lines of a worker's status.
+    """Compose the six lines of a worker's status, for a terminal of `width` columns.
 
-    Args:
-        status: what the worker wrote into its status file.
-        limits: what its owner lets it use, in a few words.
-        keys: the keys that do something now, for the end of the last line.
-        width: columns of the terminal.
-        is_ascii: whether it shows ASCII only.
-        is_running: whether the worker runs: of one that does not nothing of now is shown.
+    The limits are described in a few words, as are the keys that do something now. Of a worker that
+    does not run, nothing of now is shown.
     """
     if not is_running:
         status = _without_movement(status)

@@ -101,8 +101,8 @@ def plan(
     limits = resources.apply_to(state_dir.limits)
     is_for_gpu = machine.device.lower().startswith("cuda")
     # A GPU may be planned for that is not here: measure what is.
-    device = "" if is_for_gpu else machine.device
-    hardware = measure_machine(state_dir, machine.hardware, device, machine.threads)
+    present = dataclasses.replace(machine, device="") if is_for_gpu else machine
+    hardware = measure_machine(state_dir, present)
     note = ""
     if is_for_gpu and hardware.device == "cpu":
         hardware = assume_gpu(hardware, assumed, limits.device_memory or ASSUMED_GPU_MEMORY)
@@ -111,7 +111,7 @@ def plan(
             "to it are assumed."
         )
     elif is_for_gpu:
-        hardware = measure_machine(state_dir, machine.hardware, machine.device, machine.threads)
+        hardware = measure_machine(state_dir, machine)
     elif limits.device_memory and hardware.device == "cpu":
         note = (
             "No GPU here: the layers being computed are kept in this much of the RAM. "
@@ -178,10 +178,7 @@ def _format_traffic(bytes_per_token: float) -> str:
 def assume_gpu(host: Hardware, gpu: PlanningOptions, memory: int) -> Hardware:
     """Return the host with an assumed GPU, whose other rates are those of typical GPUs.
 
-    Args:
-        host: the measured machine.
-        gpu: the GPU's speed.
-        memory: bytes of the GPU's memory that are free.
+    So many bytes of the GPU's `memory` are free.
     """
     flops = gpu.gpu_tflops * 1e12
     link = parse_bytes(gpu.gpu_link)

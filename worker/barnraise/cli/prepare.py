@@ -12,7 +12,12 @@ from rich.markup import escape
 
 from barnraise.cli.addresses import RunArgument
 from barnraise.cli.console import configure_logging, errors, out
-from barnraise.cli.machine_options import HomeOption, measure_machine, open_state_dir
+from barnraise.cli.machine_options import (
+    HomeOption,
+    MachineOptions,
+    measure_machine,
+    open_state_dir,
+)
 from barnraise.cli.option_groups import expand_option_groups
 from barnraise.cli.progress import show_progress
 from barnraise.cli.site_access import open_site
@@ -75,7 +80,7 @@ def prepare(
         fetch_initial_weights,
         state_dir,
         threading.Event(),
-        lambda: measure_machine(state_dir, None),
+        lambda: measure_machine(state_dir, MachineOptions()),
         model_folder=options.model,
     )
     existing = load_tokenizer_option(options.tokenizer)

@@ -11,8 +11,6 @@ from barnraise.peering.links.announced_names import check_announced
 from barnraise.planning.limits import UNLIMITED, Limits
 
 SIZE_OPTIONS = ("memory", "device_memory", "disk", "disk_writes_per_day", "uplink")
-WORD_OPTIONS = ("clipping", "crash_safety")
-SWITCH_OPTIONS = ("deterministic", "compiled")
 
 
 def _limit_option(help_text: str, *names: str) -> Any:
@@ -64,22 +62,20 @@ class ResourceOptions:
         """Return the limits with those replaced that an option gives; 'auto' lifts a size.
 
         Raises:
-            StateError: an option's value is not a size or not one of the possible words.
+            StateError: an option's value is invalid.
         """
-        options = dataclasses.asdict(self)
         changes: dict[str, Any] = {}
-        for name in SIZE_OPTIONS:
-            text = options.get(name, "")
-            if text:
-                changes[name] = _parse_limit(name, text)
-        for name in WORD_OPTIONS:
-            if options[name]:
-                changes[name] = options[name]
-        for name in SWITCH_OPTIONS:
-            if options[name] is not None:
-                changes[name] = options[name]
-        if self.moments_8bit is not None:
-            changes["moments_bits"] = 8 if self.moments_8bit else 32
+        for name, value in dataclasses.asdict(self).items():
+            if value is None or value in ("", []):
+                continue
+            if name in SIZE_OPTIONS:
+                changes[name] = _parse_limit(name, value)
+            elif name == "moments_8bit":
+                changes["moments_bits"] = 8 if value else 32
+            elif name == "announce":
+                changes[name] = check_announced([each for each in value if each != "auto"])
+            else:
+                changes[name] = value
         return dataclasses.replace(limits, **changes)
 
 
@@ -110,18 +106,3 @@ class LimitOptions(ResourceOptions):
             "Whether to ask the router to forward the port.", "--port-mapping/--no-port-mapping"
         ),
     ] = None
-
-    def apply_to(self, limits: Limits) -> Limits:
-        """Return the limits with those replaced that an option gives.
-
-        Raises:
-            StateError: an option's value is invalid.
-        """
-        limits = super().apply_to(limits)
-        changes: dict[str, Any] = {}
-        if self.announce:
-            named = [address for address in self.announce if address != "auto"]
-            changes["announce"] = check_announced(named)
-        if self.port_mapping is not None:
-            changes["port_mapping"] = self.port_mapping
-        return dataclasses.replace(limits, **changes)

@@ -20,15 +20,10 @@ BLOCK_BYTES = 512  # the unit of `st_blocks`, whatever the file system's blocks 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """A run's folder on this machine.
-
-    Attributes:
-        path: the folder.
-        key: this machine's public key.
-    """
+    """A run's folder on this machine."""
 
     path: Path
-    key: str
+    key: str  # this machine's public key
 
     @cached_property
     def view(self) -> RunView | None:
@@ -116,10 +111,6 @@ def refuse_unknown_run(state_dir: StateDir, name: str) -> None:
 
     A folder without a readable answer of the site may belong to any run: the command itself says
     what is wrong with it.
-
-    Args:
-        state_dir: of this machine.
-        name: the run's id, or its name in addresses.
 
     Raises:
         StateError: this machine has never worked on it.

@@ -2,7 +2,6 @@
 
 import csv
 import sys
-from contextlib import closing
 from datetime import UTC, datetime
 from typing import Annotated, Any, TextIO
 
@@ -27,14 +26,13 @@ SHOWN_LOSSES = 15  # rows of a table; --csv prints all
 @expand_option_groups
 def show(run: RunArgument, site: SiteOptions) -> None:
     """Show a run: its rules, its terms and its progress."""
-    with closing(site.open_client(run)) as client:
-        summary = client.request("GET", "runs", run.name, "summary")
-        if site.as_json:
-            print_json(summary)
-            return
-        curves = client.request("GET", "runs", run.name, "history")["curves"]
-        machines = client.fetch_all("runs", run.name, "machines")
-    print_run(summary, as_json=False)
+    summary = site.request("GET", "summary", run=run)
+    if site.as_json:
+        print_json(summary)
+        return
+    curves = site.request("GET", "history", run=run)["curves"]
+    machines = site.fetch_all("machines", run=run)
+    print_run(summary)
     for label, text in describe_progress(summary, curves, machines):
         out.print(f"{label:<10} {text}", soft_wrap=True)
 
@@ -53,8 +51,7 @@ def history(
 
     Example: barnraise runs history first-barn --csv > first-barn.csv
     """
-    with closing(site.open_client(run)) as client:
-        answer = client.request("GET", "runs", run.name, "history")
+    answer = site.request("GET", "history", run=run)
     if site.as_json:
         print_json(answer)
     elif as_csv:
@@ -66,13 +63,7 @@ def history(
 def describe_progress(
     run: dict[str, Any], curves: Curves, machines: list[dict[str, Any]]
 ) -> list[tuple[str, str]]:
-    """Return a run's progress as labels and texts.
-
-    Args:
-        run: its summary.
-        curves: of its history.
-        machines: that have joined it.
-    """
+    """Return a run's progress as labels and texts, from its summary, history and machines."""
     alive = [machine for machine in machines if machine["alive"]]
     rate = sum(machine["rate"] for machine in alive)
     training, validation = (_format_last(curves, name) for name in ("train", "validation"))

@@ -4,16 +4,14 @@ Every command prints text for people or, with --json, the site's answer. The tok
 $BARNRAISE_TOKEN.
 """
 
-from contextlib import closing
-from dataclasses import dataclass, field
-from enum import StrEnum
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.markup import escape
 
-from barnraise.cli.addresses import RunArgument
+from barnraise.cli.addresses import RunAddress, RunArgument
 from barnraise.cli.console import new_table, out, print_json
 from barnraise.cli.help_format import HelpfulTyper
 from barnraise.cli.machine_options import HomeOption, JsonOption, open_state_dir
@@ -26,17 +24,7 @@ from barnraise.planning.lines import LINES
 from barnraise.protocol.coordinator_messages import RunSummary
 from barnraise.protocol.verdicts import Verdict
 
-
-class RunAction(StrEnum):
-    """The actions of a run's owner."""
-
-    LAUNCH = "launch"
-    PAUSE = "pause"
-    RESUME = "resume"
-    FINISH = "finish"
-    CANCEL = "cancel"
-    ARCHIVE = "archive"
-    UNARCHIVE = "unarchive"
+RunAction = Literal["launch", "pause", "resume", "finish", "cancel", "archive", "unarchive"]
 
 
 @dataclass(frozen=True)
@@ -48,13 +36,13 @@ class RulesOptions:
         str, typer.Option(help="Training ends after this many tokens, all machines together.")
     ] = ""
     fields: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option(
             "--set",
             metavar="FIELD=VALUE",
             help="A field of the rules, like recipe.learning_rate=3e-4; repeatable.",
         ),
-    ] = field(default_factory=list)
+    ] = None
 
     def typed_fields(self) -> dict[str, Any]:
         """Return the fields by name, with their values as text.
@@ -63,7 +51,7 @@ class RulesOptions:
             StateError: --set has no FIELD=VALUE.
         """
         fields: dict[str, Any] = {}
-        for assignment in self.fields:
+        for assignment in self.fields or []:
             name, equals, value = assignment.partition("=")
             if not equals:
                 raise StateError(f"--set takes FIELD=VALUE, not '{assignment}'")
@@ -81,8 +69,9 @@ class TextOptions:
         str, typer.Option(help="Source of the text: stdlib, huggingface, urls or files.")
     ] = ""
     place: Annotated[
-        list[str], typer.Option(help="A dataset as hf:owner/name, or an address; repeatable.")
-    ] = field(default_factory=list)
+        list[str] | None,
+        typer.Option(help="A dataset as hf:owner/name, or an address; repeatable."),
+    ] = None
 
     def typed_fields(self) -> dict[str, Any]:
         """Return the fields of the rules; a place alone implies its source."""
@@ -133,7 +122,8 @@ def list_runs(context: typer.Context, home: HomeOption = None, as_json: JsonOpti
     if context.invoked_subcommand:
         return
     state_dir = open_state_dir(home)
-    coordinator = CoordinatorClient.from_membership(state_dir.membership, state_dir.identity)
+    membership = state_dir.membership
+    coordinator = CoordinatorClient(membership.url, state_dir.identity, membership.mirror.key)
     views = _fetch_runs(coordinator)
     if as_json:
         print_json(
@@ -182,8 +172,7 @@ def create(
         "launch": launch.launch,
         "terms": terms.to_request(),
     }
-    with closing(site.open_client()) as client:
-        print_run(client.request("POST", "runs", body=request), site.as_json)
+    site.print_answer(site.request("POST", "runs", body=request), print_run)
 
 
 @runs.command("do")
@@ -193,8 +182,7 @@ def control_run(action: RunAction, run: RunArgument, site: SiteOptions) -> None:
 
     `finish` ends it before its budget is spent, with the model it has; `cancel` gives it up.
     """
-    with closing(site.open_client(run)) as client:
-        print_run(client.request("POST", "runs", run.name, "actions", action), site.as_json)
+    site.print_answer(site.request("POST", "actions", action, run=run), print_run)
 
 
 @runs.command("copy")
@@ -208,17 +196,15 @@ def copy_run(
 ) -> None:
     """Copy another run's rules into a draft of yours."""
     request = {"name": name, "checkpoint": checkpoint}
-    with closing(site.open_client(run)) as client:
-        print_run(client.request("POST", "runs", run.name, "copies", body=request), site.as_json)
+    site.print_answer(site.request("POST", "copies", body=request, run=run), print_run)
 
 
 @runs.command("terms")
 @expand_option_groups
 def change_terms(run: RunArgument, terms: TermsOptions, site: SiteOptions) -> None:
     """Change who may join, with what, and the notes. Options left out keep their value."""
-    with closing(site.open_client(run)) as client:
-        answer = client.request("PATCH", "runs", run.name, "terms", body=terms.to_request())
-    print_run(answer, site.as_json)
+    answer = site.request("PATCH", "terms", body=terms.to_request(), run=run)
+    site.print_answer(answer, print_run)
 
 
 @runs.command()
@@ -230,23 +216,18 @@ def invite(
     site: SiteOptions,
 ) -> None:
     """Create a link that lets people join."""
-    with closing(site.open_client(run)) as client:
-        link = client.request("POST", "runs", run.name, "invitations", body={"note": note})
-    if site.as_json:
-        print_json(link)
-    else:
-        out.print(link["url"], soft_wrap=True)
+    invitation = site.request("POST", "invitations", body={"note": note}, run=run)
+    site.print_answer(invitation, lambda link: out.print(link["url"], soft_wrap=True))
 
 
 @runs.command()
 @expand_option_groups
 def checkpoints(run: RunArgument, site: SiteOptions) -> None:
     """List the weights that machines hold, and which of them are confirmed."""
-    with closing(site.open_client(run)) as client:
-        answer = client.request("GET", "runs", run.name, "checkpoints")
-    if site.as_json:
-        print_json(answer)
-        return
+    site.print_answer(site.request("GET", "checkpoints", run=run), _print_checkpoints)
+
+
+def _print_checkpoints(answer: list[dict[str, Any]]) -> None:
     table = new_table("tokens", "digest", "machines", "confirmed")
     for checkpoint in answer:
         confirmed = "yes" if checkpoint["confirmed"] else "no"
@@ -283,34 +264,26 @@ def verdict(
 
     `barnraise verdict` works without the site, where the text was prepared.
     """
-    with closing(site.open_client(run)) as client:
-        if machine:
-            request = {
-                "author": machine,
-                "first": first,
-                "updates": _parse_updates(update or []),
-                "reason": reason,
-            }
-            answer = client.request("POST", "runs", run.name, "verdicts", body=request)
-            verdicts = [answer]
-        else:
-            answer = client.request("GET", "runs", run.name, "verdicts")
-            verdicts = answer
-    if site.as_json:
-        print_json(answer)
-    else:
-        _print_verdicts(verdicts)
+    if not machine:
+        site.print_answer(site.request("GET", "verdicts", run=run), _print_verdicts)
+        return
+    request = {
+        "author": machine,
+        "first": first,
+        "updates": _parse_updates(update or []),
+        "reason": reason,
+    }
+    _publish_verdict(site, run, request)
 
 
 @runs.command()
 @expand_option_groups
 def members(run: RunArgument, site: SiteOptions) -> None:
     """List the machines in a run."""
-    with closing(site.open_client(run)) as client:
-        machines = client.fetch_all("runs", run.name, "machines")
-    if site.as_json:
-        print_json(machines)
-        return
+    site.print_answer(site.fetch_all("machines", run=run), _print_members)
+
+
+def _print_members(machines: list[dict[str, Any]]) -> None:
     table = new_table("machine", "owner", "activity", "tokens", "tokens/s")
     for machine in machines:
         table.add_row(
@@ -339,8 +312,7 @@ def estimate(
         "fields": rules.typed_fields(),
         "volunteers": volunteers,
     }
-    with closing(site.open_client()) as client:
-        answer = client.request("POST", "estimates", body=request)
+    answer = site.request("POST", "estimates", body=request)
     if site.as_json:
         print_json(answer)
         return
@@ -393,12 +365,12 @@ def exclude(
     `barnraise verdict` works without the site, where the text was prepared.
     """
     request = {"exclude": machine, "keep_updates": keep_updates, "reason": reason}
-    with closing(site.open_client(run)) as client:
-        answer = client.request("POST", "runs", run.name, "verdicts", body=request)
-    if site.as_json:
-        print_json(answer)
-    else:
-        _print_verdicts([answer])
+    _publish_verdict(site, run, request)
+
+
+def _publish_verdict(site: SiteOptions, run: RunAddress, request: dict[str, Any]) -> None:
+    answer = site.request("POST", "verdicts", body=request, run=run)
+    site.print_answer(answer, lambda verdict: _print_verdicts([verdict]))
 
 
 def _print_verdicts(verdicts: list[dict[str, Any]]) -> None:
@@ -421,11 +393,8 @@ def _print_verdicts(verdicts: list[dict[str, Any]]) -> None:
     out.print(table if verdicts else "No updates have been removed.")
 
 
-def print_run(run: dict[str, Any], as_json: bool) -> None:
+def print_run(run: dict[str, Any]) -> None:
     """Print a run as the site returned it: its state, size and progress, and its address."""
-    if as_json:
-        print_json(run)
-        return
     share = run["tokens"] / max(1, run["token_budget"])
     is_launching = run["status"] == "draft" and run["launch_requested"]
     state = "launching" if is_launching else run["status"]

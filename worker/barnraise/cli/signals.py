@@ -46,22 +46,16 @@ class StopRequests:
     """
 
     def __init__(self, end_process: Callable[[int, str], object]) -> None:
-        """Wait for the first request.
-
-        Args:
-            end_process: ends the process at once, with an exit code and a sentence.
-        """
+        """Wait for a request; `end_process` gets an exit code and a sentence."""
         self.leaving = threading.Event()
         self._end_process = end_process
         self._first_at = 0.0
         self._lock = threading.Lock()
 
     def receive(self, number: int, now: float) -> None:
-        """React to a signal: leave, or end at once when Ctrl-C is pressed for the second time.
+        """React to a signal at `now`, in monotonic seconds.
 
-        Args:
-            number: the signal.
-            now: monotonic seconds.
+        Leave, or end at once when Ctrl-C is pressed for the second time.
         """
         with self._lock:
             is_first = not self.leaving.is_set()
@@ -83,10 +77,6 @@ class StopRequests:
         """React to an event of a Windows console, in the thread that Windows starts for it.
 
         Windows ends the process when this returns, and five seconds later in any case.
-
-        Args:
-            event: its number.
-            wait: sleeps for some seconds.
 
         Returns:
             Whether the event is one of those that end the process.

@@ -3,6 +3,7 @@
 import os
 import platform
 import time
+from contextlib import closing
 
 import psutil
 from rich.markup import escape
@@ -22,10 +23,7 @@ from barnraise.state_dir import SiteMembership, StateDir
 def enrol_machine(state_dir: StateDir, site: str, name: str = "") -> SiteMembership:
     """Show a code, wait until a person approves it in the browser, and save the enrolment.
 
-    Args:
-        state_dir: this machine's.
-        site: the site's address without a path.
-        name: this machine's name on the site; "" for its host name.
+    The site's address has no path. The machine is called `name` there, or by its host name.
 
     Raises:
         CoordinatorError: the site does not answer, or the code was refused or expired.
@@ -96,15 +94,13 @@ def open_site(state_dir: StateDir, run: RunAddress) -> SiteMembership:
         StateError: the machine is not enrolled and no site is named, or it is enrolled elsewhere.
         CoordinatorError: the site refused the enrolment or the invitation.
     """
-    is_enrolled = state_dir.is_enrolled
-    if not is_enrolled and run.site:
+    if run.site and not state_dir.is_enrolled:
         enrol_machine(state_dir, run.site)
     membership = state_dir.membership
     if not run.site or (run.site == membership.url and not run.invitation):
         return membership
     # Any mirror of the site that enrolled this machine knows it.
-    site = CoordinatorClient(run.site, state_dir.identity)
-    try:
+    with closing(CoordinatorClient(run.site, state_dir.identity)) as site:
         if site.pin_mirror().key not in FailoverClient.from_state_dir(state_dir).keys:
             raise StateError(
                 f"this machine is enrolled at {membership.url}, and that run is at {run.site}: "
@@ -113,17 +109,11 @@ def open_site(state_dir: StateDir, run: RunAddress) -> SiteMembership:
             )
         if run.invitation:
             site.accept_invitation(run.invitation)
-    finally:
-        site.close()
     return membership
 
 
 def find_run(state_dir: StateDir, name: str) -> RunView | None:
-    """Look a run up at this machine's site, before anything that takes time.
-
-    Args:
-        state_dir: this machine's.
-        name: the run's id, or its name in addresses.
+    """Look a run up, by its id or its name in addresses, before anything that takes time.
 
     Returns:
         None while no site answers.
@@ -131,13 +121,11 @@ def find_run(state_dir: StateDir, name: str) -> RunView | None:
     Raises:
         CoordinatorError: there is no such run.
     """
-    coordinator = FailoverClient.from_state_dir(state_dir)
-    try:
-        return coordinator.fetch_run(name)
-    except CoordinatorUnreachableError:
-        return None
-    finally:
-        coordinator.close()
+    with closing(FailoverClient.from_state_dir(state_dir)) as coordinator:
+        try:
+            return coordinator.fetch_run(name)
+        except CoordinatorUnreachableError:
+            return None
 
 
 def check_trainable(run: RunView) -> None:

@@ -1,6 +1,5 @@
 """Run `barnraise status`: show what this machine has done in each of its runs."""
 
-import json
 import time
 from collections.abc import Sequence
 from typing import Annotated
@@ -10,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from barnraise.cli.console import new_table, out
+from barnraise.cli.console import new_table, out, print_json
 from barnraise.cli.limits import summarise_limits
 from barnraise.cli.machine_options import HomeOption, JsonOption, open_state_dir
 from barnraise.cli.panel import build_panel
@@ -49,15 +48,13 @@ def status(
 
 def _print_statuses_as_json(state_dir: StateDir) -> None:
     folders = list_run_folders(state_dir)
-    print(
-        json.dumps(
-            [
-                folder.status.model_dump(mode="json")
-                | {"running": folder.is_running, "disk_bytes": folder.disk_bytes()}
-                for folder in folders
-                if folder.status is not None
-            ]
-        )
+    print_json(
+        [
+            folder.status.model_dump(mode="json")
+            | {"running": folder.is_running, "disk_bytes": folder.disk_bytes()}
+            for folder in folders
+            if folder.status is not None
+        ]
     )
 
 

@@ -4,19 +4,19 @@ import contextlib
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import typer
 from rich.markup import escape
 
 from barnraise.cli.addresses import RunAddress, RunArgument
 from barnraise.cli.console import configure_logging, out
-from barnraise.cli.log_file import open_worker_log
+from barnraise.cli.log_file import LOG_FOLDER, WorkerLogHandler
 from barnraise.cli.machine_options import (
     HardwareOption,
     HomeOption,
+    MachineOptions,
     hardware_view,
     measure_machine,
     open_state_dir,
@@ -37,30 +37,17 @@ W = TypeVar("W", bound="Worker")
 FolderArgument = Annotated[Path, typer.Argument(help="A new folder for the model's files.")]
 
 
-class ExportFormat(StrEnum):
-    """The files that an export writes."""
-
-    HF = "hf"
-    GGUF = "gguf"
-
-
-class ExportDtype(StrEnum):
-    """The numbers in which an export writes weights."""
-
-    FP32 = "fp32"
-    BF16 = "bf16"
-
-
 @dataclass(frozen=True)
 class ExportOptions:
     """How a model is written."""
 
     format: Annotated[
-        ExportFormat, typer.Option(help="hf: for transformers; gguf: for llama.cpp and Ollama.")
-    ] = ExportFormat.HF
-    dtype: Annotated[ExportDtype, typer.Option(help="Numbers of the written weights.")] = (
-        ExportDtype.FP32
-    )
+        Literal["hf", "gguf"],
+        typer.Option(help="hf: for transformers; gguf: for llama.cpp and Ollama."),
+    ] = "hf"
+    dtype: Annotated[
+        Literal["fp32", "bf16"], typer.Option(help="Numbers of the written weights.")
+    ] = "fp32"
     license: Annotated[
         str, typer.Option(help="Licence in the model card, as the Hugging Face hub names it.")
     ] = "unknown"
@@ -81,10 +68,11 @@ def fetch(
     """Download a run's weights from machines that train in it or share it."""
     state_dir = open_state_dir(home)
     _choose_target(state_dir, folder)  # refuse a folder before anything is fetched
-    _require_known_run(state_dir, run)
+    open_site(state_dir, run)
+    find_run(state_dir, run.name)
     from barnraise.training.model_transfer import ModelFetcher
 
-    worker = _create_worker(ModelFetcher, run, home, hardware)
+    worker = _create_worker(ModelFetcher, run, state_dir, hardware)
     worker.run()
     if worker.leaving.is_set():
         return
@@ -103,10 +91,12 @@ def serve(
     hardware: HardwareOption = None,
 ) -> None:
     """Share a run's weights until Ctrl-C, without training."""
-    _require_known_run(open_state_dir(home), run)
+    state_dir = open_state_dir(home)
+    open_site(state_dir, run)
+    find_run(state_dir, run.name)
     from barnraise.training.model_transfer import ModelServer
 
-    worker = _create_worker(ModelServer, run, home, hardware)
+    worker = _create_worker(ModelServer, run, state_dir, hardware)
     out.print("Sharing. Press Ctrl-C to stop.")
     worker.run()
     if worker.reporter.refused:
@@ -196,7 +186,7 @@ def _write_export(state_dir: StateDir, run: str, folder: Path, options: ExportOp
 
     target = _choose_target(state_dir, folder)
     dtype = EXPORT_DTYPES[options.dtype]
-    if options.format is ExportFormat.GGUF:
+    if options.format == "gguf":
         from barnraise.training.model_files.gguf_export import export_gguf as write_files
     else:
         from barnraise.training.model_files.hugging_face_export import (
@@ -220,18 +210,8 @@ def _write_export(state_dir: StateDir, run: str, folder: Path, options: ExportOp
     return tokens
 
 
-def _require_known_run(state_dir: StateDir, run: RunAddress) -> None:
-    """Refuse a run that its site does not know, before torch is imported, which takes seconds.
-
-    Raises:
-        BarnraiseError: the site cannot be used, or has no such run.
-    """
-    open_site(state_dir, run)
-    find_run(state_dir, run.name)
-
-
 def _create_worker(
-    kind: type[W], run: RunAddress, home: Path | None, hardware_cache: Path | None
+    kind: type[W], run: RunAddress, state_dir: StateDir, hardware_cache: Path | None
 ) -> W:
     """Join a run and return a worker of this kind for it.
 
@@ -241,10 +221,9 @@ def _create_worker(
     """
     from barnraise.training.join import join_run
 
-    state_dir = open_state_dir(home)
-    configure_logging(open_worker_log(state_dir))
+    configure_logging(WorkerLogHandler(state_dir.path / LOG_FOLDER))
     leaving = stop_on_signals()
-    hardware = measure_machine(state_dir, hardware_cache)
+    hardware = measure_machine(state_dir, MachineOptions(hardware=hardware_cache))
     joined = join_run(
         state_dir, run.name, leaving, hardware_view(hardware), purpose=kind.join_purpose
     )

@@ -5,8 +5,7 @@ import re
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -26,13 +25,7 @@ if TYPE_CHECKING:
 KEY = re.compile(r"[0-9a-f]{64}")
 MIN_KEY_DIGITS = 8  # of the beginning of a key that names a peer
 AUTHOR_LENGTH = 81  # characters of KEY.INCARNATION
-
-
-class ExcludedParty(StrEnum):
-    """Who is excluded from a run."""
-
-    MACHINE = "machine"
-    VOLUNTEER = "volunteer"
+ExcludedParty = Literal["machine", "volunteer"]
 
 
 @dataclass(frozen=True)
@@ -129,13 +122,9 @@ def build_verdict(
 ) -> Verdict:
     """Build the verdict that removes the updates of some authors from a run.
 
-    Args:
-        ledger: this machine's ledger of the run.
-        run: the run's id.
-        cuts: author → the last update that stays.
-        singles: author → numbers of single updates to remove.
-        horizon: the age that an update may have, in rounds of all other machines.
-        reason: for people to read.
+    Of the authors in `cuts`, the update named there is the last that stays; `singles` lists the
+    numbers of single updates to remove. `horizon` is the age that an update may have, in rounds of
+    all other machines.
 
     Raises:
         StateError: an update is not in the ledger, nobody may have its payload any longer, or it
@@ -189,11 +178,8 @@ class Excluded:
 def find_excluded(ledger: "Ledger", party: ExcludedParty, peer: str) -> Excluded:
     """Return the machine of a peer, or its volunteer with all machines.
 
-    Args:
-        ledger: this machine's ledger of the run.
-        party: whether to exclude the machine or the volunteer.
-        peer: KEY, its beginning, or KEY.INCARNATION; of a machine that never published the whole
-            key.
+    `peer` is KEY, its beginning, or KEY.INCARNATION; of a machine that never published the whole
+    key.
 
     Raises:
         StateError: no author matches, or those of several machines do.
@@ -203,13 +189,13 @@ def find_excluded(ledger: "Ledger", party: ExcludedParty, peer: str) -> Excluded
         author for author in known if len(peer) >= MIN_KEY_DIGITS if author.startswith(peer)
     ]
     keys = frozenset(author.partition(".")[0] for author in matching)
-    if party is ExcludedParty.MACHINE and not keys and KEY.fullmatch(peer):
+    if party == "machine" and not keys and KEY.fullmatch(peer):
         return Excluded(frozenset([peer]), None, ())
     if len(keys) != 1:
         raise StateError(
             f"{len(keys) or 'no'} machines in this machine's ledger match '{peer}': give the key"
         )
-    if party is ExcludedParty.MACHINE:
+    if party == "machine":
         authors = tuple(author for author in known if author.partition(".")[0] in keys)
         return Excluded(keys, None, authors)
     volunteer = ledger.volunteers[matching[-1]]
@@ -222,13 +208,8 @@ def build_exclusion(
 ) -> Verdict:
     """Build the verdict that excludes a machine or a volunteer from a run.
 
-    Args:
-        ledger: this machine's ledger of the run.
-        run: the run's id.
-        excluded: whom to exclude.
-        horizon: the age in rounds of other machines up to which updates are removed, as far as
-            their payloads are here; None: what was published so far stays.
-        reason: for people to read.
+    `horizon` is the age in rounds of other machines up to which updates are removed, as far as
+    their payloads are here; None: what was published so far stays.
     """
     kept = {author: _last_kept(ledger, author, horizon) for author in excluded.authors}
     largest = sorted(kept, key=lambda author: ledger.head(author).total, reverse=True)
@@ -266,11 +247,8 @@ def _last_kept(ledger: "Ledger", author: str, horizon: int | None) -> int:
 def _find_authors(ledger: "Ledger", peer: str, after: int) -> list[str]:
     """Return the authors of the ledger that belong to one peer.
 
-    Args:
-        ledger: this machine's ledger of the run.
-        peer: KEY, its beginning, or KEY.INCARNATION.
-        after: the last update that stays. Unless it is 0, the peer must be one author, because
-            each incarnation numbers its updates from 1.
+    `peer` is KEY, its beginning, or KEY.INCARNATION. Unless the last update that stays is 0, the
+    peer must be one author, because each incarnation numbers its updates from 1.
 
     Raises:
         StateError: no author matches, or several do.

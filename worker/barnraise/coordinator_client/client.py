@@ -27,9 +27,8 @@ from barnraise.protocol.coordinator_messages import (
     RunView,
     TextManifest,
 )
-from barnraise.protocol.enums import JoinPurpose
 from barnraise.protocol.mirror_list import MirrorLists, SignedMirrorList
-from barnraise.protocol.reports import HardwareView, Report
+from barnraise.protocol.reports import Report
 from barnraise.protocol.signed_http import (
     HttpOptions,
     ProblemError,
@@ -37,8 +36,7 @@ from barnraise.protocol.signed_http import (
     SignedHttpClient,
 )
 from barnraise.protocol.signing import Identity
-from barnraise.protocol.types import Address, Message
-from barnraise.state_dir import SiteMembership
+from barnraise.protocol.types import Message
 
 TIMEOUT_SECONDS = 15.0  # an answer that takes longer counts as none
 SESSION = secrets.token_hex(8)  # of this process: a copied key on two machines shows by it
@@ -70,11 +68,6 @@ class CoordinatorClient:
             clock=clock,
         )
         self._http = SignedHttpClient(url, identity, mirror, options=options)
-
-    @classmethod
-    def from_membership(cls, membership: SiteMembership, identity: Identity) -> "CoordinatorClient":
-        """Return the client of the coordinator where this machine is enrolled."""
-        return cls(membership.url, identity, membership.mirror.key)
 
     @property
     def url(self) -> str:
@@ -166,17 +159,8 @@ class CoordinatorClient:
         """Submit what `barnraise doctor` found on this machine, for the machine's page."""
         return self._request("POST", "/machine/checkup", checkup, Checkup)
 
-    def join_run(
-        self,
-        run: str,
-        addresses: list[Address],
-        hardware: HardwareView | None = None,
-        purpose: JoinPurpose = JoinPurpose.TRAIN,
-    ) -> JoinReply:
+    def join_run(self, run: str, request: JoinRequest) -> JoinReply:
         """Join a run, or renew this machine's place and addresses in it."""
-        request = JoinRequest(
-            version=__version__, addresses=addresses, hardware=hardware, purpose=purpose
-        )
         return self._request("POST", f"/runs/{run}/join", request, JoinReply)
 
     def submit_manifest(self, run: str, manifest: TextManifest) -> RunView:

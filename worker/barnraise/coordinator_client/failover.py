@@ -13,13 +13,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import TypeVar
 
 from pydantic import ValidationError
 
+from barnraise import __version__
 from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.durable_io import write_atomically
 from barnraise.errors import (
@@ -34,6 +34,7 @@ from barnraise.protocol.coordinator_messages import (
     Attestation,
     Directive,
     JoinReply,
+    JoinRequest,
     ReportReply,
     RunView,
     TextManifest,
@@ -133,15 +134,6 @@ class MirrorSelector:
         self._failures.pop(key, None)
 
 
-@dataclass(frozen=True)
-class MachineAnnouncement:
-    """What this machine announces to all mirrors about itself in a run."""
-
-    addresses: tuple[Address, ...] = ()
-    hardware: HardwareView | None = None
-    purpose: JoinPurpose = JoinPurpose.TRAIN
-
-
 class FailoverClient:
     """Offer a `CoordinatorClient`'s methods over all mirrors of a site.
 
@@ -169,7 +161,7 @@ class FailoverClient:
         self._selector = MirrorSelector(identity.key)
         self._vouched = ""  # the digest of the list that our own mirror named
         self._refusals: dict[str, str] = {}  # by mirror, since the last success
-        self._announcements: dict[str, MachineAnnouncement] = {}  # by run
+        self._announcements: dict[str, JoinRequest] = {}  # by run
         self._joined: set[tuple[str, str]] = set()  # (mirror, run)
         self._new_peers: list[Peer] = []  # that mirrors named and no report has returned yet
         # (mirror, run) → digest of a version vector → digest of the anchor there
@@ -246,10 +238,11 @@ class FailoverClient:
         purpose: JoinPurpose = JoinPurpose.TRAIN,
     ) -> JoinReply:
         """Join a run at the first mirror that answers."""
-        self._announcements[run] = MachineAnnouncement(tuple(addresses), hardware, purpose)
-        reply = self._call_any(lambda client: client.join_run(run, addresses, hardware, purpose))
+        self._announcements[run] = JoinRequest(
+            version=__version__, addresses=addresses, hardware=hardware, purpose=purpose
+        )
+        reply = self._call_any(lambda client: self._announce(client, run))
         self._joined.add((self._current, run))
-        self._store_anchors(self._current, run, reply)
         self._read_directive(reply.directive)
         return reply
 
@@ -273,8 +266,10 @@ class FailoverClient:
         attestations: Sequence[Attestation] = (),
     ) -> ReportReply:
         """Send reports to the current mirror, joining the run there first if necessary."""
-        announcement = self._announcements.get(run, MachineAnnouncement())
-        self._announcements[run] = replace(announcement, addresses=tuple(reports[-1].addresses))
+        announcement = self._announcements.get(run, JoinRequest(version=__version__, addresses=[]))
+        self._announcements[run] = announcement.model_copy(
+            update={"addresses": reports[-1].addresses}
+        )
         self._start_visits()
         joined = self._join_current(run)
         reply = self._call_current(
@@ -326,10 +321,13 @@ class FailoverClient:
         self._wants_anchors = True
         self.visit_mirrors_now()
 
-    def _store_anchors(self, key: str, run: str, reply: JoinReply) -> None:
+    def _announce(self, client: CoordinatorClient, run: str) -> JoinReply:
+        """Join a run at a mirror with what was announced last, and store its anchors."""
+        reply = client.join_run(run, self._announcements[run])
         anchors = {anchor.vector: anchor.digest for anchor in reply.confirmed_anchors}
         with self._lock:
-            self._anchors[key, run] = anchors
+            self._anchors[client.mirror, run] = anchors
+        return reply
 
     # ---- the mirror list
 
@@ -473,12 +471,8 @@ class FailoverClient:
         is_only_mirror = len(self._selector.order) < 2
         if is_joined or is_only_mirror or run not in self._announcements:
             return None
-        own = self._announcements[run]
-        reply = self._call_current(
-            lambda client: client.join_run(run, list(own.addresses), own.hardware, own.purpose)
-        )
+        reply = self._call_current(lambda client: self._announce(client, run))
         self._joined.add((self._current, run))
-        self._store_anchors(self._current, run, reply)
         return reply
 
     # ---- visits to the other mirrors
@@ -521,10 +515,9 @@ class FailoverClient:
             lists = client.fetch_mirror_lists(newest.version if newest else 0).lists
             if lists:
                 self.receive_mirror_lists(lists)
-            for run, own in list(self._announcements.items()):
+            for run in list(self._announcements):
                 if wants_anchors or key != self._current or self._selector.is_away(key):
-                    reply = client.join_run(run, list(own.addresses), own.hardware, own.purpose)
-                    self._store_anchors(key, run, reply)
+                    reply = self._announce(client, run)
                     with self._lock:
                         self._new_peers = [*reply.peers, *self._new_peers][:MAX_PEERS]
             self._selector.mark_reachable(key)

@@ -36,12 +36,7 @@ class MachineMonitor:
     """
 
     def __init__(self, limits: LimitsView | None = None, gpu_index: int | None = None) -> None:
-        """Start measuring.
-
-        Args:
-            limits: what the owner allows.
-            gpu_index: of the GPU that trains; None on a machine that trains on its CPU.
-        """
+        """Start measuring; `gpu_index` is None on a machine that trains on its CPU."""
         self.limits = limits
         self._process = psutil.Process()
         self._cores = os.cpu_count() or 1

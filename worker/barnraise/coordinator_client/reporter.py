@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -122,9 +123,6 @@ class ReportSpool:
         """Delete the reports with numbers up to `mark`."""
         self._db.execute("DELETE FROM report WHERE seq <= ?", (mark,))
 
-    def __len__(self) -> int:
-        return self._db.execute("SELECT count(*) FROM report").fetchone()[0]
-
     def close(self) -> None:
         """Close the database."""
         self._db.close()
@@ -135,7 +133,8 @@ class Reporter:
 
     `directive` is the coordinator's latest, `signed_directive` the same as it was received: proof
     for peers that cannot reach a coordinator. `refused` is the coordinator's sentence once it
-    denies this machine its place in the run; the training loop ends on it.
+    denies this machine its place in the run; the training loop ends on it. `source_ip` is the IP
+    address from which the coordinator receives the reports; "" if it is unknown.
     """
 
     def __init__(
@@ -163,7 +162,7 @@ class Reporter:
         self._attestations: tuple[Attestation, ...] = ()
         self._samples: SamplesView | None = None  # for the next report
         self._peers: list[Peer] = []
-        self._source_ip = ""
+        self.source_ip = ""
         self._ticket: Signed | None = None
         self._verdicts: VerdictBatch | None = None
         self._sent_seq = 0  # the last number sent since this start; the mark lags behind it
@@ -183,10 +182,9 @@ class Reporter:
         self._thread.start()
 
     def stop(self, seconds: float | None = None) -> None:
-        """Spool one last report of the latest figures, and try for a while to deliver the spool.
+        """Spool one last report of the latest figures, and try to deliver the spool.
 
-        Args:
-            seconds: how long to try; None for GOODBYE_SECONDS.
+        It tries for so many seconds, or for GOODBYE_SECONDS.
         """
         seconds = GOODBYE_SECONDS if seconds is None else seconds
         self._give_up_at = time.monotonic() + seconds
@@ -237,12 +235,6 @@ class Reporter:
             self._peers = []
             return peers
 
-    @property
-    def source_ip(self) -> str:
-        """The IP address from which the coordinator receives the reports; "" if it is unknown."""
-        with self._lock:
-            return self._source_ip
-
     def pop_verdicts(self) -> VerdictBatch | None:
         """Return the verdicts since the last call; the caller checks who signed them."""
         with self._lock:
@@ -260,10 +252,8 @@ class Reporter:
         return time.monotonic() - self._answered_at > ORPHANED_SECONDS
 
     def _run_thread(self) -> None:
-        try:
+        with closing(self._spool):
             self._report_until_stopped()
-        finally:
-            self._spool.close()
 
     def _report_until_stopped(self) -> None:
         failures = 0
@@ -413,7 +403,7 @@ class Reporter:
         with self._lock:
             self._ticket = reply.ticket or self._ticket
             self._peers = reply.peers or self._peers
-            self._source_ip = reply.source_ip or self._source_ip
+            self.source_ip = reply.source_ip or self.source_ip
             if reply.verdicts:
                 self._verdicts = VerdictBatch(
                     list(reply.verdicts), reply.verdicts_until, self._reporting_to

@@ -19,13 +19,28 @@ from barnraise.errors import CoordinatorError, CoordinatorUnreachableError, Stat
 from barnraise.protocol.certificates import trusted_certificates
 from barnraise.protocol.coordinator_messages import Problem
 from barnraise.protocol.signed_http import describe_failure
-from barnraise.state_dir import StateDir
 
 TOKEN_VARIABLE = "BARNRAISE_TOKEN"
-SITE_VARIABLE = "BARNRAISE_SITE"
 # A machine asks another mirror when one does not answer in time. A person has named this site, and
 # it can take long over an estimate while its computer is busy.
 ANSWER_SECONDS = 120.0
+
+
+def read_token() -> str:
+    """Return the token in $BARNRAISE_TOKEN.
+
+    Raises:
+        StateError: there is none.
+    """
+    token = os.environ.get(TOKEN_VARIABLE, "").strip()
+    if not token:
+        raise StateError(
+            "create a token on the site, under Account → API tokens, "
+            f"and put it into the variable {TOKEN_VARIABLE}"
+        )
+    if not token.isascii() or not token.isprintable():
+        raise StateError(f"the content of {TOKEN_VARIABLE} is not a token")
+    return token
 
 
 class TokenClient:
@@ -35,41 +50,15 @@ class TokenClient:
     """
 
     def __init__(self, url: str, token: str) -> None:
-        self.url = (url if "//" in url else f"https://{url}").rstrip("/")
+        self.url = url
         headers = {"User-Agent": f"barnraise/{__version__}", "Authorization": f"Bearer {token}"}
         timeout = httpx.Timeout(ANSWER_SECONDS, connect=TIMEOUT_SECONDS)
         self._http = httpx.Client(timeout=timeout, headers=headers, verify=trusted_certificates())
 
-    @classmethod
-    def from_environment(cls, state_dir: StateDir, site: str = "") -> "TokenClient":
-        """Return a client that uses the token in $BARNRAISE_TOKEN.
-
-        Args:
-            state_dir: names the site where this machine is enrolled, if nothing else names one.
-            site: the site's address; otherwise $BARNRAISE_SITE.
-
-        Raises:
-            StateError: there is no token.
-        """
-        token = os.environ.get(TOKEN_VARIABLE, "").strip()
-        if not token:
-            raise StateError(
-                "create a token on the site, under Account → API tokens, "
-                f"and put it into the variable {TOKEN_VARIABLE}"
-            )
-        if not token.isascii() or not token.isprintable():
-            raise StateError(f"the content of {TOKEN_VARIABLE} is not a token")
-        url = site or os.environ.get(SITE_VARIABLE) or state_dir.membership.url
-        return cls(url, token)
-
     def request(self, method: str, *path: str, body: Any = None, **query: Any) -> Any:
         """Send one request and return the answer's JSON.
 
-        Args:
-            method: the HTTP method.
-            path: the parts of the path below `/api/v1`; each part is quoted.
-            body: sent as JSON, if it is not None.
-            query: the parameters of the query.
+        The parts of the path are below `/api/v1`; each part is quoted.
         """
         url = f"{self.url}/api/v1/" + "/".join(quote(part, safe="") for part in path)
         content = None if body is None else json.dumps(body).encode()

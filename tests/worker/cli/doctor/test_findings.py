@@ -97,7 +97,7 @@ def test_each_lack_is_one_sentence_with_its_remedy(change, subject, level, remed
 
 
 def test_gpu_that_others_use_is_named():
-    gpu = replace(GOOD, device="cuda", device_name="A card", device_memory=8 * GB)
+    gpu = replace(GOOD, device_name="A card", device_memory=8 * GB)
     assert "close the programs" in remarkable(replace(gpu, device_memory_free=GB))["GPU"][1]
     assert remarkable(replace(gpu, device_memory_free=7 * GB)) == {}
 

@@ -4,6 +4,7 @@ import json
 import socket
 import struct
 
+import psutil
 import pytest
 from example_hardware import cpu_machine
 from helpers.command_line import EXCHANGE
@@ -36,15 +37,17 @@ def test_folder_that_cannot_be_written_is_found(tmp_path):
     assert find_write_error(tmp_path / "missing") == "No such file or directory"
 
 
-def test_filesystem_is_the_one_mounted_closest(tmp_path):
+def test_filesystem_is_the_one_mounted_closest(tmp_path, monkeypatch):
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
+    assert find_filesystem(tmp_path) == "", "no mounts are listed"
     home = tmp_path / "a home"
     home.mkdir()
-    mounts = tmp_path / "mounts"
+    mounts = tmp_path / "self" / "mounts"
+    mounts.parent.mkdir()
     escaped = str(home).replace(" ", "\\040")
     mounts.write_text(f"disk / ext4 rw 0 0\nserver:/x {escaped} nfs4 rw 0 0\nnone /proc proc rw\n")
-    assert find_filesystem(home / "state", mounts) == "nfs4"
-    assert find_filesystem(tmp_path, mounts) == "ext4"
-    assert find_filesystem(tmp_path, tmp_path / "none") == ""
+    assert find_filesystem(home / "state") == "nfs4"
+    assert find_filesystem(tmp_path) == "ext4"
 
 
 @pytest.mark.parametrize(("kind", "part"), [("nfs4", "network drive"), ("tmpfs", "is lost")])

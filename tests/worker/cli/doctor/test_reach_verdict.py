@@ -41,7 +41,7 @@ DOUBLE_BY_HOPS = replace(HOME, hops=("192.168.1.1", "100.64.3.1"))
 DOUBLE_BY_MAPPING = replace(
     HOME, hops=("192.168.1.1", ""), reach=replace(HOME.reach, mapped_address="10.0.0.7:45555")
 )
-DOUBLE_BY_ROUTER = replace(HOME, router_address="94.1.2.3")
+DOUBLE_BY_ROUTER = replace(HOME, reach=replace(HOME.reach, mapped_address="94.1.2.3:45555"))
 SYMMETRIC = replace(HOME, reach=ReachFacts(LOCAL, seen("93.184.216.34:1111", "93.184.216.34:2222")))
 BLOCKED = replace(HOME, peers_connected=0, reach=ReachFacts(LOCAL))
 IPV6 = replace(

@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 
 from barnraise import __version__
-from barnraise.cli.addresses import RUN_METAVAR, RunAddress, parse_run_address
+from barnraise.cli.addresses import RunAddress, run_argument
 from barnraise.cli.console import errors, new_table, out, print_json
 from barnraise.cli.doctor.findings import Level, MachineFacts, MachineFinding, judge_machine
 from barnraise.cli.doctor.measurements import measure_machine_facts
@@ -36,10 +36,8 @@ STYLES = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "bold red"}
 
 OptionalRun = Annotated[
     RunAddress | None,
-    typer.Argument(
-        parser=parse_run_address,
-        metavar=RUN_METAVAR,
-        help="A run whose machines report how they see this one; without it they are not asked.",
+    run_argument(
+        "A run whose machines report how they see this one; without it they are not asked."
     ),
 ]
 
@@ -64,7 +62,7 @@ def doctor(
     run_error = "" if run is None else _open_site(state_dir, run)
     hardware = None
     try:
-        hardware = measure_machine(state_dir, machine.hardware, machine.device, machine.threads)
+        hardware = measure_machine(state_dir, machine)
     except (BarnraiseError, ImportError, OSError) as error:
         errors.print(f"[yellow]not measured: {escape(str(error))}[/]", soft_wrap=True)
     facts = measure_machine_facts(state_dir, hardware)
@@ -81,10 +79,7 @@ def doctor(
                 "dial_back": judge_dial_backs(facts.network.reach)[0].value,
                 "up_bytes_per_second": round(facts.network.line.up),
                 "down_bytes_per_second": round(facts.network.line.down),
-                "findings": [
-                    {"subject": f.subject, "level": f.level.value, "sentence": f.sentence}
-                    for f in findings
-                ],
+                "findings": list(map(dataclasses.asdict, findings)),
             }
         )
     else:
@@ -151,9 +146,7 @@ def print_findings(findings: list[MachineFinding], to_errors: bool = False) -> N
     table.add_column(overflow="fold")
     for finding in findings:
         style = STYLES[finding.level]
-        table.add_row(
-            f"[{style}]{finding.level.value}[/]", finding.subject, escape(finding.sentence)
-        )
+        table.add_row(f"[{style}]{finding.level}[/]", finding.subject, escape(finding.sentence))
     (errors if to_errors else out).print(table)
 
 
@@ -179,10 +172,8 @@ def _publish(state_dir: StateDir, checkup: Checkup) -> None:
         write_atomically(state_dir.path / CHECKUP_FILE, checkup.model_dump_json(indent=1).encode())
     if not state_dir.is_enrolled:
         return
-    coordinator = FailoverClient.from_state_dir(state_dir)
-    try:
-        coordinator.submit_checkup(checkup)
-    except BarnraiseError as error:  # an older site does not have this page
-        log.debug("the result was not sent: %s", error)
-    finally:
-        coordinator.close()
+    with contextlib.closing(FailoverClient.from_state_dir(state_dir)) as coordinator:
+        try:
+            coordinator.submit_checkup(checkup)
+        except BarnraiseError as error:  # an older site does not have this page
+            log.debug("the result was not sent: %s", error)

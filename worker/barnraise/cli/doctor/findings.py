@@ -4,7 +4,7 @@ Nothing here reads the machine: `measurements.py` does.
 """
 
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 
 from barnraise.cli.doctor.reach_verdict import (
     NetworkFacts,
@@ -25,7 +25,7 @@ SLOW_SECONDS = 2.0  # in which a mirror should answer
 SITE_REMEDY = ": check the network, the proxy (HTTPS_PROXY) and the certificates (SSL_CERT_FILE)"
 
 
-class Level(Enum):
+class Level(StrEnum):
     """How serious a finding is."""
 
     OK = "ok"
@@ -35,99 +35,55 @@ class Level(Enum):
 
 @dataclass(frozen=True)
 class MachineFinding:
-    """One thing that was checked.
-
-    Attributes:
-        subject: what was checked, in a word or two.
-        level: how serious it is.
-        sentence: what was found and, for a problem, what to do.
-    """
+    """One thing that was checked."""
 
     subject: str
     level: Level
-    sentence: str
+    sentence: str  # what was found and, for a problem, what to do
 
 
 @dataclass(frozen=True)
 class MirrorFacts:
-    """How a mirror answers.
-
-    Attributes:
-        url: its address.
-        seconds: of the fastest answer; None if there was none.
-        error: why there was none.
-        clock_seconds: by how much this machine's clock is ahead of it; None if unknown.
-    """
+    """How a mirror answers."""
 
     url: str
-    seconds: float | None = None
-    error: str = ""
-    clock_seconds: float | None = None
+    seconds: float | None = None  # of the fastest answer; None if there was none
+    error: str = ""  # why there was none
+    clock_seconds: float | None = None  # by which this machine's clock is ahead; None if unknown
 
 
 @dataclass(frozen=True)
 class PresetFit:
-    """How a preset would train here.
-
-    Attributes:
-        name: the preset's.
-        tokens_per_second: 0 if it does not fit.
-    """
+    """How a preset would train here."""
 
     name: str
-    tokens_per_second: float = 0.0
+    tokens_per_second: float = 0.0  # 0 if it does not fit
 
 
 @dataclass(frozen=True)
 class MachineFacts:
-    """What a machine has, as measured.
+    """What a machine has, as measured. Memory and disk space are in bytes."""
 
-    Attributes:
-        python: its version.
-        torch: its version; "" if it cannot be imported.
-        torch_error: why it cannot.
-        device: "cpu", "cuda" or "cuda:1".
-        device_name: of the CPU or GPU.
-        device_note: why a GPU is not used; "" if there is nothing to say.
-        device_memory: bytes of GPU memory.
-        device_memory_free: bytes of it that no program takes.
-        memory: bytes of RAM that this process may use at most.
-        memory_available: bytes of it that other programs leave.
-        disk_free: bytes free where the state lies.
-        home: the folder of the state.
-        home_error: why nothing can be written there; "" if it can.
-        home_warning: what is unusual about it; "" for nothing.
-        open_files: files that this process may open; None where the system has no limit.
-        mirrors: the site's mirrors; empty for a machine that is not enrolled.
-        network: how it is connected.
-        run_error: why the machines of the named run could not be asked; "" if they were, or if no
-            run was named.
-        uplink: bytes/s that its uplink was measured to carry; 0 if that is not known.
-        downlink: bytes/s that it has received at most; 0 if that is not known.
-        presets: the presets from small to large; empty if the machine was not measured.
-    """
-
-    python: tuple[int, int, int]
-    torch: str = ""
+    python: tuple[int, int, int]  # its version
+    torch: str = ""  # its version; "" if it cannot be imported
     torch_error: str = ""
-    device: str = "cpu"
     device_name: str = ""
-    device_note: str = ""
+    device_note: str = ""  # why a GPU is not used
     device_memory: int = 0
     device_memory_free: int = 0
-    memory: int = 0
-    memory_available: int = 0
-    disk_free: int = 0
-    home: str = ""
-    home_error: str = ""
-    home_warning: str = ""
-    open_files: int | None = None
-    mirrors: tuple[MirrorFacts, ...] = ()
+    memory: int = 0  # RAM that this process may use at most
+    memory_available: int = 0  # of it, what other programs leave
+    disk_free: int = 0  # where the state lies
+    home: str = ""  # the folder of the state
+    home_error: str = ""  # why nothing can be written there
+    home_warning: str = ""  # what is unusual about it
+    open_files: int | None = None  # that this process may open; None without a limit
+    mirrors: tuple[MirrorFacts, ...] = ()  # empty for a machine that is not enrolled
     network: NetworkFacts = field(default_factory=NetworkFacts)
-    run_error: str = ""
-    uplink: float = 0.0
-    downlink: float = 0.0
-    presets: tuple[PresetFit, ...] = ()
+    run_error: str = ""  # why the machines of the named run could not be asked
+    uplink: float = 0.0  # bytes/s that it was measured to carry; 0 if that is not known
+    downlink: float = 0.0  # bytes/s that were received at most; 0 if that is not known
+    presets: tuple[PresetFit, ...] = ()  # from small to large; empty if nothing was measured
 
 
 def judge_machine(facts: MachineFacts) -> list[MachineFinding]:
@@ -256,24 +212,21 @@ def _judge_clock(ahead: float) -> MachineFinding:
     return MachineFinding("Clock", Level.WARNING, sentence)
 
 
-REACH_LEVELS = {
-    ReachVerdict.PUBLIC: Level.OK,
+REACH_LEVELS = {  # of the verdicts that are not in order
     ReachVerdict.FIREWALL: Level.WARNING,
-    ReachVerdict.FORWARDED: Level.OK,
-    ReachVerdict.NAT: Level.OK,
     ReachVerdict.DOUBLE_NAT: Level.WARNING,
     ReachVerdict.SYMMETRIC_NAT: Level.WARNING,
     ReachVerdict.UDP_BLOCKED: Level.PROBLEM,
     ReachVerdict.PEER_SILENT: Level.WARNING,
     ReachVerdict.IPV6_ONLY: Level.WARNING,
     ReachVerdict.NO_NETWORK: Level.PROBLEM,
-    ReachVerdict.UNKNOWN: Level.OK,
 }
 
 
 def _judge_network(network: NetworkFacts) -> list[MachineFinding]:
     verdict = judge_reach(network)
-    findings = [MachineFinding("Peers", REACH_LEVELS[verdict], describe_reach(network))]
+    level = REACH_LEVELS.get(verdict, Level.OK)
+    findings = [MachineFinding("Peers", level, describe_reach(network))]
     if network.has_asked_peers:
         findings.append(MachineFinding("Incoming", Level.OK, describe_dial_backs(network)))
     return findings

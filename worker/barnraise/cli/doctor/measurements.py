@@ -7,10 +7,13 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from barnraise.cli.doctor.findings import MachineFacts, MirrorFacts, PresetFit
 from barnraise.cli.doctor.reach_verdict import NetworkFacts
@@ -35,10 +38,11 @@ NETWORK_FILESYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs")
 def measure_machine_facts(state_dir: StateDir, hardware: Hardware | None) -> MachineFacts:
     """Return what can be found on this machine alone, and at its site.
 
-    Args:
-        state_dir: this machine's.
-        hardware: as measured; None leaves out the models.
+    Without `hardware`, the models are left out.
     """
+    mirrors = tuple(measure_mirrors(state_dir)) if state_dir.is_enrolled else ()
+    is_reachable = any(mirror.seconds is not None for mirror in mirrors)
+    uplink, downlink = read_line_rates(state_dir)
     facts = MachineFacts(
         python=sys.version_info[:3],
         memory=memory_bytes(),
@@ -48,17 +52,13 @@ def measure_machine_facts(state_dir: StateDir, hardware: Hardware | None) -> Mac
         home_error=find_write_error(state_dir.path),
         home_warning=describe_filesystem(state_dir.path, find_filesystem(state_dir.path)),
         open_files=count_open_files(),
-        mirrors=tuple(measure_mirrors(state_dir)) if state_dir.is_enrolled else (),
-        network=measure_network(),
+        mirrors=mirrors,
+        network=replace(measure_network(), is_site_reachable=is_reachable),
+        uplink=uplink,
+        downlink=downlink,
+        presets=tuple(fit_presets(hardware, state_dir.limits)) if hardware else (),
     )
-    facts = _with_device(facts)
-    uplink, downlink = read_line_rates(state_dir)
-    facts = replace(facts, uplink=uplink, downlink=downlink)
-    if hardware is not None:
-        facts = replace(facts, presets=tuple(fit_presets(hardware, state_dir.limits)))
-    is_reachable = any(mirror.seconds is not None for mirror in facts.mirrors)
-    network = replace(facts.network, is_site_reachable=is_reachable)
-    return replace(facts, network=network)
+    return _with_device(facts)
 
 
 def _with_device(facts: MachineFacts) -> MachineFacts:
@@ -74,7 +74,6 @@ def _with_device(facts: MachineFacts) -> MachineFacts:
     return replace(
         facts,
         torch=str(torch.__version__),
-        device=choice.name,
         device_name=device.device_label(choice.name) or cpu_name(),
         device_note=choice.note,
         device_memory=device.total_memory(choice.name),
@@ -97,21 +96,17 @@ def find_write_error(folder: Path) -> str:
     return ""
 
 
-def find_filesystem(folder: Path, mounts: Path = Path("/proc/mounts")) -> str:
+def find_filesystem(folder: Path) -> str:
     """Return the type of the file system on which a folder lies; "" where it is not listed."""
     try:
-        lines = mounts.read_text().splitlines()
+        mounts = psutil.disk_partitions(all=True)
     except OSError:
         return ""
     path = folder.resolve()
-    best, kind = Path("/"), ""
-    for line in lines:
-        fields = line.split()
-        mounted = Path(fields[1].replace("\\040", " ")) if len(fields) > 2 else None
-        is_around = mounted is not None and path.is_relative_to(mounted)
-        if mounted is not None and is_around and len(mounted.parts) >= len(best.parts):
-            best, kind = mounted, fields[2]
-    return kind
+    around = [mount for mount in mounts if path.is_relative_to(mount.mountpoint)]
+    # Of several mounts at the same place, the last one is seen.
+    around.sort(key=lambda mount: len(Path(mount.mountpoint).parts))
+    return around[-1].fstype if around else ""
 
 
 def describe_filesystem(folder: Path, kind: str) -> str:
@@ -153,23 +148,20 @@ def measure_mirrors(state_dir: StateDir) -> Iterable[MirrorFacts]:
         yield measure_mirror(CoordinatorClient(url, state_dir.identity))
 
 
-def measure_mirror(
-    client: CoordinatorClient, clock: Callable[[], float] = time.time
-) -> MirrorFacts:
+def measure_mirror(client: CoordinatorClient) -> MirrorFacts:
     """Return how fast one mirror answers; the fastest of a few tries counts. Closes the client."""
     fastest = ahead = None
-    try:
-        for _ in range(MIRROR_TRIES):
-            started = time.perf_counter()
-            view = client.pin_mirror()
-            seconds = time.perf_counter() - started
-            if fastest is None or seconds < fastest:
-                fastest, ahead = seconds, clock() - seconds / 2 - view.time
-    except CoordinatorError as error:
-        if fastest is None:
-            return MirrorFacts(client.url, error=str(error))
-    finally:
-        client.close()
+    with closing(client):
+        try:
+            for _ in range(MIRROR_TRIES):
+                started = time.perf_counter()
+                view = client.pin_mirror()
+                seconds = time.perf_counter() - started
+                if fastest is None or seconds < fastest:
+                    fastest, ahead = seconds, time.time() - seconds / 2 - view.time
+        except CoordinatorError as error:
+            if fastest is None:
+                return MirrorFacts(client.url, error=str(error))
     return MirrorFacts(client.url, fastest, clock_seconds=ahead)
 
 

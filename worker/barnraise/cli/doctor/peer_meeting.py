@@ -8,12 +8,14 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from pydantic import TypeAdapter, ValidationError
+
 from barnraise.cli.doctor.reach_verdict import NetworkFacts
 from barnraise.coordinator_client.failover import FailoverClient
 from barnraise.errors import StateError
 from barnraise.exchange.exchange import Exchange, ExchangeConfig
 from barnraise.ledger.ledger import Ledger
-from barnraise.peering.addresses.nat_type import DialBack, Observation, ReachFacts
+from barnraise.peering.addresses.nat_type import ReachFacts
 from barnraise.peering.links.bandwidth_meter import LineRates
 from barnraise.peering.transports.iroh_transport import IrohTransport
 from barnraise.protocol.coordinator_messages import JoinReply
@@ -33,16 +35,10 @@ ENOUGH_PEERS = 2  # whose views together show which kind of NAT there is
 def meet_peers(
     state_dir: StateDir, run: str, network: NetworkFacts, seconds: float = PEER_SECONDS
 ) -> NetworkFacts:
-    """Connect to peers of a run for a while, and return the facts with what they see.
+    """Connect to peers of a run for so many seconds at most; return the facts with what they see.
 
     Nothing is trained or published. The folder of the run is locked meanwhile, so that no worker on
     this machine takes the connections. Where one trains already, what it knows is used.
-
-    Args:
-        state_dir: this machine's.
-        run: the run's id, or its name in addresses.
-        network: what is known so far.
-        seconds: how long to wait for peers at most.
 
     Raises:
         BarnraiseError: the run cannot be joined.
@@ -121,26 +117,12 @@ def _open_exchange(
 
 
 def read_worker_reach(state_dir: StateDir, run: str, network: NetworkFacts) -> NetworkFacts:
-    """Return the facts with what a worker that trains in the run on this machine knows.
-
-    Args:
-        state_dir: this machine's.
-        run: the run's id.
-        network: what is known so far.
-    """
+    """Return the facts with what a worker that trains in the run on this machine knows."""
     status = read_status(state_dir.path / "runs" / run)
-    if status is None:
-        return network
-    reach = status.reach_facts
+    if status is None or not status.reach_facts:
+        return network  # no worker, or one that has just started
     try:
-        facts = ReachFacts(
-            local_addresses=tuple(reach["local_addresses"]),
-            observations=tuple(Observation(**seen) for seen in reach["observations"]),
-            is_reached=reach["is_reached"],
-            mapped_address=reach["mapped_address"],
-            announced_addresses=tuple(reach["announced_addresses"]),
-            dial_backs=tuple(DialBack(**tried) for tried in reach.get("dial_backs", [])),
-        )
-    except (TypeError, LookupError):
-        return network  # an older worker, or one that has just started
+        facts = TypeAdapter(ReachFacts).validate_python(status.reach_facts)
+    except ValidationError:
+        return network  # an older worker
     return replace(network, peers_tried=status.peers, peers_connected=status.peers, reach=facts)

@@ -35,38 +35,20 @@ class ReachVerdict(Enum):
 
 @dataclass(frozen=True)
 class NetworkFacts:
-    """What a machine knows of its connection to the internet.
+    """What a machine knows of its connection to the internet."""
 
-    Attributes:
-        has_ipv4: whether it has an IPv4 address with a route beyond its own machine.
-        has_ipv6: whether it has a global IPv6 address with a route.
-        is_site_reachable: whether the site answers by HTTP.
-        has_asked_peers: whether the run is known whose peers were looked for.
-        peers_tried: peers that were dialled by UDP.
-        peers_connected: those of them with which a connection exists.
-        hops: addresses of the first routers on the way to the internet, the nearest first; "" for
-            one that does not answer.
-        router_address: the outer address that the router states (UPnP, NAT-PMP, PCP); "" if none.
-        lan_address: this machine's own address in its network; "" if unknown.
-        port: the UDP port for peers; 0 for any.
-        has_port_mapping: whether this machine asks its router to forward the port.
-        reach: what peers see, and whether they reach this machine.
-        line: bytes per second to and from a peer, as the two measured.
-    """
-
-    has_ipv4: bool = True
-    has_ipv6: bool = False
-    is_site_reachable: bool = True
+    has_ipv4: bool = True  # whether it has an IPv4 address with a route beyond its own machine
+    has_ipv6: bool = False  # whether it has a global IPv6 address with a route
+    is_site_reachable: bool = True  # by HTTP
     has_asked_peers: bool = False
-    peers_tried: int = 0
-    peers_connected: int = 0
-    hops: tuple[str, ...] = ()
-    router_address: str = ""
-    lan_address: str = ""
-    port: int = 0
-    has_port_mapping: bool = True
+    peers_tried: int = 0  # that were dialled by UDP
+    peers_connected: int = 0  # of those
+    hops: tuple[str, ...] = ()  # the first routers, the nearest first; "" for one that is silent
+    lan_address: str = ""  # this machine's own address in its network
+    port: int = 0  # the UDP port for peers; 0 for any
+    has_port_mapping: bool = True  # whether this machine asks its router to forward the port
     reach: ReachFacts = field(default_factory=ReachFacts)
-    line: LineRates = field(default_factory=LineRates)
+    line: LineRates = field(default_factory=LineRates)  # to and from a peer, as the two measured
 
 
 def judge_reach(facts: NetworkFacts) -> ReachVerdict:
@@ -110,11 +92,11 @@ def _has_public_mapping(facts: NetworkFacts) -> bool:
 def is_behind_two_routers(facts: NetworkFacts) -> bool:
     """Return whether the router is itself behind another one: its outer address is not public.
 
-    The router states that address, or the second hop has one of a private network or of a provider
-    that lets many customers share an address (100.64.0.0/10).
+    The router states that address when it maps a port, or the second hop has one of a private
+    network or of a provider that lets many customers share an address (100.64.0.0/10).
     """
     mapped = facts.reach.mapped_address
-    stated = facts.router_address or (host_of(mapped) if mapped else "")
+    stated = host_of(mapped) if mapped else ""
     if stated and is_inner_host(stated):
         return True
     observed = {host_of(seen.address) for seen in facts.reach.observations}

@@ -22,10 +22,6 @@ ADDRESS_OFFSET = 16 + 4
 def find_hops(count: int = 2, target: tuple[str, int] = TARGET) -> list[str]:
     """Return the addresses of the first routers, the nearest first.
 
-    Args:
-        count: how many are wanted.
-        target: where the packets would go, if they went further.
-
     Returns:
         One address each, "" for a router that does not answer; nothing on other systems.
     """
