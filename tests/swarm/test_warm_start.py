@@ -55,7 +55,7 @@ def test_warm_started_run_continues_identically_on_every_machine(ended_run, swar
     ended_at = ada.status["validation_last"][1]
     # One of them may start with the other's first updates.
     firsts = [heir.status["validation_first"] for heir in heirs]
-    assert (0, ended_at) in firsts, "the same weights bit for bit"
+    assert [0, ended_at] in firsts, "the same weights bit for bit"
     assert max(loss for _, loss in firsts) < ended_at + 0.5
     assert len({(heir.status["vector"], heir.status["anchor"]) for heir in heirs}) == 1
     assert heirs[0].status["validation_last"][1] < ended_at
@@ -85,7 +85,7 @@ def test_run_begins_with_a_model_in_a_folder_and_states_its_loss(swarm, tmp_path
     loss = mean_loss(theirs, workers[0].worker.held_out)
     firsts = [worker.status["validation_first"] for worker in workers]
     # One of them may start with the other's first updates.
-    assert (0, pytest.approx(loss, abs=1e-4)) in firsts
+    assert [0, pytest.approx(loss, abs=1e-4)] in firsts
     assert f"begins at a loss of {loss:.2f}" in caplog.text
     assert len({worker.status["anchor"] for worker in workers}) == 1
     assert workers[0].status["validation_last"][1] < loss
