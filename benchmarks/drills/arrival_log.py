@@ -2,12 +2,13 @@
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from barnraise.ledger import ledger
+from barnraise.protocol.messages import Signed, Update
 
 
 @dataclass(frozen=True)
@@ -44,9 +45,11 @@ class ArrivalLog:
     def _log_appends(
         self, append_all: Callable[..., list[ledger.Outcome]]
     ) -> Callable[..., list[ledger.Outcome]]:
-        def append_and_log(*arguments: Any) -> list[ledger.Outcome]:
-            outcomes = append_all(*arguments)
-            for (_, update), outcome in zip(arguments[-1], outcomes, strict=False):
+        def append_and_log(
+            appending: ledger.Ledger, updates: Sequence[tuple[Signed, Update]], *tickets: Any
+        ) -> list[ledger.Outcome]:
+            outcomes = append_all(appending, updates, *tickets)
+            for (_, update), outcome in zip(updates, outcomes, strict=False):
                 if outcome is ledger.Outcome.ADDED:
                     entry = [time.time(), update.author, update.seq]
                     self._file.write(json.dumps(entry) + "\n")
