@@ -2,10 +2,12 @@
 
 import json
 import time
+from types import SimpleNamespace
 
 import pytest
 from helpers.drill_modules import import_drill_module
 
+from barnraise.ledger.ledger import Ledger, Outcome
 from barnraise.ledger.validation import UpdateRules, validate_header
 from barnraise.peering.transports.framing import unpack
 from barnraise.protocol.messages import UpdatePush
@@ -35,6 +37,24 @@ def test_log_of_arrivals_leaves_out_an_incomplete_line(tmp_path):
     assert arrival_log.read_arrivals(path) == []
     path.write_text('[1.5, "a.1", 1]\n[2.5, "a.')
     assert arrival_log.read_arrivals(path) == [Arrival(1.5, "a.1", 1)]
+
+
+def test_arrival_log_records_what_a_ledger_appends_with_or_without_tickets(tmp_path, monkeypatch):
+    added = [Outcome.ADDED, Outcome.GAP]
+    monkeypatch.setattr(Ledger, "append_all", lambda self, updates, tickets=(): added)
+    path = tmp_path / "arrivals.jsonl"
+    arrival_log.ArrivalLog(path).wrap_ledger()
+    first, second = (SimpleNamespace(author="a.1", seq=seq) for seq in (1, 2))
+    ledger = Ledger(tmp_path / "ledger")
+    try:
+        assert ledger.append_all([(None, first), (None, second)], ["a ticket"]) == added
+        assert ledger.append_all([(None, first), (None, second)]) == added
+    finally:
+        ledger.close()
+    assert [(arrival.author, arrival.seq) for arrival in arrival_log.read_arrivals(path)] == [
+        ("a.1", 1),
+        ("a.1", 1),
+    ]
 
 
 def test_loss_curve_counts_the_tokens_of_honest_machines_only(tmp_path):
