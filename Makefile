@@ -37,7 +37,7 @@ demo: setup
 
 # Everything but what is marked slow: 8 to 10 minutes on two cores. The last lines list the time of each suite.
 test: setup
-	@$(BIN)/python tests/helpers/chromium.py
+	@$(BIN)/python tests/helpers/browser/chromium.py
 	@$(BIN)/python tests/helpers/run_suites.py default
 
 # The worker's unit tests: a minute on two cores, without the site, a database or a browser.
@@ -57,7 +57,7 @@ lint: .venv/.installed
 
 # With long drills, exhaustive properties and thousands of API requests: 45 minutes on two cores.
 test-all: setup
-	@$(BIN)/python tests/helpers/chromium.py
+	@$(BIN)/python tests/helpers/browser/chromium.py
 	@$(BIN)/python tests/helpers/run_suites.py all
 
 # Measure the swap engine against its targets: 40 minutes; QUICK=1: 5 minutes. Leave the machine alone meanwhile.
@@ -76,7 +76,7 @@ bench-site: setup
 
 # What the pages cost a reader: time, main thread, memory, JavaScript, layout shifts, axe; 8 minutes. QUICK=1: 4 minutes.
 bench-frontend: setup
-	@$(BIN)/python tests/helpers/chromium.py
+	@$(BIN)/python tests/helpers/browser/chromium.py
 	@PYTHONPATH=platform:worker $(BIN)/python benchmarks/frontend/bench_frontend.py $(if $(QUICK),--quick)
 
 # How fast text becomes tokens, against the plain tokenizers library, and in what memory; 15 minutes. QUICK=1: 2 minutes.

@@ -15,7 +15,7 @@ import pytest
 
 # Those who work on the worker alone need not install the site: `make test-worker` does without.
 HAS_SITE = os.environ.get("BARNRAISE_TESTS") != "worker" and importlib.util.find_spec("django")
-pytest_plugins = ["helpers.site_plugin"] if HAS_SITE else []
+pytest_plugins = ["helpers.site.site_plugin"] if HAS_SITE else []
 
 # xdist sets the size of its terminal, and a console that is created with it never changes its own.
 for name in ("COLUMNS", "LINES"):

@@ -6,7 +6,7 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 import pytest
-from helpers.local_server import LocalServer, QuietHandler
+from helpers.network.local_server import LocalServer, QuietHandler
 
 
 class Handler(QuietHandler):

@@ -4,7 +4,7 @@ import pytest
 from django.contrib.contenttypes.models import ContentType
 from django.db import connection
 from django.db.migrations.executor import MigrationExecutor
-from helpers import migrated_database
+from helpers.site import migrated_database
 
 
 @pytest.mark.django_db

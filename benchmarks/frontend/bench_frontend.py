@@ -23,7 +23,7 @@ for folder in ("benchmarks/shared", "benchmarks/site", "tests"):
     sys.path.insert(0, str(ROOT / folder))
 
 from child_processes import ChildProcesses  # noqa: E402  (benchmarks/shared)
-from helpers.chromium import find_browser  # noqa: E402  (tests)
+from helpers.browser.chromium import find_browser  # noqa: E402  (tests)
 from site_stack import Site  # noqa: E402  (benchmarks/site)
 
 MACHINES = 200
@@ -186,7 +186,7 @@ def measure_pages(
 ) -> dict[str, float]:
     """Open every page wide and narrow; return the worst shift, JavaScript and axe's findings."""
     import page_probe
-    from helpers.screenshots import find_violations
+    from helpers.browser.screenshots import find_violations
 
     worst_shift = 0.0
     most_script = 0.0

@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[2] / "tests"))
 # The folder of the tests' helpers is no import path of the type checker.
-from helpers.simulated_swarm import Simulation, key_of  # pyright: ignore[reportMissingImports]
+from helpers.network.simulated_swarm import Simulation, key_of  # pyright: ignore[reportMissingImports]
 
 PAYLOAD = 500_000  # bytes of an update
 UPLINK = 2.5e6  # bytes per second of each home line

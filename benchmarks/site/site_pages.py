@@ -15,7 +15,7 @@ from coordinator.runs.models import Run
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tests"))
 
-from helpers.second_factor import add_authenticator_app
+from helpers.site.second_factor import add_authenticator_app
 
 WARM_UP_ROUNDS = 2  # of each page: they compile the templates
 

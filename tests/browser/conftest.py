@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 import pytest
-from helpers.chromium import find_browser
-from helpers.screenshots import open_page
+from helpers.browser.chromium import find_browser
+from helpers.browser.screenshots import open_page
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 PATIENCE_MS = 240_000  # other processes may use the machine that runs the tests

@@ -8,9 +8,9 @@ from uuid import UUID
 import pytest
 from django.contrib import admin
 from django.urls import URLPattern, URLResolver, get_resolver, resolve
-from helpers.live_site import log_in
-from helpers.navigation import click_and_load
-from helpers.screenshots import UPSTREAM, assert_still, check_page, open_page
+from helpers.browser.navigation import click_and_load
+from helpers.browser.screenshots import UPSTREAM, assert_still, check_page, open_page
+from helpers.site.live_site import log_in
 from playwright.sync_api import Page, expect
 
 # Name of the screenshot → address of a page that visitors without an account can open.

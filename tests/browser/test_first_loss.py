@@ -5,9 +5,9 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers.live_site import CODE, PASSWORD, wait_until
-from helpers.navigation import click_and_load
-from helpers.screenshots import open_page
+from helpers.browser.navigation import click_and_load
+from helpers.browser.screenshots import open_page
+from helpers.site.live_site import CODE, PASSWORD, wait_until
 from playwright.sync_api import Browser, expect
 
 EMAIL = "nora@example.org"

@@ -3,10 +3,8 @@
 from itertools import pairwise
 from subprocess import Popen
 
-from helpers.live_site import Site, enrol, log_in, sign_up, wait_until
-from helpers.navigation import click_and_load
-from helpers.pages import WIDTH_ERROR
-from helpers.screenshots import (
+from helpers.browser.navigation import click_and_load
+from helpers.browser.screenshots import (
     DIALOG,
     UPSTREAM,
     assert_still,
@@ -14,6 +12,8 @@ from helpers.screenshots import (
     count_shifts,
     open_page,
 )
+from helpers.site.live_site import Site, enrol, log_in, sign_up, wait_until
+from helpers.site.pages import WIDTH_ERROR
 from playwright.sync_api import Browser, Page, expect
 
 MACHINES = ("barn", "loft")

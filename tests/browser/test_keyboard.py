@@ -4,10 +4,10 @@ import re
 from subprocess import Popen
 
 import pytest
-from helpers.live_site import CODE, PASSWORD, request_enrolment, wait_until
-from helpers.navigation import new_page_loaded
-from helpers.pages import WIDTH_ERROR
-from helpers.screenshots import open_page
+from helpers.browser.navigation import new_page_loaded
+from helpers.browser.screenshots import open_page
+from helpers.site.live_site import CODE, PASSWORD, request_enrolment, wait_until
+from helpers.site.pages import WIDTH_ERROR
 from playwright.sync_api import Browser, Locator, Page, expect
 
 EMAIL = "karin@example.org"

@@ -4,8 +4,8 @@ import re
 from collections.abc import Callable
 
 import pytest
-from helpers.live_site import log_in, wait_until
-from helpers.mirror_pair import (
+from helpers.browser.screenshots import check_page, open_page
+from helpers.mirrors.mirror_pair import (
     PASSWORD,
     MirrorProcess,
     ReportingMachine,
@@ -13,7 +13,7 @@ from helpers.mirror_pair import (
     publish_list,
     two_mirrors,
 )
-from helpers.screenshots import check_page, open_page
+from helpers.site.live_site import log_in, wait_until
 from playwright.sync_api import Page, WebSocket, expect
 
 

@@ -3,9 +3,9 @@
 import re
 
 import pytest
-from helpers.live_site import enrol, log_in, wait_until
-from helpers.navigation import click_and_load
-from helpers.screenshots import check_page
+from helpers.browser.navigation import click_and_load
+from helpers.browser.screenshots import check_page
+from helpers.site.live_site import enrol, log_in, wait_until
 from playwright.sync_api import Page, expect
 
 

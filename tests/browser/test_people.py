@@ -3,9 +3,9 @@
 import re
 
 import pytest
-from helpers.live_site import CODE, log_in, submit_login, wait_until
-from helpers.navigation import click_and_load
-from helpers.screenshots import DIALOG, check_page
+from helpers.browser.navigation import click_and_load
+from helpers.browser.screenshots import DIALOG, check_page
+from helpers.site.live_site import CODE, log_in, submit_login, wait_until
 from playwright.sync_api import Browser, Page, expect
 
 from coordinator.notify.notification_types import NotificationType

@@ -5,9 +5,9 @@ import time
 
 import pytest
 from helpers import paths
-from helpers.live_site import EMAIL, log_in
-from helpers.navigation import click_and_load
-from helpers.screenshots import check_page
+from helpers.browser.navigation import click_and_load
+from helpers.browser.screenshots import check_page
+from helpers.site.live_site import EMAIL, log_in
 from playwright.sync_api import Page, expect
 
 from barnraise.coordinator_client.client import CoordinatorClient

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from django.test import Client
-from helpers.local_server import LocalServer, QuietHandler
+from helpers.network.local_server import LocalServer, QuietHandler
 
 from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.errors import CoordinatorError, CoordinatorUnreachableError

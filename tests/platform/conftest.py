@@ -14,12 +14,12 @@ from django.conf import settings
 from django.db import transaction
 from django.test import Client
 from django.utils import timezone
-from helpers.event_log_builder import LogBuilder, NotePayload
-from helpers.fake_mirror import FakeMirror, local_entry
-from helpers.mirror_lists import signed_list
+from helpers.mirrors.event_log_builder import LogBuilder, NotePayload
+from helpers.mirrors.fake_mirror import FakeMirror, local_entry
+from helpers.mirrors.mirror_lists import signed_list
 from helpers.paths import GOLDEN
-from helpers.remote_telemetry import EXCHANGE, report
-from helpers.second_factor import add_authenticator_app
+from helpers.site.remote_telemetry import EXCHANGE, report
+from helpers.site.second_factor import add_authenticator_app
 
 from barnraise.protocol import coordinator_messages, enums, types
 from barnraise.protocol import reports as reports_module

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 from django.core.management import call_command, get_commands
-from helpers.local_server import LocalServer, QuietHandler
+from helpers.network.local_server import LocalServer, QuietHandler
 from helpers.paths import ROOT
 
 from coordinator.celery import app

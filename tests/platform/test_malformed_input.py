@@ -9,7 +9,7 @@ from blake3 import blake3
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from django.test import Client
 from helpers import paths
-from helpers.enrolment_requests import enrolment_request
+from helpers.site.enrolment_requests import enrolment_request
 
 from barnraise.errors import SpecError
 from barnraise.protocol import coordinator_messages, reports

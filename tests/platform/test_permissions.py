@@ -11,7 +11,7 @@ from django.core import signing
 from django.db import transaction
 from django.test import Client
 from django.urls import get_resolver, resolve
-from helpers.enrolment_requests import enrolment_request
+from helpers.site.enrolment_requests import enrolment_request
 
 from barnraise.protocol.signing import Identity
 from coordinator.accounts.models import Enrolment, SiteSettings, Team, TeamInvitation

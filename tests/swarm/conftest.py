@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from example_hardware import ONE_CORE_MACHINE
-from helpers.memory_transport import MemoryNetwork
+from helpers.network.memory_transport import MemoryNetwork
 
 from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.ledger.blob_store import BlobStore

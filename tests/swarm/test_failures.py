@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from helpers.fake_coordinator import FakeCoordinator
+from helpers.worker.fake_coordinator import FakeCoordinator
 
 from barnraise.errors import StateError
 from barnraise.exchange import exchange as exchange_module

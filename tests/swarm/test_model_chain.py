@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.live_site import Person, Site
 from helpers.paths import ROOT
-from helpers.trained_models import bpe_file, compute_logits
+from helpers.site.live_site import Person, Site
+from helpers.worker.trained_models import bpe_file, compute_logits
 
 from barnraise.state_dir import StateDir
 from barnraise.text.prompt_codec import PromptCodec

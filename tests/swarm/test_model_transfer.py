@@ -4,7 +4,7 @@ import json
 import signal
 
 import pytest
-from helpers.live_site import Person, Site, wait_until
+from helpers.site.live_site import Person, Site, wait_until
 
 PATIENCE = 600  # seconds; other processes may use the machine that runs the tests
 SMALL_MODEL = ("model.layers=2", "model.width=32", "model.heads=2", "model.context=32")

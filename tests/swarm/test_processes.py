@@ -1,7 +1,7 @@
 """Run real worker processes over iroh with a real site: kill, restart and join late."""
 
 import pytest
-from helpers.live_site import EMAIL, Person, Site, wait_until
+from helpers.site.live_site import EMAIL, Person, Site, wait_until
 
 TRIO = ("north", "east", "south")
 LAUNCH_AUTO_BY_INVITATION = f"""

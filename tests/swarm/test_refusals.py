@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from helpers.live_site import Person, Site
+from helpers.site.live_site import Person, Site
 
 CANCEL = "from coordinator.runs.models import Run; assert Run.objects.find({slug!r}).cancel()"
 # Asked for are 2 seconds on an idle computer, start of Python included; tests share theirs.

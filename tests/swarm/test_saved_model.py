@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers.fake_hub import open_writable_hub
-from helpers.trained_models import compute_logits
+from helpers.worker.fake_hub import open_writable_hub
+from helpers.worker.trained_models import compute_logits
 from safetensors.torch import load_file
 from typer.testing import CliRunner, Result
 

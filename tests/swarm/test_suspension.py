@@ -3,7 +3,7 @@
 import time
 
 import torch
-from helpers.tickets import sign_ticket
+from helpers.updates.tickets import sign_ticket
 from helpers.wait_for import wait_until
 
 from barnraise.durable_io import write_atomically

@@ -4,8 +4,8 @@ import json
 import random
 
 import pytest
-from helpers.fake_hub import FakeHub
-from helpers.live_site import Person, Site, wait_until
+from helpers.site.live_site import Person, Site, wait_until
+from helpers.worker.fake_hub import FakeHub
 
 WORDS = [
     "barn",

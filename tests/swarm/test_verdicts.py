@@ -5,7 +5,7 @@ import time
 
 import pytest
 import torch
-from helpers.fake_coordinator import FakeCoordinator
+from helpers.worker.fake_coordinator import FakeCoordinator
 
 from barnraise.cli.verdict import build_verdict
 from barnraise.coordinator_client import reporter as reporter_module

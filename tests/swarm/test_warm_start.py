@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers.trained_models import BPE, bpe_file, compute_logits, make_trained_model
+from helpers.worker.trained_models import BPE, bpe_file, compute_logits, make_trained_model
 
 from barnraise.errors import StateError, UnsupportedModelError
 from barnraise.ledger.blob_store import BlobStore

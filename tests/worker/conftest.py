@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.memory_transport import MemoryNetwork
-from helpers.plans import RECIPE, engine_of, tiny_plan
+from helpers.network.memory_transport import MemoryNetwork
 from helpers.wait_for import wait_until
+from helpers.worker.plans import RECIPE, engine_of, tiny_plan
 
 from barnraise.exchange.exchange import Exchange, ExchangeConfig
 from barnraise.ledger.anchor import Anchor

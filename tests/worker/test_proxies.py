@@ -8,9 +8,9 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from helpers.fake_coordinator import FakeCoordinator
-from helpers.forward_proxy import ForwardProxy
-from helpers.local_server import LocalServer, QuietHandler
+from helpers.network.forward_proxy import ForwardProxy
+from helpers.network.local_server import LocalServer, QuietHandler
+from helpers.worker.fake_coordinator import FakeCoordinator
 
 from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.coordinator_client.token_client import TokenClient

@@ -5,7 +5,7 @@ import sys
 from contextlib import ExitStack
 
 import pytest
-from helpers.loopback_network import LoopbackNetwork
+from helpers.network.loopback_network import LoopbackNetwork
 from helpers.paths import ROOT
 
 sys.path.append(str(ROOT / "benchmarks" / "field"))

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
-from helpers.loopback_network import LoopbackNetwork
+from helpers.network.loopback_network import LoopbackNetwork
 from helpers.paths import ROOT
 
 sys.path.append(str(ROOT / "benchmarks" / "field"))

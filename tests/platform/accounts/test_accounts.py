@@ -15,8 +15,8 @@ from allauth.mfa.totp.internal.auth import (
 from django.core import mail
 from django.db import connection
 from django.test import Client
-from helpers.pages import text as page
-from helpers.second_factor import AuthenticatorApp, add_authenticator_app
+from helpers.site.pages import text as page
+from helpers.site.second_factor import AuthenticatorApp, add_authenticator_app
 
 from coordinator.accounts import login_limits
 from coordinator.accounts.deletion import delete_account

@@ -15,8 +15,13 @@ from django.core.cache import cache
 from django.test import Client
 from fido2.cose import ES256
 from fido2.webauthn import AttestationObject, AttestedCredentialData, AuthenticatorData
-from helpers.mirror_lists import list_entry, signed_list
-from helpers.rebuild_site import all_events, all_private_data, empty_tables, rebuild_in_random_order
+from helpers.mirrors.mirror_lists import list_entry, signed_list
+from helpers.mirrors.rebuild_site import (
+    all_events,
+    all_private_data,
+    empty_tables,
+    rebuild_in_random_order,
+)
 
 from barnraise.protocol.signing import Identity
 from coordinator.accounts import credential_sync, mfa_forms

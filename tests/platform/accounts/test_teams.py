@@ -7,7 +7,7 @@ import pytest
 from django.core import mail
 from django.test import Client
 from django.utils import timezone
-from helpers.pages import text as page
+from helpers.site.pages import text as page
 
 from coordinator.accounts import tasks, teams
 from coordinator.accounts.models import Team, TeamInvitation, UserError

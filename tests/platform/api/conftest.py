@@ -1,7 +1,7 @@
 """Provide scripts that call the API with a token."""
 
 import pytest
-from helpers.script_client import ALL_SCOPES, Script
+from helpers.site.script_client import ALL_SCOPES, Script
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from django.test import Client
-from helpers.script_client import problem
+from helpers.site.script_client import problem
 
 from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.errors import CoordinatorError

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from helpers.script_client import problem
+from helpers.site.script_client import problem
 
 from barnraise.protocol import coordinator_messages
 from coordinator.accounts.site_settings import SiteSettings

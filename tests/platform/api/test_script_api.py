@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from django.test import Client
 from django.utils import timezone
-from helpers.script_client import ALL_SCOPES, problem
+from helpers.site.script_client import ALL_SCOPES, problem
 
 from barnraise.protocol import coordinator_messages
 from coordinator.api import authentication

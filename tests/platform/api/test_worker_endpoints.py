@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 from django.utils import timezone
-from helpers.enrolment_requests import ABOUT, enrolment_request
+from helpers.site.enrolment_requests import ABOUT, enrolment_request
 
 from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.errors import CoordinatorError

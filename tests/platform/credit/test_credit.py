@@ -7,9 +7,9 @@ import hypothesis.strategies as st
 import pytest
 from django.test import Client
 from django.utils import timezone
-from helpers.attestations import LIFE, NEXT, altered_witness_of, witness_of
 from helpers.effort import examples
-from helpers.mirror_lists import list_entry, signed_list
+from helpers.mirrors.mirror_lists import list_entry, signed_list
+from helpers.updates.attestations import LIFE, NEXT, altered_witness_of, witness_of
 from hypothesis import HealthCheck, given, settings
 
 from barnraise.protocol import coordinator_messages, verdicts

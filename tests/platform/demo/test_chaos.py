@@ -19,7 +19,7 @@ from pathlib import Path
 import psycopg
 import pytest
 import redis.exceptions
-from helpers.chaos_load import (
+from helpers.mirrors.chaos_load import (
     TOKENS_A_REPORT,
     HighWaterMarks,
     PageClient,
@@ -28,8 +28,8 @@ from helpers.chaos_load import (
     StormRun,
     create_storm_run,
 )
-from helpers.chaos_plan import TARGETS, Fault, FaultKind, Hit, plan_faults
-from helpers.chaos_site import ChaosSite
+from helpers.mirrors.chaos_plan import TARGETS, Fault, FaultKind, Hit, plan_faults
+from helpers.mirrors.chaos_site import ChaosSite
 from helpers.quiet_clock import QuietClock
 from helpers.wait_for import wait_until
 

@@ -6,8 +6,13 @@ from random import Random
 import pytest
 from django.db import models
 from helpers.effort import examples
-from helpers.event_log_builder import LogBuilder, NotePayload, recompute_state_hash, rejection
-from helpers.rebuild_site import LOG
+from helpers.mirrors.event_log_builder import (
+    LogBuilder,
+    NotePayload,
+    recompute_state_hash,
+    rejection,
+)
+from helpers.mirrors.rebuild_site import LOG
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

@@ -5,7 +5,7 @@ needed.
 """
 
 import pytest
-from helpers.event_histories import (
+from helpers.mirrors.event_histories import (
     AT,
     DIGESTS,
     HISTORIES,

@@ -9,10 +9,9 @@ import pytest
 from allauth.mfa.models import Authenticator
 from django.contrib.auth.hashers import make_password
 from django.utils import timezone
-from helpers.enrolment_requests import ABOUT, enrolment_request
-from helpers.event_log_builder import LogBuilder
-from helpers.mirror_lists import list_entry, signed_list
-from helpers.rebuild_site import (
+from helpers.mirrors.event_log_builder import LogBuilder
+from helpers.mirrors.mirror_lists import list_entry, signed_list
+from helpers.mirrors.rebuild_site import (
     LOG,
     all_events,
     all_private_data,
@@ -20,7 +19,8 @@ from helpers.rebuild_site import (
     rebuild_in_random_order,
     replicated_rows,
 )
-from helpers.second_factor import add_authenticator_app
+from helpers.site.enrolment_requests import ABOUT, enrolment_request
+from helpers.site.second_factor import add_authenticator_app
 
 from barnraise.protocol import reports
 from barnraise.protocol.signing import Identity, digest

@@ -2,7 +2,7 @@
 
 import pytest
 from django.core.management import CommandError, call_command
-from helpers.event_log_builder import LogBuilder, rejection
+from helpers.mirrors.event_log_builder import LogBuilder, rejection
 
 from coordinator.eventlog import ingest, projection, truncate
 

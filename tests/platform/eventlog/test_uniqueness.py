@@ -5,8 +5,8 @@ from random import Random
 
 import pytest
 from helpers.effort import examples
-from helpers.event_log_builder import LogBuilder
-from helpers.rebuild_site import (
+from helpers.mirrors.event_log_builder import LogBuilder
+from helpers.mirrors.rebuild_site import (
     LOG,
     all_events,
     all_private_data,

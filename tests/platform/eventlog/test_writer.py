@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import pytest
 from django.conf import settings
 from django.db import connection
-from helpers.event_log_builder import LogBuilder, recompute_state_hash
+from helpers.mirrors.event_log_builder import LogBuilder, recompute_state_hash
 
 from barnraise.protocol.signing import digest
 from coordinator.eventlog import hlc, ingest, projection, writer

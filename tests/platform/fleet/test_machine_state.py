@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 from django.test import Client
-from helpers.enrolment_requests import enrolment_request
-from helpers.event_log_builder import LogBuilder
-from helpers.rebuild_site import (
+from helpers.mirrors.event_log_builder import LogBuilder
+from helpers.mirrors.rebuild_site import (
     all_events,
     all_private_data,
     rebuild_in_random_order,
     replicated_rows,
 )
+from helpers.site.enrolment_requests import enrolment_request
 
 from barnraise.protocol import coordinator_messages, enums
 from barnraise.protocol.signing import Identity, open_signed

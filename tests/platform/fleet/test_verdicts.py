@@ -7,8 +7,8 @@ import hypothesis.strategies as st
 import pytest
 from django.test import Client
 from django.utils import timezone
-from helpers.attestations import witness_of
-from helpers.mirror_lists import list_entry, signed_list
+from helpers.mirrors.mirror_lists import list_entry, signed_list
+from helpers.updates.attestations import witness_of
 from hypothesis import given, settings
 
 from barnraise.errors import SpecError

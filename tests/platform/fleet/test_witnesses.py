@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 from django.utils import timezone
-from helpers.attestations import LIFE, sign_header, witness_of
+from helpers.updates.attestations import LIFE, sign_header, witness_of
 
 from barnraise.protocol import messages
 from barnraise.protocol.signing import digest

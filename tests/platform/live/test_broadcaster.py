@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import redis.exceptions
 from asgiref.sync import sync_to_async
-from helpers.websocket_client import SECONDS, WatcherSocket, snapshot
+from helpers.site.websocket_client import SECONDS, WatcherSocket, snapshot
 
 from coordinator.lib.valkey import valkey_client
 from coordinator.live import broadcaster as live

@@ -7,8 +7,8 @@ from html import unescape
 import pytest
 from asgiref.sync import sync_to_async
 from django.test import Client
-from helpers.mirror_lists import list_entry, signed_list
-from helpers.websocket_client import SECONDS, WatcherSocket
+from helpers.mirrors.mirror_lists import list_entry, signed_list
+from helpers.site.websocket_client import SECONDS, WatcherSocket
 
 from barnraise.protocol.mirror_list import Expulsion
 from barnraise.protocol.signing import Identity

@@ -5,7 +5,7 @@ import json
 import pytest
 from asgiref.sync import sync_to_async
 from django.test import Client
-from helpers.websocket_client import SECONDS, WatcherSocket, snapshot
+from helpers.site.websocket_client import SECONDS, WatcherSocket, snapshot
 
 from barnraise.protocol import reports
 from coordinator.live import run_snapshot

@@ -13,9 +13,9 @@ from django.core import mail
 from django.core.cache import cache
 from django.test import Client
 from django.utils import timezone
-from helpers.local_server import LocalServer, QuietHandler
-from helpers.pages import text as page
-from helpers.remote_telemetry import EXCHANGE
+from helpers.network.local_server import LocalServer, QuietHandler
+from helpers.site.pages import text as page
+from helpers.site.remote_telemetry import EXCHANGE
 
 from barnraise.protocol import coordinator_messages, enums
 from coordinator.accounts.models import SiteSettings

@@ -6,8 +6,8 @@ import time
 import pytest
 from django.db import OperationalError, connection
 from django.test import Client
-from helpers.metrics_page import parse_metrics
-from helpers.stored_heartbeats import set_heartbeats
+from helpers.site.metrics_page import parse_metrics
+from helpers.site.stored_heartbeats import set_heartbeats
 
 from coordinator.eventlog import projection, writer
 from coordinator.lib import counters, heartbeats, site_identity

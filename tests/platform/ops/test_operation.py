@@ -12,8 +12,8 @@ import pytest
 from celery import shared_task
 from django.db import OperationalError
 from django.utils import timezone
-from helpers.metrics_page import parse_metrics
-from helpers.stored_heartbeats import AHEAD_SECONDS, set_heartbeats
+from helpers.site.metrics_page import parse_metrics
+from helpers.site.stored_heartbeats import AHEAD_SECONDS, set_heartbeats
 
 from coordinator.celery import Task, app
 from coordinator.fleet.models import Membership

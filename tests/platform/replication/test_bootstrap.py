@@ -1,9 +1,9 @@
 """Test how a new mirror fetches the list and all logs from another one."""
 
 import pytest
-from helpers.event_log_builder import count_stored
-from helpers.fake_mirror import FakeMirror, local_entry
-from helpers.mirror_lists import list_entry, signed_list
+from helpers.mirrors.event_log_builder import count_stored
+from helpers.mirrors.fake_mirror import FakeMirror, local_entry
+from helpers.mirrors.mirror_lists import list_entry, signed_list
 
 from barnraise.protocol.mirror_list import Expulsion
 from barnraise.protocol.signing import Identity

@@ -7,10 +7,10 @@ from datetime import timedelta
 import pytest
 from django.core import mail
 from django.utils import timezone
-from helpers.event_log_builder import LogBuilder
-from helpers.fake_mirror import FakeMirror
-from helpers.mirror_lists import list_entry, signed_list
-from helpers.rebuild_site import all_events, all_private_data, rebuild_in_random_order
+from helpers.mirrors.event_log_builder import LogBuilder
+from helpers.mirrors.fake_mirror import FakeMirror
+from helpers.mirrors.mirror_lists import list_entry, signed_list
+from helpers.mirrors.rebuild_site import all_events, all_private_data, rebuild_in_random_order
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -2,9 +2,9 @@
 
 import pytest
 from django.core.management import CommandError, call_command
-from helpers.event_log_builder import count_stored
-from helpers.fake_mirror import FakeMirror, local_entry
-from helpers.mirror_lists import signed_list
+from helpers.mirrors.event_log_builder import count_stored
+from helpers.mirrors.fake_mirror import FakeMirror, local_entry
+from helpers.mirrors.mirror_lists import signed_list
 
 from barnraise.protocol.signing import Identity
 from coordinator.eventlog.models import LogEvent

@@ -4,7 +4,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from helpers.event_log_builder import LogBuilder
+from helpers.mirrors.event_log_builder import LogBuilder
 from helpers.wait_for import wait_until
 from hypothesis import given
 from hypothesis import strategies as st

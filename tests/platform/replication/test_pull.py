@@ -10,9 +10,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from django.test import Client
-from helpers.event_log_builder import LogBuilder, count_stored
-from helpers.fake_mirror import FakeMirror, local_entry, pull
-from helpers.mirror_lists import signed_list
+from helpers.mirrors.event_log_builder import LogBuilder, count_stored
+from helpers.mirrors.fake_mirror import FakeMirror, local_entry, pull
+from helpers.mirrors.mirror_lists import signed_list
 
 from barnraise.errors import MirrorListError
 from barnraise.protocol import messages

@@ -4,8 +4,8 @@ import time
 
 import pytest
 from django.test import Client
-from helpers.fake_mirror import local_entry, pull
-from helpers.mirror_lists import signed_list
+from helpers.mirrors.fake_mirror import local_entry, pull
+from helpers.mirrors.mirror_lists import signed_list
 
 from barnraise.protocol import coordinator_messages, messages
 from barnraise.protocol.mirror_list import Expulsion, MirrorLists

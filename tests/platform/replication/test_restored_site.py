@@ -5,10 +5,10 @@ import time
 import pytest
 from django.core.management import call_command
 from django.test import Client
-from helpers.event_log_builder import LogBuilder
-from helpers.fake_mirror import FakeMirror
-from helpers.mirror_lists import list_entry, signed_list
-from helpers.rebuild_site import all_events, all_private_data
+from helpers.mirrors.event_log_builder import LogBuilder
+from helpers.mirrors.fake_mirror import FakeMirror
+from helpers.mirrors.mirror_lists import list_entry, signed_list
+from helpers.mirrors.rebuild_site import all_events, all_private_data
 
 from barnraise.protocol.coordinator_messages import JoinReply
 from barnraise.protocol.messages import Ticket

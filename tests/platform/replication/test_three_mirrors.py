@@ -7,8 +7,8 @@ from random import Random
 import pytest
 from django.db import transaction
 from helpers.effort import examples
-from helpers.event_log_builder import LogBuilder
-from helpers.rebuild_site import (
+from helpers.mirrors.event_log_builder import LogBuilder
+from helpers.mirrors.rebuild_site import (
     empty_tables,
     rebuild_in_one_batch,
     rebuild_in_random_order,

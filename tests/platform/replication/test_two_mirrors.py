@@ -2,14 +2,14 @@
 
 import httpx
 import pytest
-from helpers.live_site import wait_until
-from helpers.mirror_pair import (
+from helpers.mirrors.mirror_pair import (
     MirrorProcess,
     ReportingMachine,
     create_run,
     publish_list,
     two_mirrors,
 )
+from helpers.site.live_site import wait_until
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from django.db import connection
 from django.db.models.signals import post_init
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
-from helpers.attestations import witness_of
+from helpers.updates.attestations import witness_of
 
 from barnraise.protocol import reports
 from coordinator.accounts.models import Machine

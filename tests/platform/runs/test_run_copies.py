@@ -4,7 +4,7 @@ import json
 
 import pytest
 from django.test import Client
-from helpers.pages import field_error
+from helpers.site.pages import field_error
 
 from barnraise.protocol import coordinator_messages, enums, reports
 from barnraise.spec import ModelSpec, RunSpec, Start

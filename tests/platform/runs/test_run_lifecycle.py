@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 from django.core.cache import cache
 from django.utils import timezone
-from helpers.attestations import witness_of
+from helpers.updates.attestations import witness_of
 
 from barnraise.protocol import coordinator_messages, enums
 from barnraise.protocol.signing import open_signed

@@ -11,7 +11,7 @@ from allauth.mfa.models import Authenticator
 from django.core import mail
 from django.test import Client
 from django.utils import timezone
-from helpers.second_factor import add_authenticator_app
+from helpers.site.second_factor import add_authenticator_app
 
 from barnraise.protocol import coordinator_messages, enums
 from coordinator.accounts.models import Machine, SiteSettings, Team

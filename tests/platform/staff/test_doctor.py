@@ -7,7 +7,7 @@ import time
 
 import pytest
 from django.core.management import CommandError, call_command
-from helpers.local_server import LocalServer, QuietHandler
+from helpers.network.local_server import LocalServer, QuietHandler
 
 from coordinator.lib import heartbeats
 from coordinator.lib.backup_record import record_backup

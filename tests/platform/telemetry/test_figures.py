@@ -1,7 +1,7 @@
 """A new figure of a machine is added in one place, and is then in every shape but the page's."""
 
 import pytest
-from helpers.remote_telemetry import EXCHANGE
+from helpers.site.remote_telemetry import EXCHANGE
 
 from barnraise.protocol.reports import MachineFigures, Report
 from barnraise.training.local_status import LocalStatus

@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 from django.utils import timezone
-from helpers.remote_telemetry import EXCHANGE
+from helpers.site.remote_telemetry import EXCHANGE
 
 from barnraise.protocol import enums
 from barnraise.protocol.signing import digest

@@ -5,10 +5,10 @@ from datetime import timedelta
 import pytest
 from django.test import Client
 from django.utils import timezone
-from helpers.event_log_builder import LogBuilder
-from helpers.fake_mirror import FakeMirror
-from helpers.mirror_lists import list_entry, signed_list
-from helpers.pages import text
+from helpers.mirrors.event_log_builder import LogBuilder
+from helpers.mirrors.fake_mirror import FakeMirror
+from helpers.mirrors.mirror_lists import list_entry, signed_list
+from helpers.site.pages import text
 
 from barnraise.protocol.mirror_list import Expulsion
 from barnraise.protocol.signing import Identity

@@ -7,9 +7,9 @@ import pytest
 from django.conf import settings
 from django.contrib.staticfiles.finders import find
 from django.test import Client
-from helpers.enrolment_requests import enrolment_request
-from helpers.pages import field_error, text
 from helpers.paths import ROOT
+from helpers.site.enrolment_requests import enrolment_request
+from helpers.site.pages import field_error, text
 
 from barnraise.protocol import coordinator_messages
 from barnraise.protocol.signing import Identity

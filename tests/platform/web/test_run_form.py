@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from helpers.pages import field_error, text
+from helpers.site.pages import field_error, text
 
 from barnraise.protocol.reports import CheckpointView
 from barnraise.spec import Start

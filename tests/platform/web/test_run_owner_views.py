@@ -6,7 +6,7 @@ import pytest
 from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
-from helpers.pages import field_error
+from helpers.site.pages import field_error
 
 from barnraise.cli.addresses import parse_run_address
 from barnraise.protocol import coordinator_messages

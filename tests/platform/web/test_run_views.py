@@ -5,7 +5,7 @@ from itertools import groupby
 
 import pytest
 from django.test import Client
-from helpers.pages import text
+from helpers.site.pages import text
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -3,7 +3,7 @@
 import threading
 
 import pytest
-from helpers.command_line import RUN
+from helpers.worker.command_line import RUN
 from typer.testing import CliRunner
 
 from barnraise.cli.main import app

@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.command_line import assert_fails
-from helpers.fake_coordinator import MACHINE, FakeCoordinator
 from helpers.paths import WORKER
+from helpers.worker.command_line import assert_fails
+from helpers.worker.fake_coordinator import MACHINE, FakeCoordinator
 
 from barnraise.protocol.coordinator_messages import MirrorView, Problem
 from barnraise.state_dir import SiteMembership, StateDir

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from helpers.command_line import RUN
+from helpers.worker.command_line import RUN
 
 from barnraise.cli.last_words import compose_last_words
 from barnraise.protocol.coordinator_messages import MirrorView

@@ -3,7 +3,7 @@
 import json
 import re
 
-from helpers.command_line import assert_fails, run_barnraise
+from helpers.worker.command_line import assert_fails, run_barnraise
 
 from barnraise.cli.limits import explain_limits
 from barnraise.errors import PlanError

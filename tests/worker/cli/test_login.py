@@ -3,9 +3,9 @@
 import platform
 
 import pytest
-from helpers.command_line import assert_fails, run_barnraise
 from helpers.effort import one_in
-from helpers.fake_coordinator import MACHINE, FakeCoordinator
+from helpers.worker.command_line import assert_fails, run_barnraise
+from helpers.worker.fake_coordinator import MACHINE, FakeCoordinator
 
 from barnraise.cli.site_access import describe_machine
 from barnraise.planning.hardware import cpu_name

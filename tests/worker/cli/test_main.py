@@ -4,9 +4,9 @@ import subprocess
 import sys
 
 import pytest
-from helpers.command_line import assert_fails, run_barnraise
 from helpers.effort import one_in
 from helpers.paths import WORKER
+from helpers.worker.command_line import assert_fails, run_barnraise
 from typer.testing import CliRunner
 
 from barnraise import __version__

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from helpers.command_line import EXCHANGE
+from helpers.worker.command_line import EXCHANGE
 from rich.cells import cell_len
 
 from barnraise.cli.panel import build_panel, draw_sparkline, format_status_line

@@ -1,7 +1,7 @@
 """Test how a command reaches the site of a run, before anything that takes time."""
 
 import pytest
-from helpers.fake_coordinator import MACHINE, RUN, FakeCoordinator
+from helpers.worker.fake_coordinator import MACHINE, RUN, FakeCoordinator
 from typer.testing import CliRunner
 
 from barnraise.cli import join

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers.command_line import EXCHANGE, RUN
+from helpers.worker.command_line import EXCHANGE, RUN
 from typer.testing import CliRunner
 
 from barnraise.cli.main import app

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from helpers.command_line import RUN, assert_fails, run_barnraise
+from helpers.worker.command_line import RUN, assert_fails, run_barnraise
 
 from barnraise.exchange.verdicts.verdict_handler import VERDICT_FOLDER
 from barnraise.ledger.ledger import GENESIS_DIGEST, Ledger

@@ -2,7 +2,7 @@
 
 import time
 
-from helpers.fake_coordinator import FakeCoordinator
+from helpers.worker.fake_coordinator import FakeCoordinator
 
 from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.protocol.coordinator_messages import RunPage

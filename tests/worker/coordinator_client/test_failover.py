@@ -6,10 +6,11 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
-from helpers import mirror_lists, wait_for
-from helpers.fake_coordinator import MACHINE, RUN, FakeCoordinator
-from helpers.local_server import LocalServer, QuietHandler
-from helpers.mirror_lists import signed_list
+from helpers import wait_for
+from helpers.mirrors import mirror_lists
+from helpers.mirrors.mirror_lists import signed_list
+from helpers.network.local_server import LocalServer, QuietHandler
+from helpers.worker.fake_coordinator import MACHINE, RUN, FakeCoordinator
 
 from barnraise.coordinator_client import failover as failover_module
 from barnraise.coordinator_client.failover import (

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from helpers import paths, wait_for
-from helpers.fake_coordinator import MACHINE, RUN, FakeCoordinator
+from helpers.worker.fake_coordinator import MACHINE, RUN, FakeCoordinator
 
 from barnraise.coordinator_client import reporter as report_module
 from barnraise.coordinator_client.client import CoordinatorClient

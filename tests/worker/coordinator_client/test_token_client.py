@@ -5,7 +5,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from helpers.local_server import LocalServer, QuietHandler
+from helpers.network.local_server import LocalServer, QuietHandler
 
 from barnraise.coordinator_client import token_client
 from barnraise.coordinator_client.client import TIMEOUT_SECONDS

@@ -5,7 +5,7 @@ import threading
 import time
 
 import pytest
-from helpers.raw_peer import connect_raw_peer
+from helpers.network.raw_peer import connect_raw_peer
 from helpers.wait_for import wait_until, within
 
 from barnraise.errors import StateError

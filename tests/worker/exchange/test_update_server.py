@@ -2,7 +2,7 @@
 
 import time
 
-from helpers.raw_peer import connect_raw_peer
+from helpers.network.raw_peer import connect_raw_peer
 from helpers.wait_for import wait_until, within
 
 from barnraise.peering.links import handshake

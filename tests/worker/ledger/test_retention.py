@@ -14,7 +14,7 @@ import pytest
 from helpers import wait_for
 from helpers.effort import examples
 from helpers.paths import TESTS, WORKER
-from helpers.retention_child import AUTHORS, publish
+from helpers.updates.retention_child import AUTHORS, publish
 from hypothesis import given, settings
 
 from barnraise.exchange.blobs import pruner
@@ -198,7 +198,7 @@ def test_retention_rows_match_files_after_a_kill_at_any_instant(tmp_path):
         kills += 1
         command = [
             sys.executable,
-            str(TESTS / "helpers" / "retention_child.py"),
+            str(TESTS / "helpers" / "updates" / "retention_child.py"),
             str(tmp_path),
             str(WORKER),
         ]

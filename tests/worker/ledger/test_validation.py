@@ -2,7 +2,7 @@
 
 import hypothesis.strategies as st
 import pytest
-from helpers import tickets
+from helpers.updates import tickets
 from hypothesis import given, settings
 
 from barnraise.errors import MessageError

@@ -8,8 +8,8 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from helpers.effort import examples
-from helpers.mirror_lists import list_entry, signed_list
-from helpers.tickets import sign_ticket
+from helpers.mirrors.mirror_lists import list_entry, signed_list
+from helpers.updates.tickets import sign_ticket
 from hypothesis import HealthCheck, given, settings
 
 from barnraise.cli.verdict import build_verdict

@@ -4,12 +4,12 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
-from helpers.memory_transport import (
+from helpers.network.memory_transport import (
     SEND_WINDOW,
     MemoryChannel,
     MemoryNetwork,
 )
-from helpers.mixing_links import ThreadedLinks
+from helpers.network.mixing_links import ThreadedLinks
 from helpers.wait_for import wait_until
 
 from barnraise.mixing import mesh_links

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from helpers.memory_transport import MemoryNetwork
-from helpers.mixing_links import ThreadedLinks
+from helpers.network.memory_transport import MemoryNetwork
+from helpers.network.mixing_links import ThreadedLinks
 from helpers.wait_for import wait_until
 
 from barnraise.mixing import mesh_links, neighbour_mixing

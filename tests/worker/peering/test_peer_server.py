@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 import pytest
-from helpers.handshakes import MIRROR, MIRRORS, NOW, SPEC_DIGEST, create_handshake
-from helpers.memory_transport import MemoryChannel, MemoryNetwork
-from helpers.tickets import sign_ticket
+from helpers.network.handshakes import MIRROR, MIRRORS, NOW, SPEC_DIGEST, create_handshake
+from helpers.network.memory_transport import MemoryChannel, MemoryNetwork
+from helpers.updates.tickets import sign_ticket
 
 from barnraise.errors import FloodError, MessageError
 from barnraise.peering.links.received import Received

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 from example_hardware import cpu_machine
-from helpers.torch_allocations import allocated_after, peak_allocated
+from helpers.cuda.torch_allocations import allocated_after, peak_allocated
 from torch.utils.flop_counter import FlopCounterMode
 
 from barnraise.models import gpt2 as gpt

@@ -7,9 +7,16 @@ from functools import partial
 
 import pytest
 import torch
+from helpers.cuda.torch_allocations import peak_allocated
 from helpers.effort import examples, one_in
-from helpers.plans import RECIPE, arbitrary_plans, engine_of, resident, sample_text, tiny_plan
-from helpers.torch_allocations import peak_allocated
+from helpers.worker.plans import (
+    RECIPE,
+    arbitrary_plans,
+    engine_of,
+    resident,
+    sample_text,
+    tiny_plan,
+)
 from hypothesis import given, settings
 
 from barnraise.ledger.codec import BLOCK, encode

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 from helpers.effort import examples
-from helpers.plans import arbitrary_plans, from_disk, resident
+from helpers.worker.plans import arbitrary_plans, from_disk, resident
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

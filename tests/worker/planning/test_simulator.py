@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from example_hardware import cpu_machine
-from helpers.plans import arbitrary_plans, from_disk, resident, tiny_plan
+from helpers.worker.plans import arbitrary_plans, from_disk, resident, tiny_plan
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

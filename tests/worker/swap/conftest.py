@@ -1,7 +1,7 @@
 """Fixtures of the engine's tests on a fake card."""
 
 import pytest
-from helpers.cuda_stub import card_process
+from helpers.cuda.cuda_stub import card_process
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers.plans import sample_text, tiny_plan
+from helpers.worker.plans import sample_text, tiny_plan
 
 from barnraise.planning.plan import moments_part_bytes
 from barnraise.spec import DECENTRALIZED_ADAM, Fragment, Slot

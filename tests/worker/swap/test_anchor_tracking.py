@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers.plans import exchange_state, sample_text, train_round, weights_of
+from helpers.worker.plans import exchange_state, sample_text, train_round, weights_of
 
 from barnraise.errors import StateError
 from barnraise.ledger.codec import encode

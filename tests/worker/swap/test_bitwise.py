@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers.effort import examples, one_in
-from helpers.plans import bitwise, from_disk, resident
+from helpers.worker.plans import bitwise, from_disk, resident
 
 from barnraise.models import gpt2 as gpt
 from barnraise.models.gpt2 import views

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 import torch
-from helpers.command_line import assert_fails, run_barnraise
-from helpers.plans import tiny_plan
+from helpers.worker.command_line import assert_fails, run_barnraise
+from helpers.worker.plans import tiny_plan
 
 from barnraise.errors import StateError
 from barnraise.swap import device as devices

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.paths import TESTS, WORKER
-from helpers.plans import (
+from helpers.worker.plans import (
     KINDS,
     RECIPE,
     TINY,
@@ -102,7 +102,7 @@ SAME_BITS = """
 import tempfile, torch
 from pathlib import Path
 torch.set_num_threads(1)
-from helpers.plans import state_digest, train_round, engine_of, tiny_plan
+from helpers.worker.plans import state_digest, train_round, engine_of, tiny_plan
 for kind in ("resident", "exact"):
     engine = engine_of(tiny_plan(kind), Path(tempfile.mkdtemp()))
     train_round(engine)

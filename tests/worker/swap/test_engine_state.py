@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers.plans import (
+from helpers.worker.plans import (
     KINDS,
     engine_of,
     exchange_state,

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers.plans import RECIPE, tiny_plan
+from helpers.worker.plans import RECIPE, tiny_plan
 
 from barnraise.errors import MemoryShortageError, StateError
 from barnraise.planning.program import LaneName, Operation, OperationKind, Program

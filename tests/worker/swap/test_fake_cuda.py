@@ -3,14 +3,14 @@
 from dataclasses import replace
 
 import pytest
-from helpers.card_plans import (
+from helpers.cuda.card_plans import (
     card_plan,
     launches_per_block,
     live_through,
     on_disk,
     plain_launches,
 )
-from helpers.card_probe import probe_products
+from helpers.cuda.card_probe import probe_products
 
 from barnraise.planning import cost_model, memory_model
 from barnraise.spec import preset

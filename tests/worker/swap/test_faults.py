@@ -19,7 +19,7 @@ import torch
 from example_hardware import cpu_machine
 from helpers.effort import one_in
 from helpers.paths import ROOT, TESTS, WORKER
-from helpers.plans import (
+from helpers.worker.plans import (
     bitwise,
     engine_of,
     from_disk,
@@ -354,7 +354,7 @@ from pathlib import Path
 import torch
 torch.set_num_threads(1)
 from barnraise.errors import BarnraiseError
-from helpers.plans import engine_of, from_disk, resident, sample_text
+from helpers.worker.plans import engine_of, from_disk, resident, sample_text
 from test_faults import WIDE, wide_plan
 engine = engine_of(wide_plan(), Path({folder!r}))
 engine.step([sample_text(8, 0, WIDE)], position=1)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers.plans import groups, resident, sample_text
+from helpers.worker.plans import groups, resident, sample_text
 
 from barnraise.ledger.anchor import initial_weights
 from barnraise.models import gpt2 as gpt

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.effort import one_in
-from helpers.plans import (
+from helpers.worker.plans import (
     KINDS,
     TINY,
     exchange_state,

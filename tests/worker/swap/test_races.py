@@ -1,8 +1,8 @@
 """Threads and streams of the CUDA path never touch the same bytes in an uncertain order."""
 
 import pytest
-from helpers.card_damages import DAMAGES
-from helpers.card_plans import card_plan, find_races, on_disk
+from helpers.cuda.card_damages import DAMAGES
+from helpers.cuda.card_plans import card_plan, find_races, on_disk
 from helpers.effort import one_in
 
 from barnraise.spec import ModelSpec

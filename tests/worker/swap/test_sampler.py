@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers.trained_models import BYTES, compute_logits, make_trained_model
+from helpers.worker.trained_models import BYTES, compute_logits, make_trained_model
 
 from barnraise.errors import StateError
 from barnraise.swap.sampler import Sampler, SamplingSettings, TokenRange

@@ -16,7 +16,7 @@ import pytest
 import torch
 from helpers.effort import examples
 from helpers.paths import TESTS, WORKER
-from helpers.plans import bitwise, engine_of, sample_text, state_digest, tiny_plan
+from helpers.worker.plans import bitwise, engine_of, sample_text, state_digest, tiny_plan
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -331,7 +331,7 @@ sys.path[:0] = {roots}
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
-from helpers.plans import engine_of, sample_text
+from helpers.worker.plans import engine_of, sample_text
 from test_state_store import MODEL, small_plan
 engine = engine_of(small_plan({kind!r}, **{more}), Path({folder!r}))
 print("ready", flush=True)

@@ -1,8 +1,8 @@
 """A part of the text of Python's standard library, prepared once, and inspected files."""
 
 import pytest
-from helpers.blob_folder import BlobFolder
-from helpers.text_files import inspect
+from helpers.updates.blob_folder import BlobFolder
+from helpers.worker.text_files import inspect
 
 from barnraise.protocol.coordinator_messages import TextManifest
 from barnraise.spec import TextSpec

@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from helpers.blob_folder import BlobFolder
+from helpers.updates.blob_folder import BlobFolder
 
 from barnraise.errors import TextError
 from barnraise.protocol.coordinator_messages import Shard, TextManifest

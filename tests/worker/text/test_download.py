@@ -4,8 +4,8 @@ import gzip
 import socket
 
 import pytest
-from helpers.local_server import LocalServer, QuietHandler
-from helpers.text_files import BYTES
+from helpers.network.local_server import LocalServer, QuietHandler
+from helpers.worker.text_files import BYTES
 
 from barnraise.errors import TextError
 from barnraise.text import download

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from helpers.blob_folder import BlobFolder
+from helpers.updates.blob_folder import BlobFolder
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from helpers.text_files import JSONL, LINES, TEXTS, archive, inspect, table
+from helpers.worker.text_files import JSONL, LINES, TEXTS, archive, inspect, table
 from hypothesis import given
 from hypothesis import strategies as st
 

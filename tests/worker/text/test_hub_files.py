@@ -11,8 +11,8 @@ import sys
 import zipfile
 
 import pytest
-from helpers.fake_hub import FakeHub
 from helpers.paths import WORKER
+from helpers.worker.fake_hub import FakeHub
 
 from barnraise.errors import TextError
 from barnraise.text.hub_files import hub_errors

@@ -10,7 +10,7 @@ import random
 import pyarrow
 import pytest
 import zstandard
-from helpers.text_files import CSV, JSONL, LINES, PEM, ROWS, TEXTS, archive, inspect, table
+from helpers.worker.text_files import CSV, JSONL, LINES, PEM, ROWS, TEXTS, archive, inspect, table
 from pyarrow import feather
 
 from barnraise.errors import TextError

@@ -1,7 +1,7 @@
 """Prompts become tokens, and tokens become text that a terminal can show."""
 
 import pytest
-from helpers.trained_models import SENTENCES, bpe_file
+from helpers.worker.trained_models import SENTENCES, bpe_file
 
 from barnraise.text.prompt_codec import PromptCodec, TextStream, make_printable
 

@@ -7,7 +7,7 @@ import json
 
 import pyarrow
 import pytest
-from helpers.text_files import CSV, JSONL, LINES, PEM, ROWS, TEXTS, table
+from helpers.worker.text_files import CSV, JSONL, LINES, PEM, ROWS, TEXTS, table
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from helpers.blob_folder import BlobFolder
+from helpers.updates.blob_folder import BlobFolder
 from tokenizers import Tokenizer
 
 from barnraise.errors import TextError

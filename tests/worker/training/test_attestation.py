@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-from helpers.fake_coordinator import MACHINE, RUN
+from helpers.worker.fake_coordinator import MACHINE, RUN
 
 from barnraise.errors import MessageError
 from barnraise.protocol import coordinator_messages

@@ -4,7 +4,7 @@ import threading
 import time
 
 import pytest
-from helpers.fake_coordinator import MACHINE, RUN, FakeCoordinator
+from helpers.worker.fake_coordinator import MACHINE, RUN, FakeCoordinator
 
 from barnraise.errors import (
     BarnraiseError,

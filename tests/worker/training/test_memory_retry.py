@@ -3,7 +3,7 @@
 import logging
 
 import pytest
-from helpers.plans import tiny_plan
+from helpers.worker.plans import tiny_plan
 
 from barnraise.errors import MemoryShortageError
 from barnraise.planning.limits import Limits

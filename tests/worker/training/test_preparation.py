@@ -8,9 +8,9 @@ import subprocess
 import sys
 
 import pytest
-from helpers.command_line import RUN
 from helpers.paths import WORKER
-from helpers.trained_models import larger_bpe_file
+from helpers.worker.command_line import RUN
+from helpers.worker.trained_models import larger_bpe_file
 
 from barnraise.errors import TextError
 from barnraise.ledger.blob_store import BlobStore

@@ -4,7 +4,7 @@ import logging
 import os
 
 import pytest
-from helpers.plans import tiny_plan
+from helpers.worker.plans import tiny_plan
 
 from barnraise.errors import PlanError
 from barnraise.formats import format_bytes

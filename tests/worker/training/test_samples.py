@@ -1,8 +1,8 @@
 """Samples: one of the linked machines writes them, and every text can be sent and shown."""
 
 import pytest
-from helpers.plans import TINY, engine_of, tiny_plan
-from helpers.trained_models import bpe_file
+from helpers.worker.plans import TINY, engine_of, tiny_plan
+from helpers.worker.trained_models import bpe_file
 
 from barnraise.planning.memory_model import SAMPLE_TOKENS, between_steps, sampled_at_once
 from barnraise.protocol.reports import SAMPLE_LENGTH

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from example_hardware import cpu_machine
-from helpers.memory_transport import MemoryNetwork
+from helpers.network.memory_transport import MemoryNetwork
 
 from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.errors import StateError

@@ -4,7 +4,7 @@ import pytest
 from allauth.account.models import EmailAddress
 from allauth.mfa.models import Authenticator
 from django.utils import timezone
-from helpers.event_histories import (
+from helpers.mirrors.event_histories import (
     DIGESTS,
     HISTORIES,
     IDS,

@@ -7,11 +7,16 @@ from uuid import uuid4
 import pytest
 from django.db.models import F
 from django.utils import timezone
-from helpers.attestations import witness_of
 from helpers.effort import examples
-from helpers.event_histories import DIGESTS, HISTORIES, assert_one_state, fold, histories
-from helpers.event_log_builder import LogBuilder
-from helpers.rebuild_site import all_events, all_private_data, rebuild_in_one_batch, replicated_rows
+from helpers.mirrors.event_histories import DIGESTS, HISTORIES, assert_one_state, fold, histories
+from helpers.mirrors.event_log_builder import LogBuilder
+from helpers.mirrors.rebuild_site import (
+    all_events,
+    all_private_data,
+    rebuild_in_one_batch,
+    replicated_rows,
+)
+from helpers.updates.attestations import witness_of
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 

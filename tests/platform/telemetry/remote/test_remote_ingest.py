@@ -5,7 +5,14 @@ from datetime import timedelta
 
 import pytest
 from django.utils import timezone
-from helpers.remote_telemetry import OTHER, elsewhere, ingest_page, membership_row, page, report
+from helpers.site.remote_telemetry import (
+    OTHER,
+    elsewhere,
+    ingest_page,
+    membership_row,
+    page,
+    report,
+)
 
 from coordinator.eventlog.models import LogEvent
 from coordinator.fleet.lifecycle_facts import (

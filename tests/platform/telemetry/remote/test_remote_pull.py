@@ -9,10 +9,10 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
-from helpers.event_log_builder import LogBuilder
-from helpers.fake_mirror import FakeMirror
-from helpers.mirror_lists import signed_list
-from helpers.remote_telemetry import OTHER, elsewhere, ingest_page, membership_row, page
+from helpers.mirrors.event_log_builder import LogBuilder
+from helpers.mirrors.fake_mirror import FakeMirror
+from helpers.mirrors.mirror_lists import signed_list
+from helpers.site.remote_telemetry import OTHER, elsewhere, ingest_page, membership_row, page
 
 from barnraise.protocol.mirror_list import Expulsion, MirrorEntry
 from barnraise.protocol.signing import Identity, digest

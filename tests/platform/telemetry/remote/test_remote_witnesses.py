@@ -5,9 +5,9 @@ from datetime import timedelta
 import hypothesis.strategies as st
 import pytest
 from django.utils import timezone
-from helpers.attestations import altered_witness_of, witness_of
-from helpers.mirror_lists import list_entry, signed_list
-from helpers.remote_telemetry import OTHER, elsewhere, ingest_page, page
+from helpers.mirrors.mirror_lists import list_entry, signed_list
+from helpers.site.remote_telemetry import OTHER, elsewhere, ingest_page, page
+from helpers.updates.attestations import altered_witness_of, witness_of
 from hypothesis import HealthCheck, given, settings
 
 from barnraise.protocol.signing import Identity

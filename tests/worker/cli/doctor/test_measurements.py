@@ -7,8 +7,8 @@ import struct
 import psutil
 import pytest
 from example_hardware import cpu_machine
-from helpers.command_line import EXCHANGE
-from helpers.fake_coordinator import MACHINE, FakeCoordinator
+from helpers.worker.command_line import EXCHANGE
+from helpers.worker.fake_coordinator import MACHINE, FakeCoordinator
 from typer.testing import CliRunner
 
 from barnraise.cli import main

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from helpers.fake_coordinator import MACHINE, RUN, FakeCoordinator
+from helpers.worker.fake_coordinator import MACHINE, RUN, FakeCoordinator
 
 from barnraise.cli.doctor.peer_meeting import meet_peers
 from barnraise.cli.doctor.reach_verdict import NetworkFacts, ReachVerdict, judge_reach

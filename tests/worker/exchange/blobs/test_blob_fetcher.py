@@ -3,7 +3,7 @@
 import asyncio
 
 from blake3 import blake3
-from helpers.raw_peer import connect_raw_peer
+from helpers.network.raw_peer import connect_raw_peer
 from helpers.wait_for import wait_until, within
 
 from barnraise.exchange.blobs import blob_fetcher

@@ -6,7 +6,7 @@ import time
 
 import hypothesis.strategies as st
 import pytest
-from helpers.simulated_swarm import (
+from helpers.network.simulated_swarm import (
     Simulation,
     author_of,
     connected_gossip,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import hypothesis.strategies as st
 from helpers.effort import examples
-from helpers.simulated_swarm import (
+from helpers.network.simulated_swarm import (
     author_of,
     connected_gossip,
     key_of,

@@ -1,7 +1,7 @@
 """A machine whose missing updates no peer keeps continues from the peers' anchor."""
 
 import pytest
-from helpers.poisoned_machine import poison
+from helpers.updates.poisoned_machine import poison
 from helpers.wait_for import stepping, wait_until
 
 from barnraise.exchange.blobs import pruner

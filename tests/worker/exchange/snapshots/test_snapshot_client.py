@@ -6,7 +6,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from helpers.poisoned_machine import is_poisoned, poison
+from helpers.updates.poisoned_machine import is_poisoned, poison
 from helpers.wait_for import join_peers, stepping, wait_until
 
 from barnraise.exchange.gossip import requests

@@ -5,7 +5,7 @@ import time
 
 import hypothesis.strategies as st
 import pytest
-from helpers.raw_peer import connect_raw_peer
+from helpers.network.raw_peer import connect_raw_peer
 from helpers.wait_for import join_peers, stepping, wait_until
 from hypothesis import given
 

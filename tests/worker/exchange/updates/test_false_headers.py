@@ -1,13 +1,13 @@
 """Headers that their payloads contradict."""
 
-from helpers.forged_updates import (
+from helpers.network.raw_peer import assert_refused, connect_raw_peer
+from helpers.updates.forged_updates import (
     STRANGER,
     build_push,
     describe_payload,
     noise_payloads,
     send_payloads,
 )
-from helpers.raw_peer import assert_refused, connect_raw_peer
 from helpers.wait_for import wait_until
 
 from barnraise.exchange.updates import update_receiver

@@ -3,8 +3,8 @@
 import time
 
 from blake3 import blake3
-from helpers.forged_updates import STRANGER, build_push, noise_payloads, send_payloads
-from helpers.raw_peer import connect_raw_peer
+from helpers.network.raw_peer import connect_raw_peer
+from helpers.updates.forged_updates import STRANGER, build_push, noise_payloads, send_payloads
 from helpers.wait_for import wait_until
 
 from barnraise.exchange.updates import (

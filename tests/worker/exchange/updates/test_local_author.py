@@ -6,7 +6,7 @@ from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
-from helpers import tickets
+from helpers.updates import tickets
 from hypothesis import given, settings
 
 from barnraise.exchange.updates.local_author import AuthorConfig, LocalAuthor

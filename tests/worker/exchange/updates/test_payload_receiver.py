@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 from blake3 import blake3
-from helpers.forged_updates import (
+from helpers.network.raw_peer import assert_refused, connect_raw_peer, limit_peers
+from helpers.updates.forged_updates import (
     STRANGER,
     build_push,
     describe_payload,
@@ -16,7 +17,6 @@ from helpers.forged_updates import (
     send_payloads,
     send_update,
 )
-from helpers.raw_peer import assert_refused, connect_raw_peer, limit_peers
 from helpers.wait_for import wait_until
 
 from barnraise.exchange.gossip import requests

@@ -3,7 +3,8 @@
 import time
 
 import pytest
-from helpers.forged_updates import (
+from helpers.network.raw_peer import assert_refused, connect_raw_peer, limit_peers
+from helpers.updates.forged_updates import (
     STRANGER,
     build_push,
     describe_payload,
@@ -11,7 +12,6 @@ from helpers.forged_updates import (
     send_payloads,
     send_update,
 )
-from helpers.raw_peer import assert_refused, connect_raw_peer, limit_peers
 from helpers.wait_for import wait_until
 
 from barnraise.exchange.gossip.requests import UPDATE_WINDOW

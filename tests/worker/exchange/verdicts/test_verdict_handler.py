@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers.forged_updates import STRANGER, build_push
-from helpers.mirror_lists import list_entry, signed_list
-from helpers.raw_peer import assert_refused
+from helpers.mirrors.mirror_lists import list_entry, signed_list
+from helpers.network.raw_peer import assert_refused
+from helpers.updates.forged_updates import STRANGER, build_push
 from helpers.wait_for import stepping, wait_until
 
 from barnraise.errors import ExcludedError, UnprovenVerdictError

@@ -5,7 +5,7 @@ import statistics
 
 import hypothesis.strategies as st
 import pytest
-from helpers.simulated_swarm import connected_gossip, key_of
+from helpers.network.simulated_swarm import connected_gossip, key_of
 from hypothesis import given
 
 from barnraise.exchange.gossip import gossip as g

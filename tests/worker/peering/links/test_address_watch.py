@@ -2,7 +2,7 @@
 
 import asyncio
 
-from helpers.memory_transport import MemoryChannel
+from helpers.network.memory_transport import MemoryChannel
 from helpers.wait_for import wait_until
 
 from barnraise.peering.links import address_watch

@@ -5,9 +5,9 @@ import time
 from contextlib import asynccontextmanager
 
 import pytest
-from helpers.forged_updates import STRANGER, build_push
-from helpers.memory_transport import MemoryNetwork
-from helpers.raw_peer import assert_refused, connect_raw_peer, limit_peers
+from helpers.network.memory_transport import MemoryNetwork
+from helpers.network.raw_peer import assert_refused, connect_raw_peer, limit_peers
+from helpers.updates.forged_updates import STRANGER, build_push
 from helpers.wait_for import within
 
 from barnraise.peering.limits.service_limits import SERVICE_LIMITS, Rate, Service

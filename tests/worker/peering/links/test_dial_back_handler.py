@@ -4,7 +4,7 @@ import asyncio
 import time
 from types import SimpleNamespace
 
-from helpers.raw_peer import connect_raw_peer
+from helpers.network.raw_peer import connect_raw_peer
 from helpers.wait_for import wait_until
 
 from barnraise.peering.addresses.nat_type import DialBackVerdict, judge_dial_backs

@@ -4,9 +4,9 @@ import logging
 import time
 
 import pytest
-from helpers.forged_updates import STRANGER
-from helpers.mirror_lists import list_entry, signed_list
-from helpers.raw_peer import assert_refused, build_hello
+from helpers.mirrors.mirror_lists import list_entry, signed_list
+from helpers.network.raw_peer import assert_refused, build_hello
+from helpers.updates.forged_updates import STRANGER
 from helpers.wait_for import wait_until
 
 from barnraise.errors import MessageError, TicketError

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import hypothesis.strategies as st
 import pytest
 from helpers.effort import examples
-from helpers.handshakes import (
+from helpers.network.handshakes import (
     EXPELLED_MIRROR,
     MIRROR,
     MIRRORS,
@@ -16,8 +16,8 @@ from helpers.handshakes import (
     SPEC_DIGEST,
     create_handshake,
 )
-from helpers.tickets import RUN, sign_ticket
-from helpers.transport_pairs import IDENTITIES, start_transports
+from helpers.network.transport_pairs import IDENTITIES, start_transports
+from helpers.updates.tickets import RUN, sign_ticket
 from hypothesis import given, settings
 
 from barnraise.errors import MessageError, TicketError

@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from helpers.raw_peer import connect_raw_peer
+from helpers.network.raw_peer import connect_raw_peer
 from helpers.wait_for import wait_until
 
 from barnraise.protocol.messages import DialNow, DialNowRelay

@@ -4,7 +4,7 @@ import itertools
 import time
 
 import pytest
-from helpers.mirror_lists import list_entry, signed_list
+from helpers.mirrors.mirror_lists import list_entry, signed_list
 from helpers.wait_for import wait_until
 
 from barnraise.errors import TicketError

@@ -4,7 +4,7 @@ import asyncio
 import time
 
 import pytest
-from helpers.memory_transport import MemoryNetwork
+from helpers.network.memory_transport import MemoryNetwork
 from helpers.wait_for import wait_until
 
 from barnraise.peering.limits.service_limits import SERVICE_LIMITS, WAITING_LIMITS, Service

@@ -3,7 +3,7 @@
 import itertools
 import math
 
-from helpers.simulated_swarm import address_of, connected_gossip, key_of
+from helpers.network.simulated_swarm import address_of, connected_gossip, key_of
 
 from barnraise.exchange.gossip import gossip as g
 from barnraise.peering.limits.dial_limits import MAX_ADDRESSES_PER_DIAL

@@ -4,7 +4,7 @@ import random
 from dataclasses import dataclass
 
 import pytest
-from helpers.simulated_swarm import address_of, connected_gossip, key_of, number_of
+from helpers.network.simulated_swarm import address_of, connected_gossip, key_of, number_of
 
 from barnraise.exchange.gossip import gossip as g
 from barnraise.exchange.gossip.gossip import Gossip

@@ -5,7 +5,7 @@ import random
 import hypothesis.strategies as st
 import pytest
 from helpers.effort import one_in
-from helpers.simulated_swarm import Simulation, key_of, number_of
+from helpers.network.simulated_swarm import Simulation, key_of, number_of
 from hypothesis import HealthCheck, given, settings
 
 from barnraise.peering.membership.link_targets import LINK_TARGETS

@@ -5,8 +5,8 @@ import contextlib
 
 import iroh
 import pytest
-from helpers.stream_pieces import split_stream
-from helpers.transport_pairs import IDENTITIES, open_channel, start_transports
+from helpers.network.stream_pieces import split_stream
+from helpers.network.transport_pairs import IDENTITIES, open_channel, start_transports
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

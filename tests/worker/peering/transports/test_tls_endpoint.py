@@ -15,7 +15,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from helpers.stream_pieces import split_stream
+from helpers.network.stream_pieces import split_stream
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

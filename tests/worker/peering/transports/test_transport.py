@@ -4,8 +4,8 @@ import asyncio
 import time
 
 import pytest
-from helpers.memory_transport import SEND_WINDOW, MemoryNetwork
-from helpers.transport_pairs import IDENTITIES, open_channel, start_transports
+from helpers.network.memory_transport import SEND_WINDOW, MemoryNetwork
+from helpers.network.transport_pairs import IDENTITIES, open_channel, start_transports
 
 from barnraise.peering.transports.iroh_transport import IrohTransport
 from barnraise.peering.transports.transport import LEAVING, ChannelClosedError

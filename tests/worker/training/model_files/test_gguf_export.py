@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGUFReader, TokenType
-from helpers.trained_models import BPE, BYTES, bpe_file, make_trained_model
+from helpers.worker.trained_models import BPE, BYTES, bpe_file, make_trained_model
 from tokenizers import Tokenizer
 
 from barnraise.errors import StateError

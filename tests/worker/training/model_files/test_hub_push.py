@@ -1,7 +1,7 @@
 """Test that an exported model is pushed to a stand-in for the Hugging Face hub."""
 
 import pytest
-from helpers.fake_hub import open_writable_hub
+from helpers.worker.fake_hub import open_writable_hub
 
 from barnraise.errors import StateError
 from barnraise.training.model_files.hub_push import HubRepository

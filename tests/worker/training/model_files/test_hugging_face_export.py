@@ -7,7 +7,7 @@ import json
 
 import pytest
 import torch
-from helpers.trained_models import (
+from helpers.worker.trained_models import (
     BPE,
     BYTES,
     SENTENCES,

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.fake_hub import FakeHub
-from helpers.trained_models import BPE, BYTES, bpe_file, larger_bpe_file, make_trained_model
+from helpers.worker.fake_hub import FakeHub
+from helpers.worker.trained_models import BPE, BYTES, bpe_file, larger_bpe_file, make_trained_model
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.models import BPE as BPEModel
@@ -223,7 +223,7 @@ def test_model_of_the_hub_is_downloaded_without_its_other_files(hub, folder):
 def test_randomly_initialised_model_of_transformers_keeps_its_logits(tmp_path):
     import dataclasses
 
-    from helpers.trained_models import compute_logits
+    from helpers.worker.trained_models import compute_logits
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(3)

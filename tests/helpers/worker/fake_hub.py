@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from helpers.local_server import LocalServer, QuietHandler
+from helpers.network.local_server import LocalServer, QuietHandler
 from huggingface_hub import constants
 
 WRITE_TOKEN = "hf_" + "w" * 30  # may create repositories

@@ -21,10 +21,10 @@ import httpx
 import psutil
 import psycopg
 import redis
-from helpers import migrated_database
-from helpers.chaos_plan import Fault, FaultKind, Hit
-from helpers.management import manage
+from helpers.mirrors.chaos_plan import Fault, FaultKind, Hit
 from helpers.paths import TESTS
+from helpers.site import migrated_database
+from helpers.site.management import manage
 
 from coordinator.demo.supervised_site import BEAT, WEB, WORKER, SupervisedSite
 from coordinator.demo.supervisor import Supervisor

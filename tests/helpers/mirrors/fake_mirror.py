@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from urllib.parse import parse_qs, urlsplit
 
 import jwt
-from helpers.event_log_builder import LogBuilder
-from helpers.local_server import LocalServer, QuietHandler
+from helpers.mirrors.event_log_builder import LogBuilder
+from helpers.network.local_server import LocalServer, QuietHandler
 
 from barnraise.protocol.coordinator_messages import MirrorView
 from barnraise.protocol.mirror_list import MirrorEntry, MirrorLists, SignedMirrorList, parse_list

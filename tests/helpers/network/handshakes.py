@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from helpers.tickets import RUN, sign_ticket
+from helpers.updates.tickets import RUN, sign_ticket
 
 from barnraise.peering.links.copied_keys import CopiedKeys
 from barnraise.peering.links.handshake import Handshake, OwnIntroduction

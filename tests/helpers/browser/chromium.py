@@ -1,6 +1,6 @@
 """Find a Chromium for the browser tests, or install one.
 
-`python tests/helpers/chromium.py` does both and prints its path.
+`python tests/helpers/browser/chromium.py` does both and prints its path.
 """
 
 import os

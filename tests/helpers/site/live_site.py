@@ -13,11 +13,11 @@ from urllib.parse import urlsplit
 
 import httpx
 from example_hardware import save_example_measurement
-from helpers import migrated_database
-from helpers.management import manage
-from helpers.navigation import click_and_load
+from helpers.browser.navigation import click_and_load
 from helpers.paths import TESTS
-from helpers.second_factor import AuthenticatorApp
+from helpers.site import migrated_database
+from helpers.site.management import manage
+from helpers.site.second_factor import AuthenticatorApp
 from playwright.sync_api import Page
 
 from coordinator.demo.commands import beat_command, web_command, worker_command
@@ -30,7 +30,7 @@ DATABASE = "barnraise_live"
 CREATE_EXAMPLES = f"""
 import sys
 sys.path.append({str(TESTS)!r})
-from helpers import page_fixtures
+from helpers.site import page_fixtures
 print(page_fixtures.create_examples())
 """
 CODE = re.compile(r"^\s*([A-Z0-9]{3,}-[A-Z0-9]{3,})\s*$", re.M)  # in an email
@@ -40,7 +40,7 @@ CREATE_ORGANISER = f"""
 import sys
 sys.path.append({str(TESTS)!r})
 from django.core.management import call_command
-from helpers.second_factor import add_authenticator_app
+from helpers.site.second_factor import add_authenticator_app
 from coordinator.accounts.models import User
 call_command("prepare_owner", email={EMAIL!r}, password={PASSWORD!r}, name="Ida", staff=True)
 add_authenticator_app(User.objects.get(email={EMAIL!r}))

@@ -15,7 +15,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from helpers.fake_cuda import Card, NoDisk, place
+from helpers.cuda.fake_cuda import Card, NoDisk, place
 from torch.utils._pytree import tree_leaves
 
 from barnraise.swap import activations, executor, lanes, state_store

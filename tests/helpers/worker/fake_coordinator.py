@@ -4,7 +4,7 @@ import json
 import time
 from collections.abc import Callable
 
-from helpers.local_server import LocalServer, QuietHandler
+from helpers.network.local_server import LocalServer, QuietHandler
 from pydantic import BaseModel
 
 from barnraise.errors import MessageError

@@ -15,7 +15,7 @@ from pathlib import Path
 import django
 import pytest
 from django.conf import settings
-from helpers.server_guard import start_guard
+from helpers.site.server_guard import start_guard
 
 STATE = Path(tempfile.mkdtemp(prefix="barnraise-tests-"))
 STATE.chmod(0o755)  # an embedded Postgres runs as a user of its own where tests run as root
@@ -75,7 +75,7 @@ def state() -> Iterator[Path]:
 def django_db_setup(state, django_test_environment, django_db_blocker):
     """Give Django a database with all tables; pytest-django's fixture would migrate one here."""
     from django.db import connection
-    from helpers import migrated_database
+    from helpers.site import migrated_database
 
     name = "test_barnraise"
     migrated_database.create_database(name)
@@ -87,7 +87,7 @@ def django_db_setup(state, django_test_environment, django_db_blocker):
 @pytest.fixture(scope="session")
 def site(state, tmp_path_factory):
     """Run a live site in processes and databases of its own, with an organiser called Ida."""
-    from helpers.live_site import Site
+    from helpers.site.live_site import Site
 
     live_site = Site(tmp_path_factory.mktemp("site"))
     live_site.open()

@@ -5,7 +5,7 @@ import socket
 from http.client import HTTPConnection
 from urllib.parse import urlsplit
 
-from helpers.local_server import LocalServer, QuietHandler
+from helpers.network.local_server import LocalServer, QuietHandler
 
 
 class ForwardProxy:
