@@ -62,10 +62,14 @@ class ReportPace:
     """
 
     def __init__(
-        self, delay: RequestDelay = request_delay, clock: Callable[[], float] = time.monotonic
+        self,
+        delay: RequestDelay = request_delay,
+        clock: Callable[[], float] = time.monotonic,
+        chance: Callable[[], float] = random.random,
     ) -> None:
         self._delay = delay
         self._clock = clock
+        self._chance = chance
         self._lock = threading.Lock()
         self._stretch = 1.0
         self._mean_before = 0.0  # of the look before
@@ -81,7 +85,7 @@ class ReportPace:
                 self._stretch = next_stretch(self._stretch, delays, seconds)
                 self._mean_before = mean
                 self._looked_at += seconds
-            return stretch_interval(report_every, self._stretch, random.random())
+            return stretch_interval(report_every, self._stretch, self._chance())
 
 
 report_pace = ReportPace()

@@ -233,7 +233,7 @@ class ChaosSite:
                 ).geturl(),
             }
         self._proxy = subprocess.Popen(
-            [sys.executable, TESTS / "helpers" / "cutting_proxy.py", json.dumps(links)],
+            [sys.executable, TESTS / "helpers" / "network" / "cutting_proxy.py", json.dumps(links)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -52,13 +52,13 @@ def test_interval_is_the_runs_own_or_longer_and_one_that_workers_accept(every, s
 class Simulation:
     """A process that serves one report after the other, and workers that obey its answers."""
 
-    def __init__(self, workers: int, service_seconds: float) -> None:
-        chance = random.Random(7)
+    def __init__(self, workers: int, service_seconds: float, seed: int = 7) -> None:
+        chance = random.Random(seed)
         self.now = 0.0
         self.service_seconds = service_seconds
         self.free_at = 0.0
         self.delay = RequestDelay()
-        self.pace = ReportPace(self.delay, lambda: self.now)
+        self.pace = ReportPace(self.delay, lambda: self.now, chance.random)
         self.due = [(10.0 * chance.random(), n) for n in range(workers)]
         heapq.heapify(self.due)
 
