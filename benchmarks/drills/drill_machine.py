@@ -160,7 +160,7 @@ class DrillMachine:
         tokens = sum(update.tokens for update in own)
         parts = sum(len(update.payload_parts) for update in own)
         spec = self.world.spec
-        tokens_per_step = spec.recipe.step_sequences * spec.model.context
+        tokens_per_step = spec.step_tokens
         return tokens / tokens_per_step, parts / len(spec.model.fragments())
 
     def read_cpu(self) -> dict[str, Any]:

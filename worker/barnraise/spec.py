@@ -371,6 +371,16 @@ class RunSpec:
     assumed: Assumptions = field(default_factory=Assumptions)
     format: int = FORMAT
 
+    @property
+    def step_tokens(self) -> int:
+        """Return the tokens of a machine's training step."""
+        return self.recipe.step_sequences * self.model.context
+
+    @property
+    def max_round_steps(self) -> int:
+        """Return the steps of the longest round: an update may state only so many tokens."""
+        return max(1, self.max_tokens_per_update // self.step_tokens)
+
     def to_json(self) -> str:
         """Return the spec's canonical text; the digest of these bytes names the run's rules."""
         raw = dataclasses.asdict(self)
@@ -496,7 +506,7 @@ def problems(spec: RunSpec) -> dict[str, str]:
     problems_found.check_range(
         "verdict_horizon", horizon, 1, 100_000, "the verdict horizon, in rounds,"
     )
-    tokens = spec.recipe.step_sequences * spec.model.context * spec.recipe.round_steps
+    tokens = spec.step_tokens * spec.recipe.round_steps
     if tokens > most and "recipe.round_steps" not in problems_found:
         problems_found["recipe.round_steps"] = (
             f"a round of {tokens:,} tokens is over the {most:,} an update may hold; "

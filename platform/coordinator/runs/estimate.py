@@ -92,13 +92,13 @@ def estimate_run_time(
     """
     line_bytes = min(line.up_bytes, line.down_bytes)
     others = volunteers - 1
-    schedule = _round_schedule(spec, line_bytes, step_seconds, max(1, others))
+    step_tokens = spec.step_tokens
+    run_steps = spec.recipe.token_budget / volunteers / step_tokens
+    schedule = choose_schedule(spec, line_bytes, step_seconds, max(1, others), run_steps)
     round_seconds = schedule.steps * step_seconds
     round_bytes = others * schedule.scheme.payload_size(spec.model.parameters)
     slowdown = max(1.0, round_bytes / (UPDATE_SHARE * line_bytes) / round_seconds)
-    round_tokens = schedule.steps * spec.recipe.step_sequences * spec.model.context
-    seconds = spec.recipe.token_budget / (volunteers * round_tokens / (slowdown * round_seconds))
-    step_tokens = spec.recipe.step_sequences * spec.model.context
+    seconds = slowdown * run_steps * step_seconds
     swarm = Swarm(volunteers, spec.model.parameters, line, StepTime(step_seconds, 0.0, step_tokens))
     return RunTimeEstimate(
         line,
@@ -107,16 +107,6 @@ def estimate_run_time(
         round_bytes / (slowdown * round_seconds),
         slowdown,
         choose_strategy(swarm),
-    )
-
-
-def _round_schedule(
-    spec: RunSpec, line_bytes: float, step_seconds: float, pushes: int
-) -> RoundSchedule:
-    step_tokens = spec.recipe.step_sequences * spec.model.context
-    max_steps = max(1, spec.max_tokens_per_update // step_tokens)
-    return choose_schedule(
-        spec.recipe, spec.model.parameters, line_bytes, step_seconds, pushes, max_steps
     )
 
 

@@ -57,7 +57,7 @@ def compare_runs(request: HttpRequest) -> HttpResponse:
                 {
                     "id": str(run.pk),
                     "name": run.name,
-                    "stepTokens": run.spec.recipe.step_sequences * run.spec.model.context,
+                    "stepTokens": run.spec.step_tokens,
                     "isOver": run.is_over,
                 }
                 for run in runs

@@ -148,7 +148,7 @@ def _run_context(
             if machine["alive"]
         ),
         "doubted": find_doubted_people(run) if may_control else [],
-        "step_tokens": spec.recipe.step_sequences * spec.model.context,
+        "step_tokens": spec.step_tokens,
         "events": with_times(snapshot.events.values()),
         "older_events": max(0, snapshot.run["event_count"] - len(snapshot.events)),
         "machines": sorted(

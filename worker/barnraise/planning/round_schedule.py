@@ -8,7 +8,7 @@ from barnraise.planning.compression_ladder import (
     COMPRESSION_LADDER,
     DEFAULT_SCHEME,
     LONG_ROUNDS,
-    MAX_CARRY_STEPS,
+    MIN_CARRY_ROUNDS,
     SCHEMES,
 )
 from barnraise.planning.fragment_streaming import StreamingSchedule, fit_to_round
@@ -16,7 +16,7 @@ from barnraise.planning.quantization_scheme import QuantizationScheme
 from barnraise.planning.round_limits import MAX_STRETCH, PLAIN_ROUNDS
 from barnraise.planning.update_header import TYPICAL_HEADER_BYTES
 from barnraise.planning.uplink_budget import HEADER_SHARE, UPDATE_SHARE
-from barnraise.spec import AUTO, Recipe
+from barnraise.spec import AUTO, Recipe, RunSpec
 
 # In which the first update is sent, where the uplink is known and the first step's time is not.
 FIRST_UPDATE_SECONDS = 30.0
@@ -102,12 +102,11 @@ class RoundSchedule:
 
 
 def choose_schedule(
-    recipe: Recipe,
-    parameters: int,
+    spec: RunSpec,
     uplink: float,
     step_seconds: float | None,
     pushes: int,
-    max_steps: int,
+    run_steps: float = math.inf,
 ) -> RoundSchedule:
     """Choose a machine's next round without regard to its peers.
 
@@ -117,23 +116,26 @@ def choose_schedule(
     is as long too, and its update takes FIRST_UPDATE_SECONDS if any scheme allows that.
 
     Args:
-        recipe: The run's recipe.
-        parameters: The parameters of the model.
+        spec: The run's spec.
         uplink: Bytes per second as measured, or the volunteer's limit if that is less; inf if
             neither is known.
         step_seconds: The length of a training step; None before the first.
         pushes: To how many peers this machine sends each update itself.
-        max_steps: The longest round that is allowed.
+        run_steps: The steps of this machine in the whole run; inf if they are not known.
     """
+    recipe, parameters, max_steps = spec.recipe, spec.model.parameters, spec.max_round_steps
     if recipe.codec != AUTO:
-        return _build_schedule(recipe.round_steps, QuantizationScheme.parse(recipe.codec))
+        scheme = QuantizationScheme.parse(recipe.codec)
+        return _build_schedule(recipe.round_steps, scheme, run_steps)
     if math.isinf(uplink):
         return RoundSchedule(min(recipe.round_steps, max_steps), DEFAULT_SCHEME)
     if step_seconds is None:
         budget = UPDATE_SHARE * uplink * FIRST_UPDATE_SECONDS / pushes
         fits = [scheme for scheme in SCHEMES if scheme.payload_size(parameters) <= budget]
-        return _build_schedule(min(recipe.round_steps, max_steps), [*fits, SCHEMES[-1]][0])
-    return fit_to_uplink(UPDATE_SHARE * uplink, step_seconds, parameters, pushes, max_steps)
+        scheme = [*fits, SCHEMES[-1]][0]
+        return _build_schedule(min(recipe.round_steps, max_steps), scheme, run_steps)
+    allowed = UPDATE_SHARE * uplink
+    return fit_to_uplink(allowed, step_seconds, parameters, pushes, max_steps, run_steps)
 
 
 def fit_to_uplink(
@@ -142,6 +144,7 @@ def fit_to_uplink(
     parameters: int,
     pushes: int = 1,
     max_steps: int = 10_000,
+    run_steps: float = math.inf,
 ) -> RoundSchedule:
     """Choose the least compression and the shortest round that an uplink carries.
 
@@ -158,11 +161,16 @@ def fit_to_uplink(
 
     COMPRESSION_LADDER is ordered by loss per byte as the study measured it
     (docs/benchmarks/exchange_study.md): every value in two bits every ten steps, then fewer values
-    in rounds as short, and last every value in long rounds. Four and eight bits cost bytes and gain
-    nothing, and a late update costs more than a smaller one; so what a fast link carries beyond the
-    first level makes updates arrive sooner. The first level is chosen that the link carries in
-    rounds it suits, and on it the shortest round that fits. A link that carries nothing of all this
-    gets rounds of `max_steps`, and its updates take longer than a round to send.
+    in rounds as short. On a slower link the run decides. Where a machine has hundreds of long
+    rounds, it sends every value in them. With fewer it would exchange a few dozen times in the
+    whole run; one value in 64 goes out nine times as often, which is better if each value is still
+    sent at least once (docs/benchmarks/exchange_study.md). Otherwise every value is sent in long rounds.
+
+    Four and eight bits cost bytes and gain nothing, and a late update costs more than a smaller
+    one; so what a fast link carries beyond the first level makes updates arrive sooner. The first
+    level is chosen that link and run have the rounds for, and on it the shortest round that fits. A
+    link that carries nothing of all this gets rounds of `max_steps`, and its updates take longer
+    than a round to send.
 
     Args:
         allowed: Bytes per second that updates may use.
@@ -171,6 +179,7 @@ def fit_to_uplink(
         pushes: To how many peers this machine sends each update itself.
         max_steps: The longest round that is allowed, because an update may state only so many
             tokens.
+        run_steps: The steps of this machine in the whole run; inf if they are not known.
     """
     bytes_per_step = max(allowed * step_seconds, 1e-9)
     header_seconds = pushes * TYPICAL_HEADER_BYTES / max(allowed, 1e-9)
@@ -179,25 +188,27 @@ def fit_to_uplink(
     chosen_steps = max_steps
     for level in COMPRESSION_LADDER:
         update_bytes = level.scheme.payload_size(parameters) + TYPICAL_HEADER_BYTES
-        steps = math.ceil(pushes * update_bytes / bytes_per_step)
-        if steps <= min(level.max_steps, max_steps):
-            chosen, chosen_steps = level, min(max_steps, max(steps, level.min_steps))
+        needed = math.ceil(pushes * update_bytes / bytes_per_step)
+        steps = min(max_steps, max(needed, level.min_steps))
+        fits_link = needed <= min(level.max_steps, max_steps)
+        if fits_link and level.min_rounds * steps <= run_steps:
+            chosen, chosen_steps = level, steps
             break
     return replace(
-        _build_schedule(chosen_steps, chosen.scheme),
+        _build_schedule(chosen_steps, chosen.scheme, run_steps),
         min_part_seconds=min_part_seconds,
         is_long=chosen_steps >= LONG_ROUNDS.min_steps,
     )
 
 
-def _build_schedule(steps: int, scheme: QuantizationScheme) -> RoundSchedule:
+def _build_schedule(steps: int, scheme: QuantizationScheme, run_steps: float) -> RoundSchedule:
     """Return a round of so many steps.
 
-    What a sparse update leaves out is carried into the next round, except after long rounds: of
-    these a run has few, and while few updates have been sent, the anchor moves faster if what they
-    leave out is learnt, and so sent, again (docs/benchmarks/exchange_study.md).
+    What a sparse update leaves out is carried into the next round, except where a machine has few
+    rounds: while few updates have been sent, the anchor moves faster if what they leave out is
+    learnt, and so sent, again (docs/benchmarks/exchange_study.md).
     """
-    carries_residual = not scheme.dense and steps <= MAX_CARRY_STEPS
+    carries_residual = not scheme.dense and MIN_CARRY_ROUNDS * steps <= run_steps
     return RoundSchedule(steps, scheme, carries_residual=carries_residual)
 
 

@@ -342,7 +342,7 @@ class Worker:
 
     def is_round_over(self, round_schedule: RoundSchedule) -> bool:
         """Return whether this machine publishes now."""
-        step_tokens = self.spec.recipe.step_sequences * self.spec.model.context
+        step_tokens = self.spec.step_tokens
         return round_schedule.is_over(self.engine.round_tokens // step_tokens, self._run_time())
 
     def sample_micro_batches(self, step: int) -> list[Tensor]:

@@ -48,7 +48,7 @@ class PaceLimits:
         steps = max(1.0, WINDOW_STRETCH * min(recipe.round_steps, MIN_ROUND_STEPS))
         codec = "dense2" if recipe.codec == AUTO else recipe.codec
         size = sum(payload_size(fragment.size, codec) for fragment in spec.model.fragments())
-        return cls(steps * recipe.step_sequences * spec.model.context, size)
+        return cls(steps * spec.step_tokens, size)
 
     def updates_per_second(self, tokens_per_second: float) -> float:
         """Return how many updates a machine may publish, by what its ticket permits."""

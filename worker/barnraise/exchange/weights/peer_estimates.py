@@ -77,11 +77,10 @@ class PeerEstimates:
         volunteer: str = "",
     ) -> None:
         self.doubted_volunteers: tuple[str, ...] = ()
+        self._spec = spec
         self._recipe = spec.recipe
-        self._parameters = spec.model.parameters
         self._sizes = tuple(fragment.size for fragment in spec.model.fragments())
-        self._step_tokens = spec.recipe.step_sequences * spec.model.context
-        self._max_steps = max(1, spec.max_tokens_per_update // self._step_tokens)
+        self._step_tokens = spec.step_tokens
         self._link_table = link_table
         self._contribution = contribution
         self._volunteer = volunteer
@@ -94,6 +93,7 @@ class PeerEstimates:
         self._last_published_at = 0.0  # seconds since 1970
         # What decides the length of rounds.
         self._steady_rate, self._steady_uplink = SteadyValue(), SteadyValue()
+        self._steady_run_steps = SteadyValue()
         self._round_seconds = 0.0  # of the round that was planned last
         self._lost_peers = LostPeers()
         self._pushes = 1  # to how many peers each update is sent, or will be once they are back
@@ -232,13 +232,14 @@ class PeerEstimates:
         steady_rate = self._steady_rate.update(rate)
         step_seconds = self._step_tokens / steady_rate if steady_rate else None
         steady_uplink = self._steady_uplink.update(uplink)
+        # Of the run's steps, this machine makes as many as its share of all training.
+        run_steps = self._recipe.token_budget * self.training_share(rate, now) / self._step_tokens
         alone = choose_schedule(
-            self._recipe,
-            self._parameters,
+            self._spec,
             steady_uplink,
             step_seconds,
             self._pushes,
-            self._max_steps,
+            self._steady_run_steps.update(run_steps),
         )
         others_train = any(self._count_others(rate, now).values())
         self._round_seconds = alone.steps * (step_seconds or 0.0)
@@ -247,7 +248,7 @@ class PeerEstimates:
         measured = [history.measured_rate(now) or 0.0 for history in self._histories.values()]
         typical = typical_step_seconds(step_seconds, self._step_tokens, measured)
         aligned = align_with_peers(
-            self._recipe, alone, step_seconds, typical, clock, self._max_steps
+            self._recipe, alone, step_seconds, typical, clock, self._spec.max_round_steps
         )
         if allow_streaming and self._recipe.strategy in ("streams", UPDATES):
             aligned = aligned.with_streaming(self._sizes, self._last_published_at, clock)
