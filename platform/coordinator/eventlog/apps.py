@@ -3,7 +3,7 @@
 from typing import Any
 
 from django.apps import AppConfig
-from django.db.models.signals import post_migrate
+from django.db.models.signals import post_migrate, pre_migrate
 
 
 class EventLogConfig(AppConfig):
@@ -12,10 +12,12 @@ class EventLogConfig(AppConfig):
     name = "coordinator.eventlog"
 
     def ready(self) -> None:
-        """Register the aggregate type "origin" and catch up after migrations."""
+        """Register the aggregate type "origin", guard migrations and catch up after them."""
         from coordinator.eventlog import registry, writer
+        from coordinator.lib.schema_comparison import refuse_other_schema
 
         registry.register(writer.ORIGIN)
+        pre_migrate.connect(refuse_other_schema, sender=self, dispatch_uid="same schema")
         post_migrate.connect(catch_up, sender=self, dispatch_uid="eventlog catch up")
 
 
@@ -25,13 +27,10 @@ def catch_up(sender: AppConfig, **kwargs: Any) -> None:
     A site may be older than its log or than an aggregate type, and other mirrors may have sent
     events that the version before did not understand.
     """
-    from django.db import connection
-    from django.db.migrations.executor import MigrationExecutor
-
     from coordinator.eventlog import ingest, writer
+    from coordinator.lib.schema_comparison import DatabaseSchema
 
-    executor = MigrationExecutor(connection)
-    if executor.migration_plan(executor.loader.graph.leaf_nodes()):
+    if DatabaseSchema().count_missing_migrations():
         return  # some tables do not have the columns of this version yet
     writer.record_existing_rows()
     ingest.project_pending()

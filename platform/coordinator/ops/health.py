@@ -8,8 +8,7 @@ import secrets
 
 import redis.exceptions
 from django.conf import settings
-from django.db import DatabaseError, connection
-from django.db.migrations.executor import MigrationExecutor
+from django.db import DatabaseError
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import render
 from django.views.decorators.cache import never_cache
@@ -19,6 +18,7 @@ from django.views.decorators.vary import vary_on_headers
 from coordinator.eventlog import writer
 from coordinator.eventlog.projection import state_hash
 from coordinator.lib import counters, heartbeats, site_identity
+from coordinator.lib.schema_comparison import describe_schema_problem
 from coordinator.lib.valkey import valkey_client
 from coordinator.live.broadcaster import watchers
 from coordinator.ops import gauges, status_page
@@ -97,11 +97,9 @@ def status(request: HttpRequest) -> HttpResponse:
 
 def _check_database() -> str:
     try:
-        executor = MigrationExecutor(connection)
-        missing = executor.migration_plan(executor.loader.graph.leaf_nodes())
+        return describe_schema_problem() or "ok"
     except DatabaseError:
         return "does not answer"
-    return f"{len(missing)} migrations are not applied: manage.py migrate" if missing else "ok"
 
 
 def _check_background() -> str:

@@ -19,12 +19,12 @@ import websockets.exceptions
 from django.conf import settings
 from django.core.mail import get_connection
 from django.db import DatabaseError, connection
-from django.db.migrations.executor import MigrationExecutor
 from websockets.sync.client import connect
 
 from coordinator.eventlog import writer
 from coordinator.lib import heartbeats
 from coordinator.lib.backup_record import read_last_backup
+from coordinator.lib.schema_comparison import describe_schema_problem
 from coordinator.lib.valkey import valkey_client
 from coordinator.web.worker_wheel import find_wheel
 
@@ -77,8 +77,7 @@ def examine_site() -> Iterator[Finding]:
 def check_database() -> Iterator[Finding]:
     """Check that Postgres answers, is new enough, and has all tables."""
     try:
-        executor = MigrationExecutor(connection)
-        missing = executor.migration_plan(executor.loader.graph.leaf_nodes())
+        problem = describe_schema_problem()
         version: int = connection.pg_version // 10_000
     except DatabaseError as error:
         yield _report_failure("database", f"Postgres does not answer: {_first_line(error)}.")
@@ -87,12 +86,10 @@ def check_database() -> Iterator[Finding]:
         yield _report_failure(
             "database", f"Postgres {version} is too old: use {MIN_POSTGRES} or newer."
         )
-    elif missing:
-        yield _report_failure(
-            "database", f"{len(missing)} migrations are missing: run manage.py migrate."
-        )
+    elif problem:
+        yield _report_failure("database", f"{problem}.")
     else:
-        yield _report_ok("database", f"Postgres {version}, all migrations are applied.")
+        yield _report_ok("database", f"Postgres {version}, with the tables of this version.")
 
 
 def check_valkey() -> Iterator[Finding]:
