@@ -15,6 +15,7 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "coordinator.settings")
 django.setup(set_prefix=False)
 
 # The app registry must be filled before these imports.
+from coordinator.eventlog.database_owner import describe_refusal  # noqa: E402
 from coordinator.lib.asgi_handler import ThreadedHandler  # noqa: E402
 from coordinator.lib.embedded import embedded_servers  # noqa: E402
 from coordinator.lib.trusted_proxies import TrustedProxies  # noqa: E402
@@ -49,6 +50,9 @@ async def lifespan(
     while True:
         message = await receive()
         if message["type"] == "lifespan.startup":
+            if refusal := await sync_to_async(describe_refusal)():
+                await send({"type": "lifespan.startup.failed", "message": refusal})
+                return
             tune_garbage_collector()
             sys.setswitchinterval(SWITCH_SECONDS)
         if message["type"] == "lifespan.shutdown":

@@ -12,6 +12,7 @@ other sites and the mail server. A health check restarts a worker that stands st
 
 import logging
 import os
+import sys
 import time
 from typing import Any
 
@@ -93,6 +94,16 @@ class BrokerConnection(kombu.Connection):  # pyright: ignore[reportPrivateImport
         """Connect, with a constant interval between attempts."""
         options |= {"interval_start": 1, "interval_step": 0, "interval_max": 1}
         return super().ensure_connection(*args, **options)
+
+
+@signals.worker_init.connect
+@signals.beat_init.connect
+def refuse_other_site(**_: Any) -> None:
+    """End this process at its start if its keys are another site's."""
+    from coordinator.eventlog.database_owner import describe_refusal
+
+    if refusal := describe_refusal():
+        sys.exit(refusal)
 
 
 @signals.worker_init.connect

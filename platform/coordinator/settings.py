@@ -94,6 +94,7 @@ def database(url: str) -> dict[str, Any]:
 
 _database_url, REDIS_URL = embedded_servers.urls(STATE_DIR)
 SECRET_KEY = os.environ.get("SECRET_KEY") or load_or_create_secret(STATE_DIR / "secret_key")
+MIRROR_KEY = os.environ.get("BARNRAISE_MIRROR_KEY", "")  # 64 hex digits, instead of mirror.key
 DATABASES = {"default": database(_database_url)}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 

@@ -14,8 +14,11 @@ class EventLogConfig(AppConfig):
     def ready(self) -> None:
         """Register the aggregate type "origin", guard migrations and catch up after them."""
         from coordinator.eventlog import registry, writer
+        from coordinator.eventlog.database_owner import find_owner_key
+        from coordinator.lib import site_identity
         from coordinator.lib.schema_comparison import refuse_other_schema
 
+        site_identity.register_key_lookup(find_owner_key)
         registry.register(writer.ORIGIN)
         pre_migrate.connect(refuse_other_schema, sender=self, dispatch_uid="same schema")
         post_migrate.connect(catch_up, sender=self, dispatch_uid="eventlog catch up")

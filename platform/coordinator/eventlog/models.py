@@ -22,6 +22,8 @@ class LogState(models.Model):
     # Set by `manage.py restore`: the site is read-only until another mirror has returned the end of
     # its own log. `writer.resume` clears it.
     restore_pending = models.BooleanField(default=False)
+    # BLAKE3 of Django's SECRET_KEY; every host of this site must have the same.
+    secret_fingerprint = models.CharField(max_length=64, blank=True)
 
     def __str__(self) -> str:
         return self.state_sum

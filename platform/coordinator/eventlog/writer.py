@@ -67,6 +67,7 @@ def record(event_type: str, aggregate: object, payload: dict[str, Any]) -> LogEv
 
     Raises:
         RestorePendingError: The site was restored and does not have the end of its log back.
+        OtherSiteError: The database belongs to another site's key.
     """
     type_name, _, action = event_type.partition(".")
     aggregate_type = registry.aggregate_types()[type_name]
@@ -183,10 +184,15 @@ ORIGIN = AggregateType("origin", {"begin": LogStarted}, fold_origin, store_origi
 def _writable_origin(log_state: LogState) -> Origin:
     """Return the log that this site appends to; start a new one if necessary.
 
-    A truncated log and a log of another key are never continued.
+    A truncated log is never continued.
+
+    Raises:
+        OtherSiteError: The log is another key's: several hosts would end each other's logs.
     """
     origin = Origin.objects.filter(ours=True).first()
-    if origin and origin.last_valid_seq is None and origin.key == site_identity.identity().key:
+    if origin:
+        site_identity.check_key(origin.key)
+    if origin and origin.last_valid_seq is None:
         return origin
     if log_state.restore_pending:
         raise RestorePendingError

@@ -1,5 +1,7 @@
 """Define the errors that reach a person as a sentence."""
 
+from django.core.management import CommandError
+
 
 class UserError(Exception):
     """A person requested something impossible.
@@ -14,6 +16,10 @@ class UserError(Exception):
         if "://" not in text.partition(" ")[0]:
             text = text[:1].upper() + text[1:]
         return text if text.endswith((".", "?", "!")) else f"{text}."
+
+
+class OtherSiteError(UserError, CommandError):
+    """This host's keys are not those of the site whose database it uses."""
 
 
 class RestorePendingError(Exception):

@@ -1,6 +1,7 @@
 """Hold this site's key: audience of requests, and signer of tickets, directives and times."""
 
 import time
+from collections.abc import Callable
 from functools import lru_cache
 
 from blake3 import blake3
@@ -10,17 +11,54 @@ from filelock import FileLock
 from barnraise.protocol.coordinator_messages import MirrorView, ServerTime
 from barnraise.protocol.messages import PROTOCOL_VERSION, Signed
 from barnraise.protocol.signing import Identity
+from coordinator.lib.exceptions import OtherSiteError
+
+DELIBERATE_CHANGE = "After a deliberate change run `manage.py eventlog change-owner`"
+_key_lookups: list[Callable[[], str | None]] = []
+
+
+def register_key_lookup(find_key: Callable[[], str | None]) -> None:
+    """Register what finds the public key that the database belongs to; no other is created."""
+    _key_lookups.append(find_key)
 
 
 @lru_cache(maxsize=1)
 def identity() -> Identity:
-    """Return this site's key, created on first use.
+    """Return this site's key, created on first use if the database belongs to no key yet.
 
     A lock guards it, because the site and its tasks start at the same time.
+
+    Raises:
+        OtherSiteError: The database belongs to a key that is not here.
     """
-    settings.STATE_DIR.mkdir(parents=True, exist_ok=True)
-    with FileLock(settings.STATE_DIR / "mirror.lock"):
-        return Identity.load_or_create(settings.STATE_DIR / "mirror.key")
+    if settings.MIRROR_KEY:
+        return Identity(bytes.fromhex(settings.MIRROR_KEY))
+    path = settings.STATE_DIR / "mirror.key"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.with_suffix(".lock")):
+        if not path.exists():
+            for find_key in _key_lookups:
+                if owner := find_key():
+                    raise OtherSiteError(_describe_owner(owner, f"there is no {path}"))
+        return Identity.load_or_create(path)
+
+
+def check_key(owner: str) -> None:
+    """Check that this site's key is `owner`.
+
+    Raises:
+        OtherSiteError: It is another.
+    """
+    if identity().key != owner:
+        place = "BARNRAISE_MIRROR_KEY" if settings.MIRROR_KEY else settings.STATE_DIR / "mirror.key"
+        raise OtherSiteError(_describe_owner(owner, f"{place} is another"))
+
+
+def _describe_owner(owner: str, problem: str) -> str:
+    return (
+        f"this database belongs to mirror {owner[:8]}, and {problem}: copy the state folder of the "
+        f"first host, or set BARNRAISE_MIRROR_KEY. {DELIBERATE_CHANGE}"
+    )
 
 
 def mirror_view() -> MirrorView:

@@ -22,6 +22,7 @@ from django.db import DatabaseError, connection
 from websockets.sync.client import connect
 
 from coordinator.eventlog import writer
+from coordinator.eventlog.database_owner import describe_refusal
 from coordinator.lib import heartbeats
 from coordinator.lib.backup_record import read_last_backup
 from coordinator.lib.schema_comparison import describe_schema_problem
@@ -77,7 +78,7 @@ def examine_site() -> Iterator[Finding]:
 def check_database() -> Iterator[Finding]:
     """Check that Postgres answers, is new enough, and has all tables."""
     try:
-        problem = describe_schema_problem()
+        problem = describe_schema_problem() or describe_refusal()
         version: int = connection.pg_version // 10_000
     except DatabaseError as error:
         yield _report_failure("database", f"Postgres does not answer: {_first_line(error)}.")
@@ -87,7 +88,7 @@ def check_database() -> Iterator[Finding]:
             "database", f"Postgres {version} is too old: use {MIN_POSTGRES} or newer."
         )
     elif problem:
-        yield _report_failure("database", f"{problem}.")
+        yield _report_failure("database", f"{problem.removesuffix('.')}.")
     else:
         yield _report_ok("database", f"Postgres {version}, with the tables of this version.")
 

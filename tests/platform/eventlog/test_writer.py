@@ -12,11 +12,11 @@ from django.db import connection
 from helpers.mirrors.event_log_builder import LogBuilder, recompute_state_hash
 
 from barnraise.protocol.signing import digest
-from coordinator.eventlog import hlc, ingest, projection, writer
+from coordinator.eventlog import database_owner, hlc, ingest, projection, writer
 from coordinator.eventlog.event import NO_DIGEST, open_event
 from coordinator.eventlog.models import Aggregate, LogEvent, Origin, PeerClock
 from coordinator.lib import site_identity
-from coordinator.lib.exceptions import RestorePendingError
+from coordinator.lib.exceptions import OtherSiteError, RestorePendingError
 from coordinator.lib.ttl_cache import TtlCache
 
 
@@ -156,9 +156,13 @@ def test_restored_site_records_nothing_and_resumes_with_one_new_log(db, note_row
     }
 
 
-def test_log_of_a_former_key_is_not_continued(db, note_rows):
+def test_log_of_another_key_is_continued_only_in_a_new_log(db, note_rows):
     former = writer.record("note.write", "a", {"text": "one"})
     Origin.objects.filter(pk=former.origin_id).update(key="f" * 64)
+    with pytest.raises(OtherSiteError, match="belongs to mirror ffffffff"):
+        writer.record("note.write", "a", {"text": "two"})
+    assert LogEvent.objects.count() == 2, "two hosts would end each other's logs for ever"
+    database_owner.change_owner()
     event = writer.record("note.write", "a", {"text": "two"})
     assert (event.seq, event.key) == (2, site_identity.identity().key)
     assert not Origin.objects.get(pk=former.origin_id).ours

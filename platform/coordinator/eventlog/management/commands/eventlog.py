@@ -6,13 +6,14 @@ rebuild   fold all aggregates and write their rows again, after an upgrade
 truncate  withdraw a log's events after a number, at this site
 resume    let a restored site continue in a new log if it can reach no other mirror; what it decided
           between the backup and its end may arrive later, and then counts
+change-owner  let the database belong to this host's mirror.key and SECRET_KEY, in a new log
 """
 
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from coordinator.eventlog import ingest, projection, truncate, writer
+from coordinator.eventlog import database_owner, ingest, projection, truncate, writer
 from coordinator.eventlog.models import Origin
 from coordinator.lib.exceptions import UserError
 
@@ -25,7 +26,7 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         """Declare one subcommand for each action."""
         actions = parser.add_subparsers(dest="action", required=True)
-        for name in ("show", "adopt", "rebuild", "resume"):
+        for name in ("show", "adopt", "rebuild", "resume", "change-owner"):
             actions.add_parser(name)
         truncation = actions.add_parser("truncate")
         truncation.add_argument("origin", help="id of the log, 32 hex digits")
@@ -45,6 +46,8 @@ class Command(BaseCommand):
             self.stdout.write(
                 "started a new log" if was_pending else "this site does not wait for any mirror"
             )
+        elif action == "change-owner":
+            database_owner.change_owner()
         elif action == "truncate":
             self._truncate(options["origin"], options["seq"], options["reason"])
         self._print_logs()
