@@ -240,16 +240,23 @@ def test_health_check_asks_and_restarts_services_that_exist():
 
 
 @pytest.mark.parametrize(
-    ("status", "code", "restarts"), [(200, 0, False), (503, 1, True), (400, 1, False)]
+    ("status", "code", "restarted"),
+    [
+        (200, 0, ""),
+        (503, 1, "barnraise-celery barnraise-webhooks barnraise-beat"),
+        (400, 1, ""),
+        (None, 1, "barnraise-web"),
+    ],
 )
-def test_health_check_restarts_what_stands_still(tmp_path, status, code, restarts):
+def test_health_check_restarts_what_stands_still(tmp_path, status, code, restarted):
     requested = []
 
     class Handler(QuietHandler):
         def do_GET(self) -> None:
             requested.append(self.path)
-            self.send_response(status)
-            self.end_headers()
+            if status:  # without one the connection ends
+                self.send_response(status)
+                self.end_headers()
 
     systemctl = tmp_path / "systemctl"
     systemctl.write_text(f"#!/bin/sh\necho $* > {tmp_path}/called\n")
@@ -264,7 +271,26 @@ def test_health_check_restarts_what_stands_still(tmp_path, status, code, restart
     )
     server.close()
     assert requested == ["/readyz"] and done.returncode == code
-    assert (tmp_path / "called").exists() == restarts
+    called = tmp_path / "called"
+    assert (called.read_text() if called.exists() else "") == (
+        f"try-restart {restarted}\n" if restarted else ""
+    )
+
+
+def test_environment_file_of_the_guide_is_read_by_shells_and_systemd(tmp_path):
+    block = re.search(r"```sh\n(PYTHONPATH=.*?)```", (ROOT / "docs/operate.md").read_text(), re.S)
+    assert block
+    file = tmp_path / "barnraise.env"
+    file.write_text(block[1])
+    names = [line.partition("=")[0] for line in block[1].splitlines()]
+    print_all = "import json, os; print(json.dumps(dict(os.environ)))"
+    script = f"set -ea; . {file}; {sys.executable} -c '{print_all}'"
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
+    by_shell = json.loads(done.stdout)
+    # systemd removes the quotes around a value and expands nothing.
+    by_systemd = dict(shlex.split(line)[0].split("=", 1) for line in block[1].splitlines())
+    assert {name: by_shell[name] for name in names} == by_systemd
+    assert by_systemd["EMAIL_FROM"] == "Barnraise <barn@example.org>"
 
 
 def test_backup_runs_every_night_and_keeps_some():
