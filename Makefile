@@ -7,7 +7,7 @@ MIRRORS ?=
 PORT ?=
 QUICK ?=
 
-.PHONY: setup wheel demo test test-worker test-fast test-all audit bench-swap bench-gpu bench-site bench-frontend bench-text study-exchange study-exchange-cuda drill-exchange drill-strangers bench-floods bench-reach drill-mirrors bench-mirrors lint clean
+.PHONY: setup wheel demo test test-worker test-fast test-all audit bench-swap bench-gpu bench-site bench-frontend bench-text study-exchange study-exchange-cuda study-speedup drill-exchange drill-strangers bench-floods bench-reach drill-mirrors bench-mirrors lint clean
 
 setup: .venv/.installed frontend/dist/.built build/wheel/.built
 
@@ -123,6 +123,11 @@ drill-mirrors: setup
 # it stopped. KNOWN=1: train only what docs/benchmarks/exchange_study.jsonl lacks. QUICK=1: three minutes.
 study-exchange: .venv/.installed
 	@$(BIN)/python benchmarks/study/study_exchange.py $(if $(QUICK),--quick) $(if $(KNOWN),--known)
+
+# Measure how much sooner a run ends with more machines, at the same loss: two nights. KNOWN=1: train only what
+# docs/benchmarks/speedup.jsonl lacks. QUICK=1: five minutes.
+study-speedup: .venv/.installed
+	@$(BIN)/python benchmarks/study/study_speedup.py $(if $(QUICK),--quick) $(if $(KNOWN),--known)
 
 # The same study with 32 M parameters and only the long trainings; for a GPU.
 study-exchange-cuda: .venv/.installed

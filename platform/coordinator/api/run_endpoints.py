@@ -360,6 +360,9 @@ def estimate_out(need: MachineEstimate) -> schemas.NeedOut:
                 steps_per_round=pace.schedule.steps,
                 compression=str(pace.schedule.scheme),
                 slowdown=pace.slowdown,
+                rounds=pace.gain.rounds,
+                speedup=pace.gain.speedup,
+                speedup_basis=pace.gain.basis,
             )
             for pace in need.run_times
         ],

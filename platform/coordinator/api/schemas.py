@@ -441,6 +441,11 @@ class PaceOut(Schema):
     steps_per_round: int
     compression: str = Field(description="Compression of an update")
     slowdown: float = Field(description="Factor by which the uplink prolongs the run")
+    rounds: float = Field(description="How often each machine is heard in the whole run")
+    speedup: float | None = Field(
+        description="How many times sooner than with one machine, at the same loss; null if unknown"
+    )
+    speedup_basis: str = Field(description="What that was measured on")
 
 
 class NeedOut(Schema):
@@ -488,6 +493,9 @@ class EstimateOut(Schema):
                         "steps_per_round": 40,
                         "compression": "dense4",
                         "slowdown": 1,
+                        "rounds": 413.0,
+                        "speedup": 2.5,
+                        "speedup_basis": "a model of 0.64 M parameters",
                     }
                 ],
             }

@@ -14,9 +14,15 @@ from barnraise.planning.hardware import Hardware
 from barnraise.planning.lines import LINES, Line
 from barnraise.planning.plan import Plan
 from barnraise.planning.round_schedule import RoundSchedule, choose_schedule
-from barnraise.planning.runtime_model import Choice, StepTime, Swarm, choose_strategy
+from barnraise.planning.runtime_model import (
+    Choice,
+    StepTime,
+    Swarm,
+    choose_strategy,
+    predict_updates,
+)
 from barnraise.planning.search import make_plan
-from barnraise.planning.uplink_budget import UPDATE_SHARE
+from barnraise.planning.speedup import SpeedupEstimate, estimate_speedup
 from barnraise.spec import ModelSpec, RunSpec
 
 MAX_VOLUNTEERS = 10_000
@@ -33,6 +39,7 @@ class RunTimeEstimate:
     traffic: float  # bytes per second over each line, each way
     slowdown: float  # how many times longer it takes than on lines of unlimited bandwidth
     choice: Choice  # the strategy that suits these machines and lines best, with the numbers
+    gain: SpeedupEstimate  # over one machine, at the same loss
 
 
 @dataclass(frozen=True)
@@ -85,28 +92,24 @@ def estimate_run_time(
 ) -> RunTimeEstimate:
     """Estimate the time of a run of alike machines.
 
-    Each update reaches all other machines and is forwarded over their lines: in every round each
-    line carries, each way, the updates of all machines but one. The machines choose rounds and
-    compression for that traffic. If the strongest compression is still too much, rounds wait for
-    the line, whose slower way limits.
+    The machines choose rounds and compression for their lines. If the strongest compression is
+    still too much, rounds wait for the line, whose slower way limits.
     """
+    run_steps = spec.recipe.token_budget / volunteers / spec.step_tokens
     line_bytes = min(line.up_bytes, line.down_bytes)
-    others = volunteers - 1
-    step_tokens = spec.step_tokens
-    run_steps = spec.recipe.token_budget / volunteers / step_tokens
-    schedule = choose_schedule(spec, line_bytes, step_seconds, max(1, others), run_steps)
-    round_seconds = schedule.steps * step_seconds
-    round_bytes = others * schedule.scheme.payload_size(spec.model.parameters)
-    slowdown = max(1.0, round_bytes / (UPDATE_SHARE * line_bytes) / round_seconds)
-    seconds = slowdown * run_steps * step_seconds
-    swarm = Swarm(volunteers, spec.model.parameters, line, StepTime(step_seconds, 0.0, step_tokens))
+    pushes = max(1, volunteers - 1)
+    schedule = choose_schedule(spec, line_bytes, step_seconds, pushes, run_steps)
+    step = StepTime(step_seconds, 0.0, spec.step_tokens)
+    swarm = Swarm(volunteers, spec.model.parameters, line, step)
+    prediction = predict_updates(swarm, schedule)
     return RunTimeEstimate(
         line,
         schedule,
-        seconds,
-        round_bytes / (slowdown * round_seconds),
-        slowdown,
+        spec.recipe.token_budget / prediction.tokens_per_second,
+        prediction.bytes_per_token * spec.step_tokens / prediction.step_seconds,
+        1 / prediction.utilisation,
         choose_strategy(swarm),
+        estimate_speedup(spec, spec.step_tokens / step_seconds, line, volunteers),
     )
 
 

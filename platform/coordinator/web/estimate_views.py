@@ -9,12 +9,14 @@ from django.shortcuts import render
 from django.views.decorators.http import require_POST, require_safe
 
 from barnraise.planning.hardware import Hardware
-from barnraise.planning.lines import LINES
+from barnraise.planning.lines import HOME_LINE, LINES
+from barnraise.planning.speedup import estimate_speedup
 from barnraise.spec import RunSpec
 from coordinator.accounts.models import Machine, User
 from coordinator.accounts.requests import AuthenticatedRequest
 from coordinator.fleet.join import join_refusal, memory_shortfall
 from coordinator.fleet.machine_state import measured_hardware
+from coordinator.fleet.models import Membership
 from coordinator.runs.estimate import MachineEstimate, download_seconds, estimate
 from coordinator.runs.join_policy import Access
 from coordinator.runs.models import Run
@@ -67,6 +69,7 @@ class Headline:
 
     name: str
     seconds: float
+    gain: str  # over one machine, in a sentence
 
 
 def headline(typical: list[MachineEstimate]) -> Headline | None:
@@ -74,7 +77,10 @@ def headline(typical: list[MachineEstimate]) -> Headline | None:
     fitting = [machine for machine in typical if machine.run_times]
     usual = next((machine for machine in fitting if machine.name == USUAL_MACHINE), None)
     chosen = usual or (fitting[0] if fitting else None)
-    return Headline(chosen.name, chosen.run_times[0].seconds) if chosen else None
+    if chosen is None:
+        return None
+    on_home_line = chosen.run_times[0]
+    return Headline(chosen.name, on_home_line.seconds, on_home_line.gain.sentence)
 
 
 def _prepared_text(request: AuthenticatedRequest, spec: RunSpec) -> TextFacts | None:
@@ -100,8 +106,27 @@ def show_fit(request: HttpRequest, slug: str) -> HttpResponse:
         )
         for name, hardware in REFERENCE_MACHINES
     ]
-    context = {"run": run, "own": own, "typical": typical}
+    context = {
+        "run": run,
+        "own": own,
+        "typical": typical,
+        "gain": gain_by_joining(run, own, typical),
+    }
     return render(request, "parts/hardware_check.html", context)
+
+
+def gain_by_joining(run: Run, own: list[MachineEstimate], typical: list[MachineEstimate]) -> str:
+    """Return what a run gains with one more machine on a home line, in a sentence; "" if unknown.
+
+    The visitor's own machine stands for all, or the usual one.
+    """
+    usual = [machine for machine in typical if machine.name == USUAL_MACHINE]
+    fitting = [machine for machine in (*own, *usual) if machine.plan]
+    if not fitting:
+        return ""
+    machines = Membership.everywhere.newest().alive_in(run).count() + 1
+    rate = fitting[0].tokens_per_second
+    return estimate_speedup(run.spec, rate, HOME_LINE, machines).sentence
 
 
 def estimate_fit(run: Run, name: str, hardware: Hardware | None, refusal: str) -> MachineEstimate:

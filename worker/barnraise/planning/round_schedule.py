@@ -164,7 +164,7 @@ def fit_to_uplink(
     in rounds as short. On a slower link the run decides. Where a machine has hundreds of long
     rounds, it sends every value in them. With fewer it would exchange a few dozen times in the
     whole run; one value in 64 goes out nine times as often, which is better if each value is still
-    sent at least once (docs/benchmarks/exchange_study.md). Otherwise every value is sent in long rounds.
+    sent at least once (docs/benchmarks/speedup.md). Otherwise every value is sent in long rounds.
 
     Four and eight bits cost bytes and gain nothing, and a late update costs more than a smaller
     one; so what a fast link carries beyond the first level makes updates arrive sooner. The first

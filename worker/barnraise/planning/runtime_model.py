@@ -134,8 +134,9 @@ class Choice:
 def predict_updates(swarm: Swarm, schedule: RoundSchedule | None = None) -> Prediction:
     """Predict `updates`: nothing waits, unless the line cannot carry the updates at all.
 
-    In every round a line carries the updates of all machines but one, each way. `schedule` is the
-    round that a recipe fixes; None: as `codec: auto` chooses it for the line.
+    Each update reaches all other machines and is forwarded over their lines: in every round a line
+    carries, each way, the updates of all machines but one. `schedule` is the round of the run;
+    None: as `codec: auto` chooses it for the line, in a run without end.
     """
     others = swarm.machines - 1
     step_seconds = swarm.step.mean_seconds

@@ -23,6 +23,8 @@ from barnraise.errors import (
     UnsupportedModelError,
 )
 from barnraise.ledger.blob_store import BlobStore
+from barnraise.planning.lines import HOME_LINE
+from barnraise.planning.speedup import estimate_speedup
 from barnraise.protocol.coordinator_messages import (
     Directive,
     JoinReply,
@@ -72,6 +74,14 @@ class JoinedRun:
     trust_one: bool = False
     # The IP address from which the coordinator receives this machine's requests.
     source_ip: str = ""
+
+    def describe_gain(self, tokens_per_second: float) -> str:
+        """Return how much sooner the run ends with the machines it has, by their number.
+
+        All are assumed to train as fast as this one, on home lines; "" with no other machine.
+        """
+        machines = len(self.peers) + 1
+        return estimate_speedup(self.spec, tokens_per_second, HOME_LINE, machines).sentence
 
 
 @dataclass(frozen=True)

@@ -195,6 +195,8 @@ class Worker:
         self._running_mark = RunningMark(joined.folder.path)
         self._leaving_since: float | None = None  # monotonic; when the loop noticed it
         log.info("the plan: %s", self.metrics.plan.sentence)
+        if gain := joined.describe_gain(self.plan.step_tokens / self.plan.step_seconds):
+            log.info("%s", gain)
 
     def plan_training(self, hardware: Hardware, limits: Limits) -> Plan:
         """Plan this run's training on a machine.

@@ -1,0 +1,57 @@
+"""Measure how much sooner a run ends with more machines, at the same loss: `make study-speedup`.
+
+The machines are those of `study_exchange.py`: virtual, with the worker's codec, anchor, error
+feedback and round schedule. The speed-up of R machines is the steps that one machine alone needs to
+their loss, over the steps of each of them. Each training's result is a line in
+build/study/speedup-results.jsonl: a study that was interrupted continues where it stopped.
+
+    --known   use the results in docs/benchmarks/speedup.jsonl, and train only what it lacks
+    --report  train nothing; write the document and the worker's fit from the results there are
+    --quick   five minutes; writes neither
+"""
+
+import argparse
+import json
+import os
+
+import speedup_report
+import study_report
+from speedup_plan import SpeedupPlan
+from study_exchange import read_results, run_stages
+from study_model import FOLDER, prepare_text
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--known", action="store_true")
+    parser.add_argument("--report", action="store_true")
+    parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1))
+    parser.add_argument(
+        "--minutes", type=float, default=float("inf"), help="begin no training after so many"
+    )
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Train what is missing and write the report."""
+    arguments = parse_arguments()
+    plan = SpeedupPlan(quick=arguments.quick)
+    path = FOLDER / f"speedup-{'quick' if arguments.quick else 'results'}.jsonl"
+    prepare_text()
+    if arguments.quick:
+        path.unlink(missing_ok=True)
+    # Some of these trainings are the exchange study's as well.
+    documents = [study_report.RESULTS, speedup_report.RESULTS]
+    documented = documents if arguments.known or arguments.report else []
+    results = read_results(*documented, path)
+    if not arguments.report:
+        run_stages(plan, results, path, arguments)
+    if not arguments.quick:
+        speedup_report.write_document(plan, results)
+    print(json.dumps(speedup_report.compute_figures(plan, results)))
+
+
+if __name__ == "__main__":
+    main()
