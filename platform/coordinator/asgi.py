@@ -17,6 +17,7 @@ django.setup(set_prefix=False)
 # The app registry must be filled before these imports.
 from coordinator.lib.asgi_handler import ThreadedHandler  # noqa: E402
 from coordinator.lib.embedded import embedded_servers  # noqa: E402
+from coordinator.lib.environment import NEEDS_HOST, end_process  # noqa: E402
 from coordinator.lib.trusted_proxies import TrustedProxies  # noqa: E402
 from coordinator.live.consumers import websocket_urlpatterns  # noqa: E402
 from coordinator.ops.error_pages import error_response  # noqa: E402
@@ -57,6 +58,9 @@ async def lifespan(
         if message["type"] == "lifespan.shutdown":
             return
 
+
+if any(argument.startswith("--root-path") for argument in sys.argv):
+    end_process(f"--root-path: the site {NEEDS_HOST}")
 
 application = TrustedProxies(
     ProtocolTypeRouter(
