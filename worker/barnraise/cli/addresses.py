@@ -1,9 +1,10 @@
 """Read the addresses that people paste: of a site, of a run's page, or of an invitation."""
 
 import ipaddress
+import unicodedata
 from dataclasses import dataclass
 from typing import Annotated, Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import typer
 
@@ -55,7 +56,7 @@ def parse_run_address(text: str) -> RunAddress:
     if not is_page:
         if "/" in address:
             raise StateError(f"'{text}' names no run; a run's address is like SITE/runs/NAME")
-        return RunAddress(address)
+        return RunAddress(_decode_name(address))
     parts = urlsplit(f"//x/{below}")
     name, *path = parts.path.strip("/").split("/")
     if not name:
@@ -64,7 +65,12 @@ def parse_run_address(text: str) -> RunAddress:
     if len(path) > 1 and path[0] == INVITED:
         invitation = path[1]
     site = parse_site_address(before) if before else ""
-    return RunAddress(name, site, invitation[:MAX_INVITATION])
+    return RunAddress(_decode_name(name), site, invitation[:MAX_INVITATION])
+
+
+def _decode_name(name: str) -> str:
+    """Return a run's name in the form in which sites store it, however it was copied."""
+    return unicodedata.normalize("NFKC", unquote(name))
 
 
 def _usual_scheme(address: str) -> str:
