@@ -59,8 +59,8 @@ async def lifespan(
             return
 
 
-if any(argument.startswith("--root-path") for argument in sys.argv):
-    end_process(f"--root-path: the site {NEEDS_HOST}")
+if "--root-path" in " ".join(sys.argv) or os.environ.get("UVICORN_ROOT_PATH"):
+    end_process(f"--root-path or UVICORN_ROOT_PATH is set; the site {NEEDS_HOST}")
 
 application = TrustedProxies(
     ProtocolTypeRouter(

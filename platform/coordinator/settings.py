@@ -38,6 +38,7 @@ EMAIL_FROM        sender of emails: Barnraise <barn@example.org>
 """
 
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -125,7 +126,6 @@ _loopback = [env.parse_network(address) for address in ("127.0.0.1", "::1")]
 _proxies = env.read("BARNRAISE_PROXIES", env.each(env.parse_proxy), _loopback if HTTPS else [])
 PROXIES = [proxy for proxy in _proxies if proxy != env.UNIX]
 UNIX_PROXY = env.UNIX in _proxies
-env.read("UVICORN_ROOT_PATH", env.refuse_path, None)
 DATA_UPLOAD_MAX_MEMORY_SIZE = 1 << 20
 LEGAL_LINKS = [  # (label, address), of those that are set
     ("Imprint", env.read("BARNRAISE_IMPRINT", env.parse_url, "")),
@@ -138,8 +138,9 @@ VOLUNTEER_MACHINES = int(env.read("BARNRAISE_VOLUNTEER_MACHINES", env.parse_numb
 VOLUNTEER_FLOPS = env.read(
     "BARNRAISE_VOLUNTEER_FLOPS", env.parse_number, 1e15, most=1e30, whole=False
 )
-_relays = env.read("BARNRAISE_RELAYS", env.each(env.parse_relay), [])
-RELAYS = [relay for relay in _relays if relay != "none"]
+_relay = {"form": r"none|default|https://[\w.:\[\]-]+/?", "expected": "is no relay's https:// URL"}
+_relays = env.read("BARNRAISE_RELAYS", env.each(partial(env.parse_text, **_relay)), [])
+RELAYS = [relay.lower() for relay in _relays if relay.lower() != "none"]
 METRICS_TOKEN = env.read("BARNRAISE_METRICS_TOKEN", str, "")
 
 INSTALLED_APPS = [
@@ -236,9 +237,8 @@ AUTH_PASSWORD_VALIDATORS = [
     {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
 ]
 globals().update(env.read("EMAIL_URL", mail_settings.settings, mail_settings.settings("console:")))
-DEFAULT_FROM_EMAIL = env.read(
-    "EMAIL_FROM", mail_settings.parse_sender, "Barnraise <barnraise@localhost>"
-)
+_sender = {"form": r"[^@]*[^@\s<]@[^@\s]+", "expected": "is no sender like Barn <barn@example.org>"}
+DEFAULT_FROM_EMAIL = env.read("EMAIL_FROM", env.parse_text, "Barn <barn@localhost>", **_sender)
 ACCOUNT_LOGIN_METHODS = {"email"}
 ACCOUNT_SIGNUP_FIELDS = ["email*", "password1*"]
 ACCOUNT_SIGNUP_FORM_CLASS = "coordinator.accounts.forms.SignupForm"
@@ -383,7 +383,8 @@ UNFOLD = {
     "COLORS": {"primary": {str(step): colour for step, colour in _GREENS.items()}},
 }
 _is_json = env.read("BARNRAISE_LOG_JSON", env.parse_switch, False)
-_level = env.read("BARNRAISE_LOG", env.parse_level, "INFO")
+_levels = {"form": "debug|info|warning|error|critical", "expected": "is no level, like WARNING"}
+_level = env.read("BARNRAISE_LOG", env.parse_text, "INFO", **_levels).upper()
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,

@@ -1,10 +1,8 @@
 """Read settings from environment variables.
 
-Small pure functions parse what people type into env files, and raise SettingError. `read` alone
-looks at the environment, and ends the process with one sentence about what is not valid.
+Pure functions parse what people type; `read` ends the process with a sentence if it is not valid.
 """
 
-import logging
 import os
 import re
 import sys
@@ -16,11 +14,12 @@ from typing import Any, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
 from barnraise.protocol.ip_addresses import parse_ip
+from coordinator.lib.exceptions import UserError
 
 Value = TypeVar("Value")
 STARTUP_FAILURE = 3  # the exit status with which uvicorn does not start a process again
 SWITCHES = {"1 true yes on": True, "0 false no off": False}
-HOST = re.compile(r"\*|\[[0-9a-f:.]+\]|\.?[a-z0-9_-]+(\.[a-z0-9_-]+)*")
+HOST = re.compile(r"\*|\[[0-9a-f:.]+\]|\.?[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*")
 PORTS = {"https": 443, "http": 80}
 OPEN_URL = re.compile(r"([\w.+-]+://)?[^@?#:]+(:\d{1,5})?(/[^@?#:]*)?")  # without a password
 PASSWORD_PART = re.compile(r":[^/].*@|://.*@")
@@ -29,7 +28,7 @@ NEEDS_HOST = f"cannot have a path; it needs a host name of its own, like {SITE_F
 UNIX = "unix"  # among the proxies: whatever connects through a Unix socket
 
 
-class SettingError(ValueError):
+class SettingError(UserError):
     """A value is not valid; `expected` follows it in the sentence. "" stands for a secret."""
 
     def __init__(self, value: str, expected: str) -> None:
@@ -39,7 +38,8 @@ class SettingError(ValueError):
 
 def read(variable: str, parse: Callable[..., Value], default: Value, **options: Any) -> Value:
     """Return the parsed value of a variable; the default if it is not set or empty."""
-    text = unquote_value(os.environ.get(variable, ""))
+    # Some readers of env files leave quotes around a value.
+    text = re.sub(r"""^\s*(['"])(.*)\1\s*$""", r"\2", os.environ.get(variable, "")).strip()
     try:
         return parse(text, **options) if text.strip(", '\"") else default
     except SettingError as error:
@@ -52,16 +52,16 @@ def end_process(sentence: str) -> NoReturn:
     sys.exit(STARTUP_FAILURE)
 
 
-def unquote_value(text: str) -> str:
-    """Remove blanks around a value, and the quotes that some readers of env files leave there."""
-    text = text.strip()
-    is_quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
-    return text[1:-1].strip() if is_quoted else text
-
-
 def each(parse: Callable[[str], Value]) -> Callable[[str], list[Value]]:
     """Return a parser of lists, whose items are separated by commas or blanks."""
     return lambda text: [parse(item) for item in re.split(r"[\s,'\"]+", text) if item]
+
+
+def parse_text(text: str, form: str, expected: str) -> str:
+    """Check a text by a pattern."""
+    if not re.fullmatch(form, text, re.IGNORECASE):
+        raise SettingError(text, expected)
+    return text
 
 
 def parse_switch(text: str) -> bool:
@@ -101,10 +101,6 @@ def parse_host(text: str) -> str:
     """Read a host name as requests name it, or a domain as Django's ALLOWED_HOSTS has it."""
     host = text.lower().rstrip("/.")
     host = f"[{host}]" if host.count(":") > 1 and "[" not in host else host
-    try:
-        host = ".".join(label.encode("idna").decode() for label in host.split("."))
-    except UnicodeError:
-        host = ""
     if not HOST.fullmatch(host):
         raise SettingError(text, "is no host name; name it without https:// and port")
     return host
@@ -137,24 +133,6 @@ def parse_origin(text: str) -> str:
         raise SettingError(text, f"is no site's address, which {NEEDS_HOST}")
     host = parts.netloc.lower().removesuffix(f":{PORTS[parts.scheme]}")
     return f"{parts.scheme}://{host.encode('idna').decode()}"
-
-
-def refuse_path(text: str) -> NoReturn:
-    """Refuse the path below which a server or a proxy would serve the site."""
-    raise SettingError(text, f"is set; the site {NEEDS_HOST}")
-
-
-def parse_relay(text: str) -> str:
-    """Read "none", "default" or the URL of a relay."""
-    word = text.lower()
-    return word if word in ("none", "default") else parse_url(text, ["https"])
-
-
-def parse_level(text: str) -> str:
-    """Read the name of a log level, in any case."""
-    if text.upper() not in logging.getLevelNamesMapping():
-        raise SettingError(text, "is no level; write DEBUG, INFO, WARNING or ERROR")
-    return text.upper()
 
 
 def parse_folder(text: str) -> Path:

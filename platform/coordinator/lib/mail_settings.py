@@ -1,10 +1,9 @@
 """Derive Django's mail settings from one URL."""
 
-from email.utils import parseaddr
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from coordinator.lib.environment import SettingError, parse_switch, parse_url
+from coordinator.lib.environment import parse_switch, parse_url
 
 BACKENDS = {"console": "console", "smtp": "smtp", "smtps": "smtp", "file": "filebased"}
 SMTPS_PORT = 465
@@ -43,10 +42,3 @@ def settings(url: str) -> dict[str, Any]:
         "EMAIL_USE_TLS": starttls,
         "EMAIL_TIMEOUT": 20,
     }
-
-
-def parse_sender(text: str) -> str:
-    """Check the sender of emails: an address, or a name and an address."""
-    if not parseaddr(text)[1].strip("@").count("@") or not text.isprintable():
-        raise SettingError(text, "is no sender like Barnraise <barn@example.org>")
-    return text

@@ -5,7 +5,6 @@ import unicodedata
 
 from django.urls.converters import StringConverter
 
-MAX_SLUG = 60  # characters
 LETTERS_AND_DIGITS = ("L", "M", "Nd")  # beginnings of Unicode's categories
 
 
@@ -20,12 +19,12 @@ def slug_of(name: str) -> str:
 
 
 def _join_words(text: str) -> str:
-    kept = [
+    kept = (
         c
-        for c in re.sub(r"\s", "-", normalize_slug(normalize_slug(text).lower()))
-        if c in "-_" or unicodedata.category(c).startswith(LETTERS_AND_DIGITS)
-    ]
-    return re.sub("-+", "-", "".join(kept)).strip("-_")[:MAX_SLUG]
+        for c in normalize_slug(normalize_slug(text).lower())
+        if c in "-_ " or unicodedata.category(c).startswith(LETTERS_AND_DIGITS)
+    )
+    return re.sub("[ -]+", "-", "".join(kept)).strip("-_")[:60]
 
 
 def normalize_slug(text: str) -> str:
@@ -37,7 +36,3 @@ class SlugConverter(StringConverter):
     """Match a slug in an address."""
 
     regex = r"[^/\x00]+"
-
-    def to_python(self, value: str) -> str:
-        """Return the form in which slugs are stored."""
-        return normalize_slug(value)

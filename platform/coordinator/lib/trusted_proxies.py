@@ -89,10 +89,7 @@ class TrustedProxies:
 
 
 def parse_forwarded(entry: str) -> IpAddress | None:
-    """Return the address in an entry of X-Forwarded-For, which may have quotes and a port.
-
-    An entry such as "unknown" has none.
-    """
+    """Return the address in an entry of X-Forwarded-For; None for one such as "unknown"."""
     text = entry.strip(' \t"')
     if text.startswith("["):
         text = text[1:].partition("]")[0]

@@ -136,7 +136,7 @@ def test_every_environment_variable_is_in_the_table_of_settings():
     reads = re.compile(r"""\bread\(\s*["']([A-Z_]+)["']""")
     read = {name for path in platform.rglob("*.py") for name in reads.findall(path.read_text())}
     documented = set(re.findall(r"^\| `([A-Z_]+)`", settings_table.settings_table(), re.M))
-    assert read == documented | {"BARNRAISE_DEBUG", "UVICORN_ROOT_PATH"}
+    assert read == documented | {"BARNRAISE_DEBUG"}
     settings_text = (platform / "settings.py").read_text()
     assert "environ." not in settings_text, "every variable is read in one way"
 

@@ -51,7 +51,6 @@ def refuse(monkeypatch, capsys, variable: str, value: str) -> str:
             ["a.example", "b.example"],
         ),
         ("BARNRAISE_HOSTS", ".example.org,::1,*", "ALLOWED_HOSTS", [".example.org", "[::1]", "*"]),
-        ("BARNRAISE_HOSTS", "bärn.example", "ALLOWED_HOSTS", ["xn--brn-qla.example"]),
         ("BARNRAISE_HTTPS", "true", "HTTPS", True),
         ("BARNRAISE_HTTPS", " 'Yes' ", "HTTPS", True),
         ("BARNRAISE_HTTPS", "ON", "SESSION_COOKIE_SECURE", True),
@@ -124,6 +123,8 @@ def test_empty_variable_means_the_default(monkeypatch, empty):
         ("BARNRAISE_HOSTS", "https://a.example"),
         ("BARNRAISE_HOSTS", "a.example:8000"),
         ("BARNRAISE_HOSTS", "a..example"),
+        ("BARNRAISE_HOSTS", "bärn.example"),
+        ("BARNRAISE_HOSTS", f"{'a' * 60}:8000"),
         ("BARNRAISE_HOSTS", "a.example;b.example"),
         ("BARNRAISE_HTTPS", "maybe"),
         ("BARNRAISE_LOG_JSON", "json"),
@@ -195,7 +196,7 @@ def test_no_text_ends_a_parser_in_another_way():
     parsers = [
         getattr(environment, name)
         for name in dir(environment)
-        if name.startswith("parse_") and name != "parse_ip"
+        if name.startswith("parse_") and name not in ("parse_ip", "parse_text")
     ]
     texts = [
         "[",
@@ -210,7 +211,7 @@ def test_no_text_ends_a_parser_in_another_way():
         "~x/y",
         "http://a:0",
     ]
-    assert len(parsers) > 8
+    assert len(parsers) >= 8
     for parse in parsers:
         for text in texts if parse is not environment.parse_folder else ["~nobody-here/x"]:
             try:

@@ -51,12 +51,12 @@ def parse_run_address(text: str) -> RunAddress:
     Raises:
         StateError: the text is an address without a run, or not an address.
     """
-    address = text.strip()
+    address = unicodedata.normalize("NFKC", unquote(text.strip()))  # as sites store names
     before, is_page, below = address.partition("/runs/")
     if not is_page:
         if "/" in address:
             raise StateError(f"'{text}' names no run; a run's address is like SITE/runs/NAME")
-        return RunAddress(_decode_name(address))
+        return RunAddress(address)
     parts = urlsplit(f"//x/{below}")
     name, *path = parts.path.strip("/").split("/")
     if not name:
@@ -65,12 +65,7 @@ def parse_run_address(text: str) -> RunAddress:
     if len(path) > 1 and path[0] == INVITED:
         invitation = path[1]
     site = parse_site_address(before) if before else ""
-    return RunAddress(_decode_name(name), site, invitation[:MAX_INVITATION])
-
-
-def _decode_name(name: str) -> str:
-    """Return a run's name in the form in which sites store it, however it was copied."""
-    return unicodedata.normalize("NFKC", unquote(name))
+    return RunAddress(name, site, invitation[:MAX_INVITATION])
 
 
 def _usual_scheme(address: str) -> str:

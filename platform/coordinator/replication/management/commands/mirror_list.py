@@ -29,7 +29,7 @@ from barnraise.protocol.mirror_list import (
 from barnraise.protocol.signing import Identity
 from coordinator.eventlog.models import Origin
 from coordinator.lib import site_identity
-from coordinator.lib.environment import SettingError, parse_origin
+from coordinator.lib.environment import parse_origin
 from coordinator.lib.exceptions import UserError
 from coordinator.replication import mirror_list
 
@@ -110,8 +110,10 @@ class Command(BaseCommand):
             "show": self._show,
         }
         try:
+            if "url" in options:
+                options["url"] = parse_origin(options["url"])
             steps[action](**options)
-        except (MirrorListError, UserError, SettingError, OSError) as error:
+        except (MirrorListError, UserError, OSError) as error:
             raise CommandError(str(error)) from None
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
@@ -141,7 +143,7 @@ class Command(BaseCommand):
         self, url: str, name: str, root: list[str], threshold: int, **options: Any
     ) -> None:
         own_key = site_identity.identity().key
-        own = MirrorEntry(key=own_key, url=parse_origin(url), name=name, admitted=time.time())
+        own = MirrorEntry(key=own_key, url=url, name=name, admitted=time.time())
         first = MirrorList(
             version=1, expires=time.time(), threshold=threshold, roots=root, mirrors=[own]
         )
@@ -155,11 +157,7 @@ class Command(BaseCommand):
     def _add(self, key: str, url: str, name: str, **options: Any) -> None:
         proposal = _next_version(options["to"])
         entry = MirrorEntry(
-            key=key,
-            url=parse_origin(url),
-            name=name,
-            admitted=time.time(),
-            since=proposal.version,
+            key=key, url=url, name=name, admitted=time.time(), since=proposal.version
         )
         mirrors = [*proposal.mirrors, entry]
         self._propose(proposal.model_copy(update={"mirrors": mirrors}), **options)

@@ -11,7 +11,7 @@ from django.db import connection
 
 from barnraise.protocol.mirror_list import MirrorList
 from coordinator.eventlog.projection import state_hash
-from coordinator.lib.environment import SettingError, parse_origin
+from coordinator.lib.environment import parse_origin
 from coordinator.lib.exceptions import UserError
 from coordinator.replication import bootstrap, pull
 
@@ -60,8 +60,6 @@ class Command(BaseCommand):
             cursor.execute("SET synchronous_commit = off")
         try:
             result = bootstrap.join(parse_origin(url), confirm, self.stdout.write)
-        except SettingError as error:
-            raise CommandError(str(error)) from None
         except UserError as error:
             raise CommandError(error.sentence) from None
         for sentence in result.refused:
