@@ -136,7 +136,7 @@ LEGAL_LINKS = [link for link in LEGAL_LINKS if link[1]]
 AUDIT_DAYS = int(env.read("BARNRAISE_AUDIT_DAYS", env.parse_number, 730, most=100_000))
 VOLUNTEER_MACHINES = int(env.read("BARNRAISE_VOLUNTEER_MACHINES", env.parse_number, 20, least=1))
 VOLUNTEER_FLOPS = env.read(
-    "BARNRAISE_VOLUNTEER_FLOPS", env.parse_number, 1e15, most=1e30, whole=False
+    "BARNRAISE_VOLUNTEER_FLOPS", env.parse_number, 1e15, least=1, most=1e30, whole=False
 )
 _relay = {"form": r"none|default|https://[\w.:\[\]-]+/?", "expected": "is no relay's https:// URL"}
 _relays = env.read("BARNRAISE_RELAYS", env.each(partial(env.parse_text, **_relay)), [])

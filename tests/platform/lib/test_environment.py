@@ -143,6 +143,7 @@ def test_empty_variable_means_the_default(monkeypatch, empty):
         ("BARNRAISE_AUDIT_DAYS", "inf"),
         ("BARNRAISE_VOLUNTEER_MACHINES", "0"),
         ("BARNRAISE_VOLUNTEER_FLOPS", "nan"),
+        ("BARNRAISE_VOLUNTEER_FLOPS", "0"),
         ("BARNRAISE_CREDIT_SECONDS", "0"),
         ("BARNRAISE_RELAYS", "http://relay.example"),
         ("BARNRAISE_IMPRINT", "example.org/imprint"),
