@@ -57,10 +57,10 @@ def each(parse: Callable[[str], Value]) -> Callable[[str], list[Value]]:
     return lambda text: [parse(item) for item in re.split(r"[\s,'\"]+", text) if item]
 
 
-def parse_text(text: str, form: str, expected: str) -> str:
+def parse_text(text: str, form: str, expected: str, *, secret: bool = False) -> str:
     """Check a text by a pattern."""
     if not re.fullmatch(form, text, re.IGNORECASE):
-        raise SettingError(text, expected)
+        raise SettingError("" if secret else text, expected)
     return text
 
 

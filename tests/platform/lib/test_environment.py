@@ -193,6 +193,13 @@ def test_refusal_shows_no_password(monkeypatch, capsys, variable, wrong):
     assert SECRET not in refuse(monkeypatch, capsys, variable, wrong)
 
 
+def test_text_that_is_a_secret_is_checked_and_not_shown():
+    form = {"form": "[0-9a-f]{4}", "expected": "is no key", "secret": True}
+    assert environment.parse_text("00fF", **form) == "00fF"
+    with pytest.raises(environment.SettingError, match=r"^its value is no key$"):
+        environment.parse_text(SECRET, **form)
+
+
 def test_no_text_ends_a_parser_in_another_way():
     parsers = [
         getattr(environment, name)
