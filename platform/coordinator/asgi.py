@@ -18,6 +18,7 @@ django.setup(set_prefix=False)
 from coordinator.eventlog.database_owner import describe_refusal  # noqa: E402
 from coordinator.lib.asgi_handler import ThreadedHandler  # noqa: E402
 from coordinator.lib.embedded import embedded_servers  # noqa: E402
+from coordinator.lib.environment import NEEDS_HOST, end_process  # noqa: E402
 from coordinator.lib.trusted_proxies import TrustedProxies  # noqa: E402
 from coordinator.live.consumers import websocket_urlpatterns  # noqa: E402
 from coordinator.ops.error_pages import error_response  # noqa: E402
@@ -61,6 +62,9 @@ async def lifespan(
         if message["type"] == "lifespan.shutdown":
             return
 
+
+if "--root-path" in " ".join(sys.argv) or os.environ.get("UVICORN_ROOT_PATH"):
+    end_process(f"--root-path or UVICORN_ROOT_PATH is set; the site {NEEDS_HOST}")
 
 application = TrustedProxies(
     ProtocolTypeRouter(

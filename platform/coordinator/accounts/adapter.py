@@ -12,11 +12,12 @@ from allauth.account.adapter import DefaultAccountAdapter
 from allauth.account.internal.stagekit import clear_login
 from allauth.core.exceptions import ImmediateHttpResponse
 from django.conf import settings
-from django.core.exceptions import ValidationError
+from django.core.exceptions import PermissionDenied, ValidationError
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 
 from coordinator.accounts import credential_sync, login_limits, sign_up, tasks
+from coordinator.lib.trusted_proxies import UNKNOWN_CLIENT
 from coordinator.replication import mirror_list
 
 log = logging.getLogger("coordinator.accounts")
@@ -36,6 +37,13 @@ class AccountAdapter(DefaultAccountAdapter):
             "browser that has not signed in before. Sign in with a code by email or a passkey."
         ),
     }
+
+    def get_client_ip(self, request: HttpRequest) -> str:
+        """Return the address by which limits count; name the setting that hides it."""
+        if not request.META.get("REMOTE_ADDR"):
+            log.error(UNKNOWN_CLIENT)
+            raise PermissionDenied(UNKNOWN_CLIENT)
+        return super().get_client_ip(request)
 
     def is_open_for_signup(self, request: HttpRequest) -> bool:
         """Apply the staff's policy."""

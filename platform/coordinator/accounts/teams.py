@@ -4,13 +4,13 @@ import hashlib
 import secrets
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 from uuid import UUID
 
 from django.conf import settings
 from django.db import IntegrityError, models, transaction
 from django.db.models.functions import Lower
 from django.utils import timezone
-from django.utils.text import slugify
 from uuid6 import uuid7
 
 from coordinator.audit.log import record
@@ -18,11 +18,13 @@ from coordinator.audit.models import AuditEntry
 from coordinator.eventlog import writer
 from coordinator.eventlog.projection import current_state
 from coordinator.lib.exceptions import UserError
+from coordinator.lib.slugs import slug_of
 
 MAX_TEAMS_PER_PERSON = 20
 MAX_INVITATIONS_PER_DAY = 20  # by one person, so that nobody sends spam through the site
 INVITATION_DAYS = 14
-RESERVED_SLUGS = ("new", "invitations")  # /teams/new/ and /teams/invitations/ are pages
+# /teams/new/ and /teams/invitations/ are pages, and "team" says nothing about one.
+RESERVED_SLUGS = ("new", "invitations", "team")
 
 
 class Team(models.Model):
@@ -49,7 +51,7 @@ class Team(models.Model):
 
     def get_absolute_url(self) -> str:
         """Return the path of the team's page."""
-        return f"/teams/{self.slug}/"
+        return f"/teams/{quote(self.slug)}/"
 
     @classmethod
     def create(cls, name: str, actor: Any) -> "Team":
@@ -59,7 +61,7 @@ class Team(models.Model):
             UserError: the name is not valid or in use, or the person is in too many teams.
         """
         name, pk = clean_team_name(name), uuid7()
-        slug = slugify(name)[:60] or "team"
+        slug = slug_of(name) or str(pk)
         if slug in RESERVED_SLUGS or cls.objects.filter(slug=slug).exists():
             slug = f"{slug}-{pk.hex[-8:]}"
         if actor.team_memberships.count() >= MAX_TEAMS_PER_PERSON:

@@ -3,7 +3,7 @@
 import time
 from itertools import pairwise
 
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 
 from barnraise.errors import MessageError
 from barnraise.protocol import coordinator_messages, enums, messages
@@ -29,6 +29,7 @@ from coordinator.fleet.models import VerdictRecord
 from coordinator.fleet.run_broadcast import get_broadcast
 from coordinator.fleet.worker_sessions import report_session
 from coordinator.lib import site_identity
+from coordinator.lib.trusted_proxies import CLIENT_HEADER
 from coordinator.notify.detectors import draft_refusal
 from coordinator.notify.models import Notification
 from coordinator.ops.write_limits import REFUSAL, count_write
@@ -48,8 +49,10 @@ router = EndpointRouter(tags=["Workers"])
 
 
 @router.get("/mirror")
-def get_mirror(request: HttpRequest) -> coordinator_messages.MirrorView:
+def get_mirror(request: HttpRequest, response: HttpResponse) -> coordinator_messages.MirrorView:
     """Get this coordinator's name, key and time."""
+    if not client_address(request):
+        response[CLIENT_HEADER] = "unknown"
     return site_identity.mirror_view()
 
 

@@ -7,7 +7,6 @@ killed servers only at SIGHUP: a drill decides how long they are away.
 """
 
 import json
-import os
 import queue
 import signal
 import sys
@@ -19,6 +18,7 @@ from coordinator.demo.processes import ChildCommand
 from coordinator.demo.supervisor import Supervisor
 from coordinator.lib.embedded import embedded_servers
 from coordinator.lib.embedded.server_command import POSTGRES, VALKEY
+from coordinator.lib.environment import read
 
 URLS = "servers.json"  # written once both answer: {"DATABASE_URL": …, "REDIS_URL": …}
 ENVIRONMENT = {POSTGRES: "DATABASE_URL", VALKEY: "REDIS_URL"}
@@ -49,8 +49,8 @@ def start_servers(supervisor: Supervisor, state: Path, *, durable: bool = True) 
     """
     commands = embedded_servers.server_commands(
         state,
-        postgres=not os.environ.get("DATABASE_URL"),
-        valkey=not os.environ.get("REDIS_URL"),
+        postgres=not read("DATABASE_URL", str, ""),
+        valkey=not read("REDIS_URL", str, ""),
         durable=durable,
     )
     for server in commands:

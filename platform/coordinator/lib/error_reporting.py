@@ -3,38 +3,33 @@
 from typing import Any
 
 from barnraise import __version__
+from coordinator.lib.environment import SettingError
 
 
-class SentryMissingError(Exception):
-    """SENTRY_DSN is set, and sentry-sdk is not installed."""
-
-
-def start(dsn: str, server_name: str) -> bool:
-    """Start reporting errors to `dsn`; return False if it is "".
+def start(dsn: str, server_name: str) -> None:
+    """Start reporting errors to `dsn`.
 
     Neither people, cookies, addresses nor the contents of requests are reported.
 
     Raises:
-        SentryMissingError: the package is not installed.
+        SettingError: the package is not installed, or the address is not valid.
     """
-    if not dsn:
-        return False
     try:
         import sentry_sdk  # pyright: ignore[reportMissingImports] - optional
     except ImportError:
-        raise SentryMissingError(
-            "SENTRY_DSN is set: install the package sentry-sdk, or remove the variable"
-        ) from None
-    sentry_sdk.init(
-        dsn=dsn,
-        release=f"barnraise@{__version__}",
-        server_name=server_name,
-        send_default_pii=False,
-        max_request_body_size="never",
-        include_local_variables=False,
-        before_send=remove_personal_data,
-    )
-    return True
+        raise SettingError("", "needs the package sentry-sdk; install it, or unset this") from None
+    try:
+        sentry_sdk.init(
+            dsn=dsn,
+            release=f"barnraise@{__version__}",
+            server_name=server_name,
+            send_default_pii=False,
+            max_request_body_size="never",
+            include_local_variables=False,
+            before_send=remove_personal_data,
+        )
+    except ValueError:
+        raise SettingError("", "is no URL that sentry-sdk can use") from None
 
 
 def remove_personal_data(event: Any, hint: Any) -> Any:

@@ -3,6 +3,8 @@
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from coordinator.lib.environment import parse_switch, parse_url
+
 BACKENDS = {"console": "console", "smtp": "smtp", "smtps": "smtp", "file": "filebased"}
 SMTPS_PORT = 465
 SUBMISSION_PORT = 587
@@ -18,18 +20,18 @@ def settings(url: str) -> dict[str, Any]:
     * `console:`: the log.
 
     Raises:
-        ValueError: The scheme is unknown.
+        SettingError: It is none of them.
     """
-    parts = urlsplit(url)
-    if parts.scheme not in BACKENDS:
-        raise ValueError(f"EMAIL_URL must start with {', '.join(BACKENDS)}, not '{parts.scheme}'")
+    path = "/.+" if url.startswith("file:") else "/?"
+    form = "smtp://user:password@host:587, smtps://… or file:///folder"
+    parts = urlsplit(parse_url(url, BACKENDS, form, path=path))
     backend = f"django.core.mail.backends.{BACKENDS[parts.scheme]}.EmailBackend"
     if parts.scheme == "file":
         return {"EMAIL_BACKEND": backend, "EMAIL_FILE_PATH": unquote(parts.path)}
     if parts.scheme == "console":
         return {"EMAIL_BACKEND": backend}
     tls = parts.scheme == "smtps"
-    starttls = not tls and parse_qs(parts.query).get("starttls", ["1"])[-1] != "0"
+    starttls = not tls and parse_switch(parse_qs(parts.query).get("starttls", ["1"])[-1])
     return {
         "EMAIL_BACKEND": backend,
         "EMAIL_HOST": parts.hostname or "localhost",

@@ -44,15 +44,16 @@ class Target:
 
 
 def check_url(url: str) -> SplitResult:
-    """Check what can be checked without the network; return the parts of the URL.
+    """Check what can be checked without the network; return the parts, with an ASCII host.
 
     Raises:
         UnsafeUrlError: The URL is malformed or not allowed.
     """
     try:
         parts = urlsplit(url.strip())
-        parts.port  # noqa: B018  (the property raises ValueError for an invalid port)
-    except ValueError:
+        ascii_netloc = httpx.URL(url.strip()).netloc.decode()
+        (parts.hostname or "").encode("idna")  # as sockets do: they refuse what httpx does not
+    except (ValueError, httpx.InvalidURL):  # a UnicodeError is a ValueError
         raise UnsafeUrlError("this is not a URL") from None
     allows_private = bool(settings.OUTSIDE_NETWORKS)
     if parts.scheme != "https" and not (allows_private and parts.scheme == "http"):
@@ -61,7 +62,7 @@ def check_url(url: str) -> SplitResult:
         raise UnsafeUrlError("the URL must name a host, and no user or password")
     if _port_of(parts) not in PORTS and not allows_private:
         raise UnsafeUrlError("the URL must use port 443 or 8443")
-    return parts
+    return parts._replace(netloc=ascii_netloc)
 
 
 def resolve_target(url: str) -> Target:

@@ -10,8 +10,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from ipaddress import IPv4Network, IPv6Network
 from typing import Any
 
-from barnraise.protocol.ip_addresses import parse_ip
+from barnraise.protocol.ip_addresses import IpAddress, parse_ip
 
+UNKNOWN_CLIENT = (
+    "The site does not see the addresses of its visitors, so nobody can sign in. For its staff: "
+    "BARNRAISE_PROXIES must name the proxy (unix, if the site listens on a Unix socket), which "
+    "must send X-Forwarded-For."
+)
 FORWARDING_HEADERS = {
     b"forwarded",
     b"x-forwarded-for",
@@ -20,6 +25,7 @@ FORWARDING_HEADERS = {
     b"x-forwarded-proto",
     b"x-real-ip",
 }
+CLIENT_HEADER = "X-Client-Address"  # of an answer to the doctor, if the site sees no address
 AsgiApplication = Callable[[Any, Any, Any], Awaitable[None]]
 
 
@@ -65,26 +71,31 @@ class TrustedProxies:
         for name, value in reversed(scope["headers"]):
             if name.lower() != b"x-forwarded-for":
                 continue
-            for part in reversed(value.decode("latin-1").split(",")):
-                address = part.strip()
-                if not _is_ip(address):
+            for entry in filter(str.strip, reversed(value.decode("latin-1").split(","))):
+                address = parse_forwarded(entry)
+                if address is None:
                     return scope
-                if not self._is_proxy(address):
-                    return {**scope, "client": (str(parse_ip(address)), 0)}
+                if not self._is_proxy(str(address)):
+                    return {**scope, "client": (str(address), 0)}
         return scope
 
-    def _is_proxy(self, address: str) -> bool:
-        if not _is_ip(address):
-            return self._unix and not address
-        parsed = parse_ip(address)
+    def _is_proxy(self, sender: str) -> bool:
+        address = parse_forwarded(sender)
+        if address is None:
+            return self._unix and not sender
         return any(
-            parsed.version == network.version and parsed in network for network in self._networks
+            address.version == network.version and address in network for network in self._networks
         )
 
 
-def _is_ip(text: str) -> bool:
+def parse_forwarded(entry: str) -> IpAddress | None:
+    """Return the address in an entry of X-Forwarded-For; None for one such as "unknown"."""
+    text = entry.strip(' \t"')
+    if text.startswith("["):
+        text = text[1:].partition("]")[0]
+    elif text.count(":") == 1:
+        text = text.partition(":")[0]
     try:
-        parse_ip(text)
+        return parse_ip(text)
     except ValueError:
-        return False
-    return True
+        return None

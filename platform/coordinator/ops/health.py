@@ -18,6 +18,7 @@ from django.views.decorators.vary import vary_on_headers
 from coordinator.eventlog import writer
 from coordinator.eventlog.projection import state_hash
 from coordinator.lib import counters, heartbeats, site_identity
+from coordinator.lib.middleware import GetResponse, sync_middleware
 from coordinator.lib.schema_comparison import describe_schema_problem
 from coordinator.lib.valkey import valkey_client
 from coordinator.live.broadcaster import watchers
@@ -30,6 +31,14 @@ STOPPED_SENTENCES = {
     heartbeats.Part.EVENTS: "Celery has applied no events of other mirrors",
 }
 PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
+
+
+@sync_middleware
+def accept_any_host(request: HttpRequest, get_response: GetResponse) -> HttpResponse:
+    """Let load balancers and Prometheus, which name a machine's address, ask for its health."""
+    if request.path in settings.INSIDE_PATHS:
+        request.META["HTTP_HOST"] = settings.ALLOWED_HOSTS[0].lstrip("*.") or "localhost"
+    return get_response(request)
 
 
 @require_safe

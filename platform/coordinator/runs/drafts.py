@@ -4,13 +4,13 @@ import dataclasses
 from typing import Any
 from uuid import UUID
 
-from django.utils.text import slugify
-
 from barnraise.spec import RunSpec, problems
+from coordinator.lib.slugs import slug_of
 from coordinator.runs.join_policy import OPEN_TO_ALL, JoinPolicy
 from coordinator.runs.querysets import ID, RunQuerySet
 
-RESERVED_SLUGS = ("new", "estimate", "compare")  # /runs/new/ and the like are pages
+# /runs/new/ and the like are pages, and "run" says nothing about one.
+RESERVED_SLUGS = ("new", "estimate", "compare", "run")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,20 +50,21 @@ def clean_name(name: str) -> str:
 
 
 def choose_slug(name: str, pk: UUID, runs: RunQuerySet) -> str:
-    """Return the address of a run of this name, or a longer one if it is taken."""
-    slug = _short_slug(name)
+    """Return the address of a run of this name, or a longer one if it is taken.
+
+    A name without a letter or digit makes none: the run's id is its address.
+    """
+    slug = slug_of(name)
+    if not slug:
+        return str(pk)
     others = runs.filter(slug=slug).exclude(pk=pk)
     is_taken = slug in RESERVED_SLUGS or ID.fullmatch(slug) or others.exists()
     return unique_slug(name, pk) if is_taken else slug
 
 
-def _short_slug(name: str) -> str:
-    return slugify(name)[:60] or "run"
-
-
 def unique_slug(name: str, pk: UUID) -> str:
     """Return an address that no other run has."""
-    return f"{_short_slug(name)}-{pk.hex[-8:]}"
+    return f"{slug_of(name)}-{pk.hex[-8:]}"
 
 
 def start_problems(before: RunSpec, spec: RunSpec) -> dict[str, str]:

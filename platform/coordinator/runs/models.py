@@ -4,6 +4,7 @@ import dataclasses
 import json
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
+from urllib.parse import quote
 from uuid import UUID
 
 from django.conf import settings
@@ -129,7 +130,7 @@ class Run(models.Model):
 
     def get_absolute_url(self) -> str:
         """Return the path of the run's page."""
-        return f"/runs/{self.slug}/"
+        return f"/runs/{quote(self.slug)}/"
 
     # ---- what it is --------------------------------------------------------------------------
 

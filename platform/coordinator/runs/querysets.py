@@ -7,6 +7,7 @@ from django.db import models
 from django.db.models import Q
 
 from coordinator.accounts.models import Machine
+from coordinator.lib.slugs import normalize_slug
 from coordinator.runs.invitations import Guest
 from coordinator.runs.join_policy import Access, Visibility
 
@@ -72,6 +73,6 @@ class RunQuerySet(models.QuerySet):
 
 def lookup_for_name(name: str) -> dict[str, str] | None:
     """Return the filter that finds a run by id or slug; None if no run can have this name."""
-    if not re.fullmatch(r"[0-9A-Za-z_-]{1,100}", name):
+    if not name.isprintable() or len(name) > 100:
         return None
-    return {"pk": name} if ID.fullmatch(name) else {"slug": name}
+    return {"pk": name} if ID.fullmatch(name) else {"slug": normalize_slug(name)}

@@ -26,6 +26,7 @@ from coordinator.eventlog.database_owner import describe_refusal
 from coordinator.lib import heartbeats
 from coordinator.lib.backup_record import read_last_backup
 from coordinator.lib.schema_comparison import describe_schema_problem
+from coordinator.lib.trusted_proxies import CLIENT_HEADER, UNKNOWN_CLIENT
 from coordinator.lib.valkey import valkey_client
 from coordinator.web.worker_wheel import find_wheel
 
@@ -194,6 +195,8 @@ def check_address() -> Iterator[Finding]:
             f"{url} answers {answer.status_code}: BARNRAISE_HOSTS must name "
             f"{urlsplit(url).hostname}.",
         )
+    elif CLIENT_HEADER in answer.headers:
+        yield _report_failure("address", UNKNOWN_CLIENT)
     elif settings.HTTPS and "strict-transport-security" not in answer.headers:
         yield _report_warning("address", f"{url} answers without Strict-Transport-Security.")
     elif not settings.HTTPS:

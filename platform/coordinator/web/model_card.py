@@ -66,10 +66,11 @@ class ModelCard:
     @property
     def ollama_commands(self) -> str:
         """The commands that download the model for Ollama and start it."""
+        name = self.slug if self.slug.isascii() else "model"  # as Ollama's names must be
         return (
             f"barnraise fetch {self.slug} model --format gguf\n"
-            f"ollama create {self.slug} -f model/Modelfile\n"
-            f"ollama run {self.slug}"
+            f"ollama create {name} -f model/Modelfile\n"
+            f"ollama run {name}"
         )
 
 

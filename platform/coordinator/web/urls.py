@@ -1,7 +1,8 @@
 """Addresses of the pages."""
 
-from django.urls import path
+from django.urls import path, register_converter
 
+from coordinator.lib.slugs import SlugConverter
 from coordinator.web import (
     account_views,
     credit_views,
@@ -17,6 +18,8 @@ from coordinator.web import (
     team_views,
     token_views,
 )
+
+register_converter(SlugConverter, "name")
 
 urlpatterns = [
     path("", run_views.show_home, name="home"),
@@ -85,16 +88,16 @@ urlpatterns = [
     path("teams/", team_views.list_teams, name="teams"),
     path("teams/new/", team_views.create_team, name="team_new"),
     path("teams/invitations/<str:token>/", team_views.answer_invitation, name="invitation"),
-    path("teams/<slug:slug>/", team_views.show_team, name="team"),
-    path("teams/<slug:slug>/rename/", team_views.rename_team, name="team_rename"),
-    path("teams/<slug:slug>/invite/", team_views.invite_member, name="team_invite"),
+    path("teams/<name:slug>/", team_views.show_team, name="team"),
+    path("teams/<name:slug>/rename/", team_views.rename_team, name="team_rename"),
+    path("teams/<name:slug>/invite/", team_views.invite_member, name="team_invite"),
     path(
-        "teams/<slug:slug>/withdraw-invitation/",
+        "teams/<name:slug>/withdraw-invitation/",
         team_views.withdraw_invitation,
         name="team_withdraw_invitation",
     ),
-    path("teams/<slug:slug>/leave/", team_views.leave_team, name="team_leave"),
-    path("teams/<slug:slug>/promote/", team_views.promote_member, name="team_promote"),
+    path("teams/<name:slug>/leave/", team_views.leave_team, name="team_leave"),
+    path("teams/<name:slug>/promote/", team_views.promote_member, name="team_promote"),
     path("machines/", machine_views.list_machines, name="machines"),
     path("machines/enrol/", machine_views.find_enrolment, name="enrol_code"),
     path("machines/enrol/<str:code>/", machine_views.decide_enrolment, name="enrol"),

@@ -64,6 +64,10 @@ def test_team_name_with_markup_or_reserved_word_gets_a_safe_slug(signed_in, valk
         assert answer.status_code == 200 and "<script>alert" not in answer.content.decode()
     assert len(set(Team.objects.values_list("slug", flat=True))) == 4
     assert not {"new", "invitations"} & set(Team.objects.values_list("slug", flat=True))
+    weavers = Team.objects.get(slug="織り手")
+    assert client.get(weavers.get_absolute_url()).status_code == 200
+    assert client.get("/teams/織り手/").status_code == 200
+    assert client.get("/teams/%00/").status_code == 404
 
 
 def test_invitation_link_admits_one_person_once(signed_in, run_queued_tasks, valkey):

@@ -1,12 +1,15 @@
 """Test `barnraise runs …` and `barnraise machines …` against a real site, as scripts use them."""
 
 import json
+from contextlib import closing
 
 import pytest
 from django.utils import timezone
 from typer.testing import CliRunner
 
+from barnraise.cli.addresses import parse_run_address
 from barnraise.cli.main import app
+from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.errors import CoordinatorError, CoordinatorUnreachableError, StateError
 from barnraise.protocol import reports
 from barnraise.protocol.coordinator_messages import MirrorView
@@ -99,6 +102,19 @@ def test_cli_names_a_launched_run_as_its_pages_do(barnraise, tmp_path, live_serv
     assert states == {"draft": "draft", "launched": "launching"}
     assert [run["launching"] for run in barnraise("runs", "--json")] == [True, False]
     assert "launching" in barnraise("runs", "show", "launched")
+
+
+@pytest.mark.parametrize("path", ["/runs/夜明け/", "/runs/%E5%A4%9C%E6%98%8E%E3%81%91/"])
+def test_run_of_any_script_is_found_by_its_address_as_copied(
+    barnraise, launched_run, volunteer, person, live_server, path
+):
+    run, _ = launched_run(barnraise.owner, name="夜明け")
+    address = parse_run_address(live_server.url + path)
+    assert barnraise("runs", "show", address.name, "--json")["id"] == str(run.pk)
+    bob = volunteer(person("bob@example.org"), 2)
+    with closing(CoordinatorClient(address.site, bob.identity, bob.mirror_key)) as machine:
+        view = machine.fetch_run(address.name)  # it signs the path
+        assert (view.id, view.slug) == (str(run.pk), "夜明け")
 
 
 def test_cli_removes_updates_of_a_machine(

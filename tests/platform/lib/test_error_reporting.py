@@ -5,16 +5,13 @@ import types
 
 import pytest
 
-from coordinator.lib.error_reporting import SentryMissingError, remove_personal_data, start
-
-
-def test_nothing_is_reported_without_an_address():
-    assert start("", "Barnraise") is False
+from coordinator.lib.environment import SettingError
+from coordinator.lib.error_reporting import remove_personal_data, start
 
 
 def test_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "sentry_sdk", None)
-    with pytest.raises(SentryMissingError, match="install the package sentry-sdk"):
+    with pytest.raises(SettingError, match="needs the package sentry-sdk"):
         start("https://key@errors.example.org/1", "Barnraise")
 
 
@@ -22,7 +19,7 @@ def test_settings_send_neither_bodies_nor_variables(monkeypatch):
     given = {}
     package = types.SimpleNamespace(init=lambda **options: given.update(options))
     monkeypatch.setitem(sys.modules, "sentry_sdk", package)
-    assert start("https://key@errors.example.org/1", "Mirror 2") is True
+    start("https://key@errors.example.org/1", "Mirror 2")
     assert given["server_name"] == "Mirror 2" and given["send_default_pii"] is False
     assert given["max_request_body_size"] == "never" and not given["include_local_variables"]
 

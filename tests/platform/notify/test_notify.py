@@ -468,6 +468,11 @@ def test_slow_webhooks_of_one_person_leave_room_for_others(person, receiver, val
         ("https://user:secret@example.org/", "user or password"),
         ("https://example.org:22/", "port 443"),
         ("https://[::1", "not a URL"),
+        ("https://a..b.invalid/", "not a URL"),
+        ("https://example.org./\x01", "not a URL"),
+        (f"https://{'a' * 64}.invalid/", "not a URL"),
+        ("https://999.1.1.1/", "not a URL"),
+        ("https://\u2603\u20dd.invalid/", "not a URL"),
         ("https://", "name a host"),
         ("https://127.0.0.1/", "not a public address"),
         ("https://2130706433/", "not a public address"),
@@ -494,6 +499,10 @@ def test_webhook_to_a_private_address_is_refused_with_the_reason(signed_in, valk
         and problem.lower() in page(answer).lower()
         and not Webhook.objects.exists()
     )
+
+
+def test_webhook_host_of_any_script_is_called_by_its_ascii_name():
+    assert safe_http.check_url("https://Bücher.example/ö").netloc == "xn--bcher-kva.example"
 
 
 async def test_webhook_name_that_resolves_to_private_address_is_not_called(settings):

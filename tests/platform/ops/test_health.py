@@ -181,6 +181,16 @@ def test_health_needs_no_session_and_no_query(django_assert_num_queries):
     assert not answer.cookies
 
 
+@pytest.mark.parametrize("hosts", [["barn.example.org"], [".example.org"], ["*"]])
+def test_health_answers_whatever_host_a_load_balancer_names(client, valkey, settings, hosts):
+    settings.ALLOWED_HOSTS, settings.SECURE_SSL_REDIRECT = hosts, True
+    for path in settings.INSIDE_PATHS:
+        for host in ("10.0.0.5:8000", "[fd00::5]", "not_a_host!", ""):
+            assert client.get(path, headers={"host": host}).status_code == 200
+    if hosts != ["*"]:
+        assert client.get("/", headers={"host": "10.0.0.5"}, secure=True).status_code == 400
+
+
 def test_site_without_postgres_is_alive_and_not_ready(client, valkey, monkeypatch):
     def refuse() -> None:
         raise OperationalError("the connection was refused")

@@ -120,9 +120,13 @@ def test_mirror_list_commands_begin_sign_publish_add_and_expel(tmp_path, roots):
         (("sign", "{file}", "--key", "{file}"), "is not a key"),
         (("show",), "begin one"),
         (("add", "--key", "k", "--url", "https://b", "--name", "b", "--to", "{file}"), "key"),
-        (
-            ("add", "--key", "{stranger}", "--url", "ftp://b", "--name", "b", "--to", "{file}"),
-            "url",
+        *(
+            (("add", "--key", "{stranger}", "--url", url, "--name", "b", "--to", "{file}"), reason)
+            for url, reason in (
+                ("ftp://b", "'ftp://b' is no URL"),
+                ("https://a..b.invalid", "'https://a..b.invalid' is no URL"),
+                ("https://b.invalid/barn", "needs a host name of its own"),
+            )
         ),
         (("expel", "--key", "{stranger}", "--to", "{file}"), "is not one mirror"),
     ],
@@ -145,6 +149,8 @@ def test_new_mirror_bootstraps_from_any_other(log):
     mirror.lists = [first]
     with pytest.raises(CommandError, match="Nothing was taken"):
         run_command("replication", "join", mirror.url, "--list", "0" * 64)
+    with pytest.raises(CommandError, match=r"'https://a\.\.b\.invalid' is no URL"):
+        run_command("replication", "join", "https://a..b.invalid")
     assert not MirrorListVersion.objects.exists() and not LogEvent.objects.exists()
     assert "10 events in 1 logs" in run_command(
         "replication", "join", mirror.url, "--list", first.digest

@@ -2,6 +2,7 @@
 
 import json
 import threading
+import unicodedata
 
 import pytest
 from django.db import connection
@@ -100,6 +101,30 @@ def test_runs_of_the_same_name_get_different_slugs(person, draft):
     assert first.slug == "meme-nom" and second.slug.startswith("meme-nom-")
     assert Run.objects.find(second.slug) == Run.objects.find(str(second.pk)) == second
     assert Run.objects.find("\0") is None and Run.objects.find("x" * 500) is None
+
+
+def test_run_of_any_script_has_an_address_of_its_own(person, draft, client):
+    owner = person()
+    dawn, again = draft(owner, "夜明け"), draft(owner, "夜明け")
+    assert dawn.slug == "夜明け" and again.slug == f"夜明け-{again.pk.hex[-8:]}"
+    rocket, plain = draft(owner, "🚀"), draft(owner, "Run")
+    assert rocket.slug == str(rocket.pk) and plain.slug.startswith("run-")
+    client.force_login(owner)
+    for run in (dawn, again, rocket, plain):
+        assert Run.objects.find(run.slug) == run
+        assert run.get_absolute_url().isascii(), "headers and emails carry it"
+        for path in (run.get_absolute_url(), f"/runs/{run.slug}/"):
+            page = client.get(path)
+            assert page.status_code == 200 and f"/runs/{run.slug}" in page.text
+    decomposed = unicodedata.normalize("NFD", "夜が明ける")
+    assert draft(owner, decomposed) == Run.objects.find(decomposed)
+
+
+def test_address_of_an_earlier_version_remains(person, draft):
+    run = draft(person(), "夜明け")
+    Run.objects.filter(pk=run.pk).update(slug="run")
+    assert Run.objects.find("run") == run
+    assert draft(run.owner, "Run").slug != "run"
 
 
 def test_renamed_draft_gets_the_address_of_its_name(person, draft):

@@ -11,6 +11,7 @@ from helpers.network.local_server import LocalServer, QuietHandler
 
 from coordinator.lib import heartbeats
 from coordinator.lib.backup_record import record_backup
+from coordinator.lib.trusted_proxies import CLIENT_HEADER
 from coordinator.staff import doctor
 from coordinator.staff.doctor import Health
 
@@ -95,6 +96,37 @@ def test_address_behind_a_wrong_proxy(wrong_proxy, settings, status, https, verd
     wrong_proxy.append(status)
     found = only(doctor.check_address())
     assert found.verdict is verdict and sentence in found.sentence
+
+
+def test_site_that_sees_no_addresses_names_the_setting(client, settings, caplog):
+    unknown = {"REMOTE_ADDR": ""}
+    assert CLIENT_HEADER not in client.get("/api/v1/mirror").headers
+    assert CLIENT_HEADER in client.get("/api/v1/mirror", **unknown).headers
+    person = {"login": "ada@example.org", "password": "raise-the-frame-7"}
+    refused = client.post("/accounts/login/", person, **unknown)
+    assert refused.status_code == 403 and "BARNRAISE_PROXIES" in refused.text
+    assert "BARNRAISE_PROXIES" in caplog.text, "the staff's pages show what is logged as an error"
+
+
+@pytest.fixture
+def site_without_addresses(settings):
+    """Serve what a site answers that listens on a Unix socket unknown to its settings."""
+
+    class Handler(QuietHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header(CLIENT_HEADER, "unknown")
+            self.end_headers()
+
+    server = LocalServer(Handler)
+    settings.SITE_URL = server.url
+    yield
+    server.close()
+
+
+def test_doctor_finds_a_site_that_sees_no_addresses(site_without_addresses):
+    found = only(doctor.check_address())
+    assert found.verdict is Health.FAILURE and "BARNRAISE_PROXIES" in found.sentence
 
 
 def test_websockets_that_the_proxy_does_not_pass(wrong_proxy):

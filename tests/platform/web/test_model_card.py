@@ -75,6 +75,8 @@ def test_commands_name_the_run():
     assert card.fetch_command == "barnraise fetch dawn model"
     assert "--format gguf" in card.ollama_commands and "ollama run dawn" in card.ollama_commands
     compile(card.transformers_snippet, "snippet", "exec")
+    dawn = build_model_card("夜明け", [build_row(1_000)], {}).ollama_commands
+    assert "fetch 夜明け" in dawn and "ollama run model" in dawn, "Ollama takes ASCII names alone"
 
 
 def is_model_card_swapped(client: Client, run: Run, sentence: str) -> bool:

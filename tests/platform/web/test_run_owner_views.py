@@ -78,6 +78,8 @@ def test_run_form_stores_the_source_of_the_text(signed_in, source, typed, places
         ("urls", "http://localhost:8000/", "inside a private network"),
         ("urls", "http://printer/", "inside a private network"),
         ("urls", "https://[", "is not an address"),
+        ("urls", "https://a..b.invalid/", "is not an address"),
+        ("urls", f"https://{'a' * 64}.invalid/", "is not an address"),
         ("urls", "https://example.org:99999/", "is not an address"),
         (
             "urls",

@@ -53,6 +53,11 @@ SITE = "https://train.example.org"
         ("/runs/first-barn/", RunAddress("first-barn")),
         (f"{SITE}/runs/first-barn?invite=ab:c-_1", RunAddress("first-barn", SITE, "ab:c-_1")),
         (f"{SITE}/runs/first-barn/invited/ab:c-_1/", RunAddress("first-barn", SITE, "ab:c-_1")),
+        ("夜明け", RunAddress("夜明け")),
+        ("か\u3099", RunAddress("が")),
+        (f"{SITE}/runs/夜明け/", RunAddress("夜明け", SITE)),
+        (f"{SITE}/runs/%E5%A4%9C%E6%98%8E%E3%81%91/?invite=ab", RunAddress("夜明け", SITE, "ab")),
+        ("%e5%a4%9c%E6%98%8E%E3%81%91", RunAddress("夜明け")),
     ],
 )
 def test_run_is_read_from_its_name_its_page_or_an_invitation(text, run):

@@ -1,9 +1,10 @@
 """Read the addresses that people paste: of a site, of a run's page, or of an invitation."""
 
 import ipaddress
+import unicodedata
 from dataclasses import dataclass
 from typing import Annotated, Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import typer
 
@@ -50,7 +51,7 @@ def parse_run_address(text: str) -> RunAddress:
     Raises:
         StateError: the text is an address without a run, or not an address.
     """
-    address = text.strip()
+    address = unicodedata.normalize("NFKC", unquote(text.strip()))  # as sites store names
     before, is_page, below = address.partition("/runs/")
     if not is_page:
         if "/" in address:

@@ -36,7 +36,7 @@ class TeamCreated(TeamJoined):
     """A person created the team and is its first member."""
 
     name: PlainText = Field(max_length=60)
-    slug: str = Field(pattern=r"^[0-9a-z_-]{1,80}$")
+    slug: str = Field(pattern=r"^[\w-]{1,80}$")
     created: AwareDatetime
 
 

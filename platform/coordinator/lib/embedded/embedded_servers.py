@@ -33,16 +33,6 @@ PROBE_SECONDS = 1.0  # more than `is_supervised` in another process has the lock
 MIN_FREE_BYTES = 32 << 20
 
 
-def urls(state: Path) -> tuple[str, str]:
-    """Return (database URL, Redis URL): the environment's, or an embedded server's if missing."""
-    database = os.environ.get("DATABASE_URL", "")
-    valkey = os.environ.get("REDIS_URL", "")
-    if database and valkey:
-        return database, valkey
-    embedded = start(state, postgres=not database, valkey=not valkey)
-    return database or embedded[0], valkey or embedded[1]
-
-
 def start(
     state: Path, *, postgres: bool = True, valkey: bool = True, durable: bool = True
 ) -> tuple[str, str]:

@@ -23,7 +23,7 @@ MAX_MANIFEST_BYTES = 400_000  # after decompression
 class DraftContent(Message):
     """Private data of a run: what its owner wrote, until the launch publishes it."""
 
-    slug: str = Field(pattern=r"^[0-9A-Za-z_-]{1,100}$")
+    slug: str = Field(pattern=r"^[\w-]{1,100}$")
     name: PlainText = Field(max_length=80)
     draft: dict[str, Any]
 

@@ -98,7 +98,7 @@ class RunManifestPosted(Message):
 class RunLaunched(Message):
     """The run was launched: `spec` is its final text, `manifest` the digest in it."""
 
-    slug: str = Field(pattern=r"^[0-9A-Za-z_-]{1,100}$")
+    slug: str = Field(pattern=r"^[\w-]{1,100}$")
     name: PlainText = Field(max_length=80)
     spec: str = Field(max_length=60_000)
     manifest: Digest

@@ -118,13 +118,6 @@ def test_valkey_requires_its_password(folder):
     assert (folder / "valkey" / "valkey.conf").stat().st_mode & 0o077 == 0
 
 
-def test_configured_addresses_start_no_server(folder, monkeypatch):
-    monkeypatch.setenv("DATABASE_URL", "postgresql://db/x")
-    monkeypatch.setenv("REDIS_URL", "redis://cache")
-    assert embedded_servers.urls(folder) == ("postgresql://db/x", "redis://cache")
-    assert not folder.exists()
-
-
 def test_start_waits_for_silent_server_instead_of_starting_a_second(folder, monkeypatch):
     embedded_servers.start(folder, postgres=False)
     monkeypatch.setattr(valkey_server, "START_SECONDS", 0.5)

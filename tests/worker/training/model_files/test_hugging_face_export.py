@@ -4,6 +4,7 @@ Importing the library takes seconds, so all tests of this file run in one proces
 """
 
 import json
+import logging
 
 import pytest
 import torch
@@ -122,11 +123,15 @@ def test_generate_truncates_pads_and_samples(exported, loaded):
     assert greedy[0, -4:].tolist() == alone[0, -4:].tolist()
 
 
-def test_pipeline_generates_up_to_the_context(exported):
+def test_pipeline_generates_up_to_the_context(exported, caplog, monkeypatch):
     from transformers import pipeline
 
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     trained, folder = exported
     generate = pipeline("text-generation", model=str(folder))
+    with caplog.at_level("WARNING"):
+        assert generate("The", max_new_tokens=20) and generate("The")
+    assert not caplog.text, "the model card's example warns of nothing"
     assert generate("The", do_sample=True)[0]["generated_text"].startswith("The")
     tokens = generate("The", return_tensors=True)[0]["generated_token_ids"]
     assert 3 < len(tokens) <= trained.model.context

@@ -77,12 +77,15 @@ def model_config(model: ModelSpec, end_id: int, dtype: str) -> dict[str, Any]:
 
 
 def generation_config(model: ModelSpec, end_id: int) -> dict[str, Any]:
-    """Return the content of generation_config.json: text ends at the model's context."""
+    """Return the content of generation_config.json: text ends before the model's context does.
+
+    Of a `max_length` transformers would warn at each call that names `max_new_tokens`.
+    """
     return {
         "bos_token_id": end_id,
         "eos_token_id": end_id,
         "pad_token_id": end_id,
-        "max_length": model.context,
+        "max_new_tokens": model.context // 2,
     }
 
 

@@ -1,6 +1,5 @@
 """Run a whole site on this machine, and start again what ends: pages, tasks and their servers."""
 
-import os
 import signal
 import time
 from types import FrameType
@@ -11,6 +10,7 @@ from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from coordinator.demo.supervised_site import SupervisedSite
+from coordinator.lib.environment import read
 
 LOOK_SECONDS = 0.5  # between two looks at whether the supervisor has given up
 
@@ -56,7 +56,7 @@ class Command(BaseCommand):
 
 def site_address(host: str, port: int) -> dict[str, str]:
     """Return the variable with the site's address for links in emails, unless one names it."""
-    if os.environ.get("BARNRAISE_URL") or os.environ.get("BARNRAISE_ORIGINS"):
+    if read("BARNRAISE_URL", str, "") or read("BARNRAISE_ORIGINS", str, ""):
         return {}
     shown_host = "127.0.0.1" if host in ("0.0.0.0", "::") else host
     return {"BARNRAISE_URL": f"http://{shown_host}:{port}"}

@@ -29,6 +29,7 @@ from barnraise.protocol.mirror_list import (
 from barnraise.protocol.signing import Identity
 from coordinator.eventlog.models import Origin
 from coordinator.lib import site_identity
+from coordinator.lib.environment import parse_origin
 from coordinator.lib.exceptions import UserError
 from coordinator.replication import mirror_list
 
@@ -109,6 +110,8 @@ class Command(BaseCommand):
             "show": self._show,
         }
         try:
+            if "url" in options:
+                options["url"] = parse_origin(options["url"])
             steps[action](**options)
         except (MirrorListError, UserError, OSError) as error:
             raise CommandError(str(error)) from None

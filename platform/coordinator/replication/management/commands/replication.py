@@ -11,6 +11,7 @@ from django.db import connection
 
 from barnraise.protocol.mirror_list import MirrorList
 from coordinator.eventlog.projection import state_hash
+from coordinator.lib.environment import parse_origin
 from coordinator.lib.exceptions import UserError
 from coordinator.replication import bootstrap, pull
 
@@ -58,7 +59,7 @@ class Command(BaseCommand):
             # What a power cut loses of this, the next join fetches again.
             cursor.execute("SET synchronous_commit = off")
         try:
-            result = bootstrap.join(url, confirm, self.stdout.write)
+            result = bootstrap.join(parse_origin(url), confirm, self.stdout.write)
         except UserError as error:
             raise CommandError(error.sentence) from None
         for sentence in result.refused:
