@@ -4,11 +4,13 @@ BARNRAISE_STATE   folder of keys and embedded servers (default .state next to ma
 DATABASE_URL      postgresql://user:password@host:port/name; without it an embedded Postgres starts
 REDIS_URL         redis://…; without it an embedded Valkey is started
 SECRET_KEY        default: created once and stored in the state folder
+BARNRAISE_MIRROR_KEY the site's key, 64 hex digits, instead of the state folder's mirror.key
 BARNRAISE_HOSTS   comma-separated host names this site answers to
 BARNRAISE_ORIGINS comma-separated origins (https://…) whose forms are trusted, behind a proxy
 BARNRAISE_HTTPS   1 behind a proxy that ends TLS: secure cookies, plain HTTP redirected,
                   X-Forwarded-Proto trusted
 BARNRAISE_HSTS    seconds for which browsers must use HTTPS (default a year with BARNRAISE_HTTPS)
+BARNRAISE_HSTS_SUBDOMAINS 1: that holds for all subdomains, and browsers may preload it
 BARNRAISE_PROXIES comma-separated addresses or networks (10.0.0.0/8) of the proxies in front, or
                   unix for a socket; only their X-Forwarded-For and X-Forwarded-Proto are believed
                   (default 127.0.0.1,::1 with BARNRAISE_HTTPS, else none)
@@ -120,7 +122,10 @@ SECURE_SSL_REDIRECT = HTTPS
 INSIDE_PATHS = ("/healthz", "/readyz", "/metrics")  # asked from within, past the proxy
 SECURE_REDIRECT_EXEMPT = [f"^{path[1:]}$" for path in INSIDE_PATHS]
 SECURE_HSTS_SECONDS = int(env.read("BARNRAISE_HSTS", env.parse_number, 31_536_000 if HTTPS else 0))
-SECURE_HSTS_INCLUDE_SUBDOMAINS = SECURE_HSTS_PRELOAD = SECURE_HSTS_SECONDS > 0
+SECURE_HSTS_INCLUDE_SUBDOMAINS = env.read("BARNRAISE_HSTS_SUBDOMAINS", env.parse_switch, False)
+SECURE_HSTS_PRELOAD = SECURE_HSTS_INCLUDE_SUBDOMAINS
+# A site at a bare domain must not force TLS on all its owner's other subdomains by default.
+SILENCED_SYSTEM_CHECKS = ["security.W005", "security.W021"]
 SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if HTTPS else None
 _own_host = ALLOWED_HOSTS[0].lstrip("*.") or "localhost"
 SITE_URL = env.read("BARNRAISE_URL", env.parse_origin, "") or next(

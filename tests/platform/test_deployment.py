@@ -34,7 +34,8 @@ import json
 from django.conf import settings as s
 names = [
     "SESSION_COOKIE_SECURE", "CSRF_COOKIE_SECURE", "SESSION_COOKIE_HTTPONLY",
-    "SECURE_HSTS_SECONDS", "DEBUG", "SECURE_SSL_REDIRECT", "EMAIL_HOST_PASSWORD",
+    "SECURE_HSTS_SECONDS", "SECURE_HSTS_INCLUDE_SUBDOMAINS", "DEBUG",
+    "SECURE_SSL_REDIRECT", "EMAIL_HOST_PASSWORD",
     "SITE_URL", "MFA_WEBAUTHN_ALLOW_INSECURE_ORIGIN",
 ]
 print(json.dumps({n: getattr(s, n) for n in names}))
@@ -74,6 +75,7 @@ def test_deployed_site_requires_tls(state):
         "CSRF_COOKIE_SECURE": True,
         "SESSION_COOKIE_HTTPONLY": True,
         "SECURE_HSTS_SECONDS": 31_536_000,
+        "SECURE_HSTS_INCLUDE_SUBDOMAINS": False,
         "DEBUG": False,
         "SECURE_SSL_REDIRECT": True,
         "EMAIL_HOST_PASSWORD": "a@b",
@@ -82,9 +84,11 @@ def test_deployed_site_requires_tls(state):
     }
 
 
-def test_hsts_duration_is_a_setting(state):
-    shorter = manage("shell", "-v", "0", "-c", PRINT_SETTINGS, **DEPLOYED, BARNRAISE_HSTS="3600")
-    assert json.loads(shorter.stdout.strip().splitlines()[-1])["SECURE_HSTS_SECONDS"] == 3600
+def test_hsts_duration_and_subdomains_are_settings(state):
+    changed = {"BARNRAISE_HSTS": "3600", "BARNRAISE_HSTS_SUBDOMAINS": "yes"}
+    shorter = manage("shell", "-v", "0", "-c", PRINT_SETTINGS, **DEPLOYED, **changed)
+    values = json.loads(shorter.stdout.strip().splitlines()[-1])
+    assert values["SECURE_HSTS_SECONDS"] == 3600 and values["SECURE_HSTS_INCLUDE_SUBDOMAINS"]
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,7 @@ async def test_failed_request_releases_its_slot(long_busy_slots):
             await browser.wait(20)
 
 
+@pytest.mark.django_db(transaction=True)  # A process compares its keys with the database's first.
 async def test_collector_ignores_objects_that_exist_at_the_start():
     before = gc.get_threshold()
     server = ApplicationCommunicator(application, {"type": "lifespan", "asgi": {"version": "3.0"}})
