@@ -323,7 +323,7 @@ class Simulation:
         if seq in self.stored[key].get(author, ()):
             self.sent["duplicate"] += 1
         arrived = ArrivedBytes(max(1, self.payload))
-        me.on_payload_bytes(source, author, seq, self.now, arrived)
+        me.requests.on_payload_bytes(source, author, seq, self.now, arrived)
         self.stored[key].setdefault(author, set()).add(seq)
         if seq > me.vector.get(author, 0) + 1:
             me.requests.on_buffered(author, seq)

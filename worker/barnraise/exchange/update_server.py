@@ -226,13 +226,6 @@ class UpdateServer:
 
     # ---- calls from the exchange
 
-    def on_published(self, update: Update) -> None:
-        """Spread an update of ours that is durable in the ledger."""
-        # A verdict may have retracted it since.
-        if not self.ledger.verdicts.is_retracted(update.author, update.seq):
-            self.gossip.on_local_update(update.author, update.seq)
-        self.wake()
-
     def prune(self, safe: dict[str, int]) -> None:
         """Delete surplus payloads up to the vector `safe`, which no restart needs."""
         self.peers.spawn(self.pruner.prune(safe))

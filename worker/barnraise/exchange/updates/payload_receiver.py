@@ -169,8 +169,8 @@ class PayloadReceiver:
         for update in updates:
             arrived = update.record_piece(part, len(payload))
             if arrived.size:
-                self._incomplete.record_progress(update, now)
-            self._gossip.on_payload_bytes(source, *update.identity, now, arrived)
+                self._incomplete.transfers.record_progress(update.identity, now)
+            self._gossip.requests.on_payload_bytes(source, *update.identity, now, arrived)
         if not self._buffer_piece(updates, piece):
             await self._store_pieces(updates, [piece])
         elif updates[0].is_buffered:
