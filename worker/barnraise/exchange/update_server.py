@@ -403,6 +403,8 @@ class UpdateServer:
         match action:
             case SendState():
                 connection.schedule_state()
+            case PushUpdate(_, author, seq) if author == self._author.name:
+                connection.send_own_update(author, seq)
             case PushUpdate(_, author, seq):
                 connection.send_update(author, seq)
             case ProbeAuthor(_, author, seq):

@@ -1,14 +1,17 @@
 """Send updates and blobs that peers request or gossip pushes, one piece at a time."""
 
 import asyncio
+import logging
 from collections.abc import Sequence
 
 from barnraise.exchange.gossip.gossip import Gossip
 from barnraise.exchange.gossip.requests import UPDATE_WINDOW
 from barnraise.exchange.snapshots.snapshot_server import SnapshotServer
+from barnraise.exchange.updates.served_pieces import ServedPieces
 from barnraise.ledger.blob_store import BlobStore
 from barnraise.ledger.ledger import Ledger
 from barnraise.peering.limits.rate_limit import FairShare
+from barnraise.peering.limits.repeated_warnings import RepeatedWarnings
 from barnraise.peering.links.connection import OutgoingMessages
 from barnraise.peering.links.received import MessageHandlers, Received
 from barnraise.protocol.messages import (
@@ -18,6 +21,9 @@ from barnraise.protocol.messages import (
     UpdatePush,
     UpdateRequest,
 )
+from barnraise.protocol.types import Message
+
+log = logging.getLogger("barnraise.exchange")
 
 
 class UpdateSender:
@@ -31,6 +37,8 @@ class UpdateSender:
         self._gossip = gossip
         self._snapshots = snapshots
         self._uplink = uplink
+        self._served = ServedPieces()
+        self._repeats = RepeatedWarnings(log)
 
     def message_handlers(self) -> MessageHandlers:
         """Return what receives each type of message."""
@@ -44,7 +52,7 @@ class UpdateSender:
         seqs = requested_seqs(self._ledger, request)
         await connection.wait_for_requests(len(seqs))
         for seq in seqs:
-            connection.send_update(request.author, seq, not request.headers)
+            connection.send_update(request.author, seq, not request.headers, is_requested=True)
 
     def on_blob_request(self, received: Received[BlobRequest]) -> None:
         """Queue the requested blob, or answer that it is not here."""
@@ -54,7 +62,9 @@ class UpdateSender:
         else:
             connection.send_message(BlobMissing(digest=request.digest))
 
-    def open_update(self, key: str, author: str, seq: int, whole: bool) -> OutgoingMessages:
+    def open_update(
+        self, key: str, author: str, seq: int, whole: bool, is_requested: bool
+    ) -> OutgoingMessages:
         """Yield an update's signed header with the ticket that it names, then its payloads.
 
         The messages end early once the peer has the update. An update that a verdict names is its
@@ -65,7 +75,12 @@ class UpdateSender:
             author: The update's author.
             seq: Its sequence number.
             whole: Whether the payloads are sent too.
+            is_requested: Whether the peer requested it.
         """
+        messages = self._read_update(key, author, seq, whole)
+        return self._limit_repeats(key, messages) if is_requested else messages
+
+    def _read_update(self, key: str, author: str, seq: int, whole: bool) -> OutgoingMessages:
         ledger = self._ledger
         stored = ledger.header_with_ticket(author, seq)
         if stored is None or (whole and not self._gossip.needs(key, author, seq)):
@@ -83,11 +98,45 @@ class UpdateSender:
                     return
                 yield piece
 
-    def open_blob(self, digest: str, offset: int) -> OutgoingMessages:
-        """Yield a blob from `offset` on, from the first store that has it."""
-        for piece in self._read_blob(self._blob_stores(), digest, offset):
+    def open_blob(self, key: str, digest: str, offset: int) -> OutgoingMessages:
+        """Yield a blob from `offset` on for a peer, from the first store that has it."""
+        pieces = self._read_blob(self._blob_stores(), digest, offset)
+        for piece in self._limit_repeats(key, pieces):
             self._snapshots.record_use(digest, asyncio.get_running_loop().time())
             yield piece
+
+    def _limit_repeats(self, key: str, messages: OutgoingMessages) -> OutgoingMessages:
+        """Yield what a peer requested, until its volunteer was sent too much of it before.
+
+        Machines of this machine's own volunteer are sent all that they request.
+        """
+        for message, payload in messages:
+            link = self._gossip.links.get(key)
+            if link is None:
+                return
+            name, size = self._describe(message, len(payload))
+            now = asyncio.get_running_loop().time()
+            if link.volunteer != self._gossip.volunteer and not self._served.try_send(
+                link.volunteer, name, size, now
+            ):
+                self._repeats.warn(
+                    f"again {link.volunteer}",
+                    "%s is not sent again what its volunteer was sent within the hour",
+                    key[:8],
+                )
+                if isinstance(message, BlobPart):
+                    yield BlobMissing(digest=message.digest), b""
+                return
+            yield message, payload
+
+    def _describe(self, message: Message, payload_bytes: int) -> tuple[str, int]:
+        """Return the name of a piece for `ServedPieces`, and its bytes."""
+        if isinstance(message, BlobPart):
+            piece_bytes = self._uplink.piece_bytes
+            return f"{message.digest} {piece_bytes} {message.offset // piece_bytes}", payload_bytes
+        assert isinstance(message, UpdatePush)
+        name = f"{message.header.signature} {message.has_payloads}"
+        return name, len(message.header.body) + len(message.ticket.body)
 
     def _blob_stores(self) -> Sequence[BlobStore]:
         return self._ledger.blobs, self._snapshots.blobs

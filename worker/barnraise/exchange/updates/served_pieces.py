@@ -1,0 +1,66 @@
+"""What each volunteer was sent on request: everything once, and a tenth of it again. Pure.
+
+Strangers that request the same updates and blobs again and again would take the uplink from
+everybody else. A person may have many keys, so that volunteers are counted. What each was sent is
+in a Bloom filter (Bloom, Communications of the ACM 13(7), 1970), which takes a megabyte, and is
+forgotten an hour after it was begun: a machine that lost its folder is then sent everything again.
+"""
+
+from dataclasses import dataclass, field
+
+from blake3 import blake3
+
+from barnraise.protocol.table_sizes import store_newest
+
+FORGET_SECONDS = 3600.0
+REPEATED_SHARE = 0.1  # of what a volunteer was sent, that it is sent again
+REPEATED_BYTES = float(8 << 20)  # in addition: what was in transit as a connection broke
+MAX_VOLUNTEERS = 64
+_FILTER_BYTES = 1 << 20  # two million pieces, of which a seventh then count as sent already
+
+
+@dataclass
+class _Served:
+    """What one volunteer was sent."""
+
+    since: float
+    allowance: float = REPEATED_BYTES  # bytes that it may be sent again
+    pieces: bytearray = field(default_factory=lambda: bytearray(_FILTER_BYTES))
+
+    def add(self, piece: str) -> bool:
+        """Remember a piece; return whether it is new."""
+        numbers = memoryview(blake3(piece.encode()).digest()).cast("I")
+        bits = [number % (8 * _FILTER_BYTES) for number in numbers[:4]]
+        is_new = not all(self.pieces[bit >> 3] & 1 << (bit & 7) for bit in bits)
+        for bit in bits:
+            self.pieces[bit >> 3] |= 1 << (bit & 7)
+        return is_new
+
+
+class ServedPieces:
+    """The volunteers that requested something lately."""
+
+    def __init__(self) -> None:
+        """Start without any."""
+        self._served: dict[str, _Served] = {}
+
+    def try_send(self, volunteer: str, piece: str, size: int, now: float) -> bool:
+        """Count a piece that a volunteer requested; return whether it may be sent.
+
+        Args:
+            volunteer: Digest of the volunteer.
+            piece: Names the piece.
+            size: Its bytes.
+            now: The time in seconds.
+        """
+        served = self._served.get(volunteer)
+        if served is None or now >= served.since + FORGET_SECONDS:
+            served = _Served(now)
+        store_newest(self._served, volunteer, served, MAX_VOLUNTEERS)
+        if served.add(piece):
+            served.allowance += REPEATED_SHARE * size
+            return True
+        if size > served.allowance:
+            return False
+        served.allowance -= size
+        return True
