@@ -147,27 +147,6 @@ def test_revocation_ends_when_the_tickets_before_it_have_expired(world):
     server.check_ticket(b.identity.key, b.ticket)
 
 
-@pytest.mark.parametrize(("newest", "older"), [(True, False), (False, True)])
-def test_older_directive_that_is_relayed_late_changes_nothing(world, newest, older):
-    """The newest one says what this machine knew already; another list lies before it."""
-    shake, peer, now = world.machine(1).exchange.server.peers.handshake, "a" * 64, time.time()
-
-    def revoke(revokes: bool, issued: float) -> bool:
-        directive = coordinator_messages.Directive(
-            run=RUN,
-            machine=RUN,
-            status="training",
-            revoked=[peer] if revokes else [],
-            issued=issued,
-        )
-        return shake.revoke(world.mirror.sign("directive", directive))
-
-    assert revoke(newest, now - 9) == newest
-    assert not revoke(newest, now), "nothing to relay"
-    assert not revoke(older, now - 5)
-    assert shake.is_revoked(peer, world.mirror.key) == newest
-
-
 def test_expired_ticket_ends_the_connection_unless_renewed(world, monkeypatch):
     monkeypatch.setattr(handshake, "RECHECK_SECONDS", 0.1)
     a, now = world.start_machine_with_clock(1)
