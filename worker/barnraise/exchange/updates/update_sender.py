@@ -106,37 +106,32 @@ class UpdateSender:
             yield piece
 
     def _limit_repeats(self, key: str, messages: OutgoingMessages) -> OutgoingMessages:
-        """Yield what a peer requested, until its volunteer was sent too much of it before.
-
-        Machines of this machine's own volunteer are sent all that they request.
-        """
+        """Yield what a peer requested, as far as its volunteer may be sent it."""
         for message, payload in messages:
-            link = self._gossip.links.get(key)
-            if link is None:
-                return
-            name, size = self._describe(message, len(payload))
-            now = asyncio.get_running_loop().time()
-            if link.volunteer != self._gossip.volunteer and not self._served.try_send(
-                link.volunteer, name, size, now
-            ):
-                self._repeats.warn(
-                    f"again {link.volunteer}",
-                    "%s is not sent again what its volunteer was sent within the hour",
-                    key[:8],
-                )
-                if isinstance(message, BlobPart):
-                    yield BlobMissing(digest=message.digest), b""
-                return
-            yield message, payload
+            if self._may_send(key, message, payload):
+                yield message, payload
+                continue
+            if isinstance(message, BlobPart):
+                yield BlobMissing(digest=message.digest), b""
+            return
 
-    def _describe(self, message: Message, payload_bytes: int) -> tuple[str, int]:
-        """Return the name of a piece for `ServedPieces`, and its bytes."""
+    def _may_send(self, key: str, message: Message, payload: bytes) -> bool:
+        """Return whether a peer's volunteer is sent this; this machine's own one is sent all."""
+        link = self._gossip.links.get(key)
+        if link is None or link.volunteer == self._gossip.volunteer:
+            return link is not None
         if isinstance(message, BlobPart):
-            piece_bytes = self._uplink.piece_bytes
-            return f"{message.digest} {piece_bytes} {message.offset // piece_bytes}", payload_bytes
-        assert isinstance(message, UpdatePush)
-        name = f"{message.header.signature} {message.has_payloads}"
-        return name, len(message.header.body) + len(message.ticket.body)
+            # Pieces on a grid: whoever begins one byte later requests no other piece.
+            grid = self._uplink.piece_bytes
+            piece = f"{message.digest} {grid} {message.offset // grid}"
+        else:
+            piece = message.model_dump_json()
+        now = asyncio.get_running_loop().time()
+        if self._served.try_send(link.volunteer, piece, len(payload or piece), now):
+            return True
+        text = "%s requests again and again what its volunteer was sent: it is sent no more for now"
+        self._repeats.warn(f"again {link.volunteer}", text, key[:8])
+        return False
 
     def _blob_stores(self) -> Sequence[BlobStore]:
         return self._ledger.blobs, self._snapshots.blobs
