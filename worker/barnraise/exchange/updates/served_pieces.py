@@ -1,9 +1,9 @@
 """What each volunteer was sent on request: everything once, and a tenth of it again. Pure.
 
 Strangers that request the same updates and blobs again and again would take the uplink from
-everybody else. A person may have many keys, so that volunteers are counted. What each was sent is
-in a Bloom filter (Bloom, Communications of the ACM 13(7), 1970), which takes a megabyte, and is
-forgotten an hour after it was begun: a machine that lost its folder is then sent everything again.
+everybody else. A person may have many keys, so volunteers are counted. What each was sent is in a
+Bloom filter (Bloom, Communications of the ACM 13(7), 1970), which is forgotten after an hour: a
+machine that lost its folder is then sent everything again.
 """
 
 from dataclasses import dataclass, field
@@ -16,11 +16,11 @@ FORGET_SECONDS = 3600.0
 REPEATED_SHARE = 0.1  # of what a volunteer was sent, that it is sent again
 REPEATED_BYTES = float(8 << 20)  # in addition: what was in transit as a connection broke
 MAX_VOLUNTEERS = 64
-_FILTER_BYTES = 1 << 20  # two million pieces, of which a seventh then count as sent already
+_FILTER_BYTES = 1 << 20  # after two million pieces it takes one in seven new ones for repeated
 
 
 @dataclass
-class _Served:
+class _SentPieces:
     """What one volunteer was sent."""
 
     since: float
@@ -42,7 +42,7 @@ class ServedPieces:
 
     def __init__(self) -> None:
         """Start without any."""
-        self._served: dict[str, _Served] = {}
+        self._served: dict[str, _SentPieces] = {}
 
     def try_send(self, volunteer: str, piece: str, size: int, now: float) -> bool:
         """Count a piece that a volunteer requested; return whether it may be sent.
@@ -55,7 +55,7 @@ class ServedPieces:
         """
         served = self._served.get(volunteer)
         if served is None or now >= served.since + FORGET_SECONDS:
-            served = _Served(now)
+            served = _SentPieces(now)
         store_newest(self._served, volunteer, served, MAX_VOLUNTEERS)
         if served.add(piece):
             served.allowance += REPEATED_SHARE * size

@@ -121,7 +121,7 @@ class UpdateSender:
         if link is None or link.volunteer == self._gossip.volunteer:
             return link is not None
         if isinstance(message, BlobPart):
-            # Pieces on a grid: whoever begins one byte later requests no other piece.
+            # A request that begins one byte later is for the same piece.
             grid = self._uplink.piece_bytes
             piece = f"{message.digest} {grid} {message.offset // grid}"
         else:
