@@ -131,10 +131,9 @@ class PayloadReceiver:
             MessageError: When it is not a piece of what is waited for.
         """
         part, payload = received.message, received.payload
-        if self._fetcher.wants(part.digest):
-            await self._fetcher.on_part(received.key, part, payload)
-            return
         match await self._receive_piece(PayloadPiece(part, payload, received.key), received.at):
+            case PartOutcome.UNWANTED if self._fetcher.wants(part.digest):
+                await self._fetcher.on_part(received.key, part, payload)
             case PartOutcome.UNWANTED:
                 received.connection.record_unwanted(len(payload))
             case PartOutcome.STORED:
