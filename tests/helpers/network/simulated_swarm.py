@@ -312,6 +312,7 @@ class Simulation:
         self.schedule(self.payload / self.uplink, self._end_push, source, to, author, seq)
 
     def _on_header(self, source: str, to: str, author: str, seq: int) -> None:
+        self.machines[to].on_author(source, author)
         self.machines[to].on_update(source, author, seq, self.now)
 
     def _end_push(self, source: str, to: str, author: str, seq: int) -> None:

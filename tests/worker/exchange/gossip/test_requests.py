@@ -218,6 +218,7 @@ def test_slow_transfer_goes_on_once_the_other_source_may_be_asked(monkeypatch):
 
 def test_requests_stalled_update_is_requested_from_another_peer():
     me, author = connected_gossip(1, 2, 3), author_of(9)
+    me.on_author(key_of(2), author)
     me.on_state(key_of(3), peer_state({author: 1}), 0.0)
     me.on_update(key_of(2), author, 1, 0.5)
     me.next_actions(0.5)
@@ -233,6 +234,7 @@ def test_trickle_of_no_new_bytes_holds_no_honest_update_up():
     """A liar sends a header first, and then pieces that are here already, for ever."""
     me, author = connected_gossip(1, 2, 3), author_of(9)
     liar, honest = key_of(2), key_of(3)
+    me.on_author(liar, author)
     me.on_state(honest, peer_state({author: 1}), 0.0)
     requested: list[g.RequestUpdates] = []
     for tick in range(300):
@@ -266,6 +268,7 @@ def test_slow_transfer_continues_from_another_peer_that_has_the_update():
     """A liar sends a byte of a large update every few seconds."""
     me, author = connected_gossip(1, 2, 3), author_of(9)
     liar, honest = key_of(2), key_of(3)
+    me.on_author(liar, author)
     me.on_update(liar, author, 1, 0.0)
 
     def send_bytes(since: int, until: int) -> list[g.RequestUpdates]:

@@ -432,13 +432,11 @@ class Gossip:
 
     def on_bare_header(self, key: str, author: str, seq: int, now: float) -> None:
         """Record that a valid header has arrived from this peer, which no payloads follow."""
-        self.authors.add(author)
-        self._adopt_claims(author)
         if self.requests.is_expected(key, author, seq):
             self.requests.on_failed(key, author, seq, now)
 
     def on_update(self, key: str, author: str, seq: int, now: float) -> None:
-        """Record that the valid header of an update has arrived from this peer.
+        """Record that the valid header of an update has arrived from this peer, after `on_author`.
 
         Its payloads follow, unless they are here already or another peer is sending them: then they
         are declined.
@@ -446,8 +444,6 @@ class Gossip:
         link = self.links.get(key)
         if link is None:
             return
-        self.authors.add(author)
-        self._adopt_claims(author)
         link.vector[author] = max(seq, link.vector.get(author, 0))
         is_stored = seq <= self.vector.get(author, 0)
         if is_stored or not self.requests.on_header(key, author, seq, now):
