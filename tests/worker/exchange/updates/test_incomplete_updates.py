@@ -6,21 +6,19 @@ from blake3 import blake3
 from helpers.network.raw_peer import connect_raw_peer
 from helpers.updates.forged_updates import STRANGER, build_push, noise_payloads, send_payloads
 from helpers.wait_for import wait_until
-from hypothesis import given
-from hypothesis import strategies as st
 
-from barnraise.exchange.updates import incomplete_updates, payload_receiver, update_receiver
-from barnraise.exchange.updates.incomplete_updates import (
-    EXPIRY_SECONDS,
-    ReservedTotal,
-    TransferBudget,
+from barnraise.exchange.updates import (
+    incomplete_updates,
+    payload_receiver,
+    transfer_budget,
+    update_receiver,
 )
 from barnraise.protocol.messages import BlobPart, Update
 
 
 def test_stale_headers_make_room_for_other_authors(world, monkeypatch):
     monkeypatch.setattr(incomplete_updates, "MAX_INCOMPLETE_OF_VOLUNTEER", 3)
-    monkeypatch.setattr(incomplete_updates, "STALE_SECONDS", 1.0)
+    monkeypatch.setattr(transfer_budget, "STALE_SECONDS", 1.0)
     a = world.machine(1).start()
     updates = a.exchange.server.updates
     with connect_raw_peer(world, a) as send:
@@ -64,7 +62,7 @@ def test_payloads_of_updates_that_never_complete_do_not_stay(world, monkeypatch)
         send_half(send, 1)
         wait_until(lambda: blobs.partial_bytes() == 100 and all(map(blobs.has, names[1:])))
         with monkeypatch.context() as later:
-            later.setattr(incomplete_updates, "EXPIRY_SECONDS", -1e6)
+            later.setattr(transfer_budget, "EXPIRY_SECONDS", -1e6)
             wait_until(lambda: not a.exchange.server.updates.incomplete)
             wait_until(lambda: not any(map(blobs.has, names)) and not blobs.partial_bytes())
         send_half(send, 2)
@@ -90,75 +88,8 @@ def test_complete_update_that_waits_for_its_time_does_not_expire(world, monkeypa
         wait_until(lambda: "states a time that is" in caplog.text)
         send(build_push(world, STRANGER, incarnation="8" * 16, fragments=lost))
         wait_until(lambda: len(updates.incomplete) == 2)
-        monkeypatch.setattr(incomplete_updates, "EXPIRY_SECONDS", -1e6)
+        monkeypatch.setattr(transfer_budget, "EXPIRY_SECONDS", -1e6)
         wait_until(lambda: len(updates.incomplete) < 2)
         assert updates.incomplete == [(author, 1)], "its bytes are all here"
         now[0] += 200.0
         wait_until(lambda: a.ledger.vector() == {author: 1})
-
-
-# ---- how they share the disk
-
-LIMIT = ReservedTotal(1000, 16)
-
-
-@given(
-    st.lists(
-        st.tuples(st.sampled_from("abcde"), st.integers(0, 400), st.integers(0, 40)), max_size=60
-    )
-)
-def test_budget_is_never_exceeded_in_all_or_by_a_volunteer(headers):
-    budget = TransferBudget(LIMIT, volunteer_count=8)
-    reserved: dict[tuple[str, int], tuple[str, int]] = {}
-    now = 0.0
-    for seq, (volunteer, size, seconds) in enumerate(headers):
-        name = volunteer, seq
-        now += seconds
-        dropped = budget.reserve(name, volunteer, size, now)
-        if dropped is not None:
-            reserved[name] = (volunteer, size)
-            for other in dropped:
-                del reserved[other]
-        sizes = [size for _, size in reserved.values()]
-        assert budget.reserved_bytes == sum(sizes) and len(budget) == len(sizes)
-        assert len(sizes) <= 16 and (sum(sizes) <= 1000 or len(sizes) == 1)
-        for volunteer in "abcde":
-            of_volunteer = [size for who, size in reserved.values() if who == volunteer]
-            assert sum(of_volunteer) <= 250 or len(of_volunteer) == 1
-
-
-def test_budget_flood_of_one_volunteer_leaves_room_for_others():
-    budget = TransferBudget(LIMIT, volunteer_count=8)
-    accepted = [budget.reserve(("liar", n), "liar", 50, 0.0) is not None for n in range(100)]
-    assert accepted == [True] * 5 + [False] * 95
-    assert budget.reserve(("honest", 1), "ann", 200, 0.0) == []
-
-
-def test_budget_full_of_trickled_updates_makes_room_for_who_has_less():
-    budget = TransferBudget(LIMIT, volunteer_count=8)
-    for n in range(20):
-        budget.reserve(("liar", n), f"liar {n % 4}", 50, float(n))
-        for other in range(n + 1):
-            budget.record_progress(("liar", other), float(n))  # a byte now and then
-    assert budget.reserve(("honest", 1), "ann", 60, 30.0) == [("liar", 0)]
-    assert budget.reserve(("late liar", 1), "liar 1", 200, 31.0) is None
-
-
-def test_budget_update_that_trickles_expires_in_the_end():
-    budget = TransferBudget(LIMIT, volunteer_count=8)
-    budget.reserve(("trickled", 1), "liar", 100, 0.0)
-    for now in range(0, 1200, 50):
-        budget.record_progress(("trickled", 1), float(now))
-    assert budget.expired(EXPIRY_SECONDS - 1) == [] and budget.expired(1200.0) == [("trickled", 1)]
-
-
-def test_budget_update_without_a_byte_makes_room_for_its_own_volunteer():
-    budget = TransferBudget(LIMIT, volunteer_count=8)
-    budget.reserve(("old", 1), "ann", 200, 0.0)
-    assert budget.reserve(("new", 1), "ann", 200, 30.0) is None
-    assert budget.reserve(("new", 1), "ann", 200, 61.0) == [("old", 1)]
-
-
-def test_budget_single_update_above_it_fits():
-    budget = TransferBudget(LIMIT, volunteer_count=8)
-    assert budget.reserve(("large", 1), "ann", 5000, 0.0) == []

@@ -1,9 +1,10 @@
-"""What each volunteer was sent on request: everything once, and a tenth of it again. Pure.
+"""What each volunteer's machines were sent on request: all once, and a tenth of it again. Pure.
 
 Strangers that request the same updates and blobs again and again would take the uplink from
-everybody else. A person may have many keys, so volunteers are counted. What each was sent is in a
-Bloom filter (Bloom, Communications of the ACM 13(7), 1970), which is forgotten after an hour: a
-machine that lost its folder is then sent everything again.
+everybody else. A person may have many keys, so of a volunteer's machines only a few are told apart;
+further ones count as the first. What each was sent is in a Bloom filter (Bloom, Communications of
+the ACM 13(7), 1970), which is forgotten after a while: a machine that lost its folder is then sent
+everything again.
 """
 
 from dataclasses import dataclass, field
@@ -12,16 +13,17 @@ from blake3 import blake3
 
 from barnraise.protocol.table_sizes import store_newest
 
-FORGET_SECONDS = 3600.0
+FORGET_SECONDS = 900.0
 REPEATED_SHARE = 0.1  # of what a volunteer was sent, that it is sent again
 REPEATED_BYTES = float(8 << 20)  # in addition: what was in transit as a connection broke
 MAX_VOLUNTEERS = 64
-_FILTER_BYTES = 1 << 20  # after two million pieces it takes one in seven new ones for repeated
+MAX_MACHINES = 4  # of a volunteer
+_FILTER_BYTES = 1 << 18  # after half a million pieces it takes one in seven new ones for repeated
 
 
 @dataclass
 class _SentPieces:
-    """What one volunteer was sent."""
+    """What one machine was sent."""
 
     since: float
     allowance: float = REPEATED_BYTES  # bytes that it may be sent again
@@ -38,25 +40,29 @@ class _SentPieces:
 
 
 class ServedPieces:
-    """The volunteers that requested something lately."""
+    """The volunteers whose machines requested something lately."""
 
     def __init__(self) -> None:
         """Start without any."""
-        self._served: dict[str, _SentPieces] = {}
+        self._served: dict[str, dict[str, _SentPieces]] = {}  # by volunteer, then by machine
 
-    def try_send(self, volunteer: str, piece: str, size: int, now: float) -> bool:
-        """Count a piece that a volunteer requested; return whether it may be sent.
+    def try_send(self, volunteer: str, machine: str, piece: str, size: int, now: float) -> bool:
+        """Count a piece that a machine requested; return whether it may be sent.
 
         Args:
-            volunteer: Digest of the volunteer.
+            volunteer: Digest of the machine's volunteer.
+            machine: The machine's key.
             piece: Names the piece.
             size: Its bytes.
             now: The time in seconds.
         """
-        served = self._served.get(volunteer)
+        machines = self._served.get(volunteer, {})
+        store_newest(self._served, volunteer, machines, MAX_VOLUNTEERS)
+        if machine not in machines and len(machines) >= MAX_MACHINES:
+            machine = next(iter(machines))
+        served = machines.get(machine)
         if served is None or now >= served.since + FORGET_SECONDS:
-            served = _SentPieces(now)
-        store_newest(self._served, volunteer, served, MAX_VOLUNTEERS)
+            served = machines[machine] = _SentPieces(now)
         if served.add(piece):
             served.allowance += REPEATED_SHARE * size
             return True

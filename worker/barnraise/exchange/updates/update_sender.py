@@ -127,7 +127,7 @@ class UpdateSender:
         else:
             piece = message.model_dump_json()
         now = asyncio.get_running_loop().time()
-        if self._served.try_send(link.volunteer, piece, len(payload or piece), now):
+        if self._served.try_send(link.volunteer, key, piece, len(payload or piece), now):
             return True
         text = "%s requests again and again what its volunteer was sent: it is sent no more for now"
         self._repeats.warn(f"again {link.volunteer}", text, key[:8])
