@@ -2,8 +2,9 @@
 
 Two machines exchange updates over iroh, each a process of its own with a real ledger. For each
 flood: first the delay of honest updates is measured in quiet, then while another process floods the
-receiving machine. The script prints a line for each flood, and one JSON object as its last line.
-`--quick`: less than two minutes. Run nothing else on the machine meanwhile.
+receiving machine, or requests everything from the publishing one. The script prints a line for each
+flood, and one JSON object as its last line. `--quick`: about two minutes. Run nothing else on the
+machine meanwhile.
 """
 
 import argparse
@@ -76,17 +77,20 @@ class FloodResult:
 class PeerProcess:
     """A process of `flood_peer.py` and the lines that it prints."""
 
-    def __init__(self, bench: ChildProcesses, role: str, folder: Path, port: int) -> None:
+    def __init__(
+        self, bench: ChildProcesses, role: str, folder: Path, ports: tuple[int, int]
+    ) -> None:
         """Start it."""
         self.bench = bench
         self.role = role
+        self.folder = folder
         script = Path(__file__).with_name("flood_peer.py")
         folder.mkdir(parents=True, exist_ok=True)
         self.log = folder / "errors"
         self.errors = self.log.open("w")
         self._should_run = True
         self.process = subprocess.Popen(
-            [sys.executable, str(script), role, str(folder), str(port)],
+            [sys.executable, str(script), role, str(folder), *map(str, ports)],
             stdout=subprocess.PIPE,
             stderr=self.errors,
             text=True,
@@ -130,35 +134,44 @@ class FloodTrial:
     """Two machines, one of them flooded."""
 
     def __init__(
-        self, bench: ChildProcesses, folder: Path, quiet_seconds: float, flood_seconds: float
+        self,
+        bench: ChildProcesses,
+        folder: Path,
+        flood: str,
+        quiet_seconds: float,
+        flood_seconds: float,
     ) -> None:
         """Start the machines in `folder`."""
+        self.flood = flood
         self.bench = bench
         self.folder = folder
         self.quiet_seconds = quiet_seconds
         self.flood_seconds = flood_seconds
-        self.port = free_udp_port()
-        self.victim = PeerProcess(bench, "victim", folder / "victim", self.port)
+        self.ports = free_udp_port(), free_udp_port()
+        self.victim = PeerProcess(bench, "victim", folder / "victim", self.ports)
         self.victim.wait_until_ready()
-        self.honest = PeerProcess(bench, "honest", folder / "honest", self.port)
+        role = "limited" if flood == "requests" else "honest"
+        self.honest = PeerProcess(bench, role, folder / "honest", self.ports)
         self.honest.wait_until_ready()
+        self.flooded = self.honest if flood == "requests" else self.victim
         time.sleep(WARM_UP_SECONDS)
 
-    def run(self, flood: str) -> FloodResult:
+    def run(self) -> FloodResult:
         """Measure in quiet, then under a flood."""
         quiet, _, _ = self._measure(self.quiet_seconds)
-        memory_before = self.victim.usage.memory_info().rss
-        disk_before = folder_bytes(self.folder / "victim")
-        attack = PeerProcess(self.bench, flood, self.folder / "attack", self.port)
+        memory_before = self.flooded.usage.memory_info().rss
+        disk_before = folder_bytes(self.flooded.folder)
+        attack = PeerProcess(self.bench, self.flood, self.folder / "attack", self.ports)
+        attack.wait_until_ready()
         time.sleep(FLOOD_LEAD_SECONDS)
-        cpu_before = sum(self.victim.usage.cpu_times()[:2])
+        cpu_before = sum(self.flooded.usage.cpu_times()[:2])
         started_at = time.monotonic()
         delays, missing, accepted = self._measure(self.flood_seconds)
-        cpu = sum(self.victim.usage.cpu_times()[:2]) - cpu_before
+        cpu = sum(self.flooded.usage.cpu_times()[:2]) - cpu_before
         seconds = time.monotonic() - started_at
         attack.stop()
         honest_bytes = folder_bytes(self.folder / "honest") / max(1, self._published)
-        grown = folder_bytes(self.folder / "victim") - disk_before
+        grown = folder_bytes(self.flooded.folder) - disk_before
         return FloodResult(
             quiet_ms=1000 * median(quiet),
             flood_ms=1000 * median(delays) if delays else float("inf"),
@@ -177,7 +190,7 @@ class FloodTrial:
         end = time.monotonic() + seconds
         self._largest = 0
         while time.monotonic() < end:
-            self._largest = max(self._largest, self.victim.usage.memory_info().rss)
+            self._largest = max(self._largest, self.flooded.usage.memory_info().rss)
             time.sleep(0.1)
         published = {line["seq"]: line["at"] for line in self.honest.lines()}
         time.sleep(2.0)  # for the last ones to arrive
@@ -220,9 +233,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         bench = ChildProcesses(folder, cleanup)
         for flood in options.only or FLOODS:
             trial = FloodTrial(
-                bench, folder / flood.replace(" ", "-"), quiet_seconds, flood_seconds
+                bench, folder / flood.replace(" ", "-"), flood, quiet_seconds, flood_seconds
             )
-            results[flood] = result = trial.run(flood)
+            results[flood] = result = trial.run()
             trial.stop()
             print(
                 f"{flood:17} {result.quiet_ms:6.0f} ms → {result.flood_ms:6.0f} ms "

@@ -325,7 +325,8 @@ class StrangersDrill:
         first = self.scale.tokens // 3
         swarm.wait_until(lambda: swarm.honest_tokens() >= first, f"{first} tokens among liars")
         swarm.record_window("liars", self.scale.flood_updates)
-        for flood in ("eclipse", "state flood", "part flood", "empty updates", "hello flood"):
+        floods = "eclipse", "state flood", "part flood", "empty updates", "hello flood", "requests"
+        for flood in floods:
             attack = self.launch_attack(flood, "eve")
             swarm.wait_until(lambda a=attack: len(a.record["counts"]) > 0, f"the {flood}", 400)
             swarm.record_window(flood, self.scale.flood_updates)

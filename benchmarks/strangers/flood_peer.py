@@ -1,13 +1,15 @@
 """One process of `bench_floods.py`: a machine that is flooded, one that publishes, or a flood.
 
-Usage: flood_peer.py ROLE FOLDER PORT. The roles `victim` and `honest` run a real exchange over iroh
-and print a line of JSON for each update that arrives or is published. The other roles are floods.
+Usage: flood_peer.py ROLE FOLDER VICTIM_PORT HONEST_PORT. The roles `victim`, `honest` and `limited`
+(an honest machine with a slow line) run a real exchange over iroh and print a line of JSON for each
+update that arrives or is published. The other roles are floods. Each prints a line when it begins.
 """
 
 import asyncio
 import contextlib
 import itertools
 import json
+import math
 import os
 import sys
 import time
@@ -27,7 +29,7 @@ from barnraise.ledger.anchor import Anchor, compute_sketch
 from barnraise.ledger.codec import encode
 from barnraise.ledger.ledger import GENESIS_DIGEST, Ledger
 from barnraise.ledger.validation import EMPTY_PART
-from barnraise.peering.transports.framing import pack
+from barnraise.peering.transports.framing import pack, unpack
 from barnraise.peering.transports.iroh_transport import ALPN, IrohTransport
 from barnraise.peering.transports.transport import Channel, ChannelClosedError
 from barnraise.protocol import messages
@@ -39,15 +41,16 @@ RECIPE = Recipe(step_sequences=16, round_steps=10, codec="dense2")
 SPEC = RunSpec(MODEL, recipe=RECIPE, seed=7, owner=MIRROR.key, roots=(MIRROR.key,))
 RATE = 50_000  # tokens per second that each ticket permits: twice what such a machine trains
 PUBLISH_INTERVAL = 0.5  # seconds between two honest updates
+LIMITED_UPLINK = 1_000_000.0  # bytes per second
 POLL_SECONDS = 0.005  # between two looks of the victim for updates
 VICTIM = Identity(b"V" * 32)
 HONEST = Identity(b"H" * 32)
 LIAR = Identity(b"L" * 32)
 
 
-def victim_peer(port: int) -> messages.Peer:
-    """Return where the victim listens."""
-    return messages.Peer(key=VICTIM.key, addresses=[f"127.0.0.1:{port}"])
+def peer_at(port: int, identity: Identity = VICTIM) -> messages.Peer:
+    """Return where a machine listens."""
+    return messages.Peer(key=identity.key, addresses=[f"127.0.0.1:{port}"])
 
 
 # ---- machines --------------------------------------------------------------------------------
@@ -88,10 +91,11 @@ def run_victim(folder: Path, port: int) -> None:
         time.sleep(POLL_SECONDS)
 
 
-def run_honest(folder: Path, port: int) -> None:
-    """Publish an update of noise twice a second."""
-    exchange, anchor = open_exchange(HONEST, folder, 0)
-    exchange.add_peers([victim_peer(port)])
+def run_honest(folder: Path, victim_port: int, port: int, uplink: float, interval: float) -> None:
+    """Publish an update of noise at intervals, over an uplink in bytes per second."""
+    exchange, anchor = open_exchange(HONEST, folder, port)
+    exchange.set_uplink_limit(uplink)
+    exchange.add_peers([peer_at(victim_port)])
     while not exchange.stats.peers:
         time.sleep(0.05)
     print_line(ready=True)
@@ -108,7 +112,7 @@ def run_honest(folder: Path, port: int) -> None:
             for index, part in enumerate(parts):
                 update.add(index, *part)
         exchange.poll_updates()
-        time.sleep(PUBLISH_INTERVAL)
+        time.sleep(interval)
 
 
 def print_line(**values: object) -> None:
@@ -119,16 +123,18 @@ def print_line(**values: object) -> None:
 # ---- floods ----------------------------------------------------------------------------------
 
 
-async def link(transport: IrohTransport, identity: Identity, port: int) -> Channel:
-    """Connect to the victim and introduce this key properly."""
-    channel = await transport.connect(victim_peer(port))
+async def link(
+    transport: IrohTransport, identity: Identity, peer: messages.Peer, volunteer: str = LIAR.key
+) -> Channel:
+    """Connect to a machine and introduce this key of a volunteer properly."""
+    channel = await transport.connect(peer)
     hello = messages.Hello(
         protocols=[messages.PROTOCOL_VERSION],
         version="1",
         run=RUN,
         spec=digest(SPEC.to_json()),
         incarnation=f"{2:016x}",
-        ticket=issue_ticket(identity.key, identity.key, RUN, RATE),
+        ticket=issue_ticket(identity.key, volunteer, RUN, RATE),
         addresses=[],
     )
     await channel.send(pack(hello))
@@ -141,7 +147,7 @@ async def send_for_ever(port: int, frames: Iterator[tuple[bytes, float]]) -> Non
     await transport.start()
     while True:
         try:
-            channel = await link(transport, LIAR, port)
+            channel = await link(transport, LIAR, peer_at(port))
             reading = asyncio.create_task(discard_frames(channel))
             for frame, pause in frames:
                 await channel.send(frame)
@@ -179,7 +185,7 @@ async def flood_hellos(port: int) -> None:
     async def greet(transport: IrohTransport) -> None:
         while True:
             with contextlib.suppress(ChannelClosedError):
-                channel = await transport.connect(victim_peer(port))
+                channel = await transport.connect(peer_at(port))
                 await channel.send(b"")
                 await discard_frames(channel)
             await asyncio.sleep(0.05)
@@ -190,7 +196,7 @@ async def flood_hellos(port: int) -> None:
 async def flood_bare_connections(port: int) -> None:
     """Open 1,000 QUIC connections without a stream, from ten keys, and again as they end."""
     address = iroh.EndpointAddr(
-        iroh.EndpointId.from_string(VICTIM.key), None, list(victim_peer(port).addresses)
+        iroh.EndpointId.from_string(VICTIM.key), None, list(peer_at(port).addresses)
     )
 
     async def connect(endpoint: iroh.Endpoint) -> None:
@@ -258,6 +264,48 @@ async def flood_empty_updates(port: int) -> None:
     await send_for_ever(port, frames())
 
 
+async def flood_requests(port: int) -> None:
+    """Request the honest machine's updates and payloads again and again: six keys, three people."""
+
+    async def request_for_ever(number: int) -> None:
+        identity = Identity(bytes([2, number]) * 16)
+        transport = IrohTransport(identity.secret, "127.0.0.1")
+        await transport.start()
+        while True:
+            with contextlib.suppress(ChannelClosedError):
+                volunteer = f"requester {number % 3}"
+                channel = await link(transport, identity, peer_at(port, HONEST), volunteer)
+                await channel.send(pack(messages.PeerState(vector={}, rate=1.0)))
+                await request_again(channel)
+            await asyncio.sleep(0.2)
+
+    await asyncio.gather(*(request_for_ever(number) for number in range(6)))
+
+
+async def request_again(channel: Channel) -> None:
+    """Request what a peer announces and all payloads that it names, whenever something arrives."""
+    payloads: dict[str, None] = {}
+    vector: dict[str, int] = {}
+    while True:
+        message, _ = unpack(await channel.receive())
+        match message:
+            case messages.PeerState():
+                vector |= message.vector
+                await channel.send(pack(messages.PeerState(vector={}, rate=1.0)))
+                for author, seq in vector.items():
+                    request = messages.UpdateRequest(author=author, first=1, last=seq)
+                    await channel.send(pack(request))
+                for digest in payloads:
+                    await channel.send(pack(messages.BlobRequest(digest=digest)))
+            case messages.UpdatePush():
+                update = messages.Update.model_validate_json(message.header.body)
+                payloads |= {part.digest: None for part in update.payload_parts}
+            case messages.BlobPart() if message.digest in payloads:
+                await channel.send(pack(messages.BlobRequest(digest=message.digest)))
+            case _:
+                continue
+
+
 TICKET = issue_ticket(LIAR.key, LIAR.key, RUN, RATE)
 VOLUNTEER = digest(LIAR.key)  # as in its ticket
 
@@ -310,24 +358,29 @@ FLOODS: dict[str, Callable[[int], Awaitable[None]]] = {
     "bare connections": flood_bare_connections,
     "parts": flood_parts,
     "empty updates": flood_empty_updates,
+    "requests": flood_requests,
 }
 
 
 def main() -> None:
     """Run one role until it is killed."""
-    role, folder, port = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+    role, folder = sys.argv[1], Path(sys.argv[2])
+    victim_port, honest_port = map(int, sys.argv[3:])
     torch.set_num_threads(1)
     match role:
         case "victim":
-            run_victim(folder, port)
+            run_victim(folder, victim_port)
         case "honest":
-            run_honest(folder, port)
+            run_honest(folder, victim_port, honest_port, math.inf, PUBLISH_INTERVAL)
+        case "limited":
+            run_honest(folder, victim_port, honest_port, LIMITED_UPLINK, 2 * PUBLISH_INTERVAL)
         case _:
             os.nice(10)  # the attackers' computers are not the victim's
-            asyncio.run(_run_flood(role, port))
+            asyncio.run(_run_flood(role, honest_port if role == "requests" else victim_port))
 
 
 async def _run_flood(role: str, port: int) -> None:
+    print_line(ready=True)
     await FLOODS[role](port)
 
 

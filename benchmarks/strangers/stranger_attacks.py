@@ -25,6 +25,7 @@ from stranger import (
     stranger_identity,
 )
 
+from barnraise.exchange.gossip.requests import UPDATE_WINDOW
 from barnraise.ledger.anchor import compute_sketch
 from barnraise.ledger.codec import encode, payload_size
 from barnraise.ledger.validation import EMPTY_PART
@@ -45,6 +46,7 @@ FLOODED_STATES = 25
 AUTHORS_PER_STATE = 2_000
 HELLO_ENDPOINTS = 24
 HELLOS_PER_ENDPOINT = 8  # open at a time
+REQUESTING_KEYS = 6  # of three volunteers
 REPLAYS = 200
 REPLY_SECONDS = 10.0
 
@@ -287,6 +289,31 @@ class PartFlood(Stranger):
             self.record.counts["half-sent bytes"] += sum(map(len, halves.values()))
 
 
+class Requester(Stranger):
+    """Request the updates of a victim and their payloads again and again."""
+
+    async def on_message(self, channel: Channel, message: Message) -> None:
+        """Request an author's last updates with each state, and the payloads with each header."""
+        await super().on_message(channel, message)
+        requests: list[Message] = []
+        match message:
+            case messages.PeerState():
+                requests += [
+                    messages.UpdateRequest(
+                        author=author, first=max(1, seq - UPDATE_WINDOW + 1), last=seq
+                    )
+                    for author, seq in self.vectors[channel.peer].items()
+                ]
+            case messages.UpdatePush():
+                update = messages.Update.model_validate_json(message.header.body)
+                requests += [messages.BlobRequest(digest=p.digest) for p in update.payload_parts]
+            case _:
+                return
+        for request in requests:
+            await channel.send(pack(request))
+        self.record.counts["requests"] += len(requests)
+
+
 class HelloFlood:
     """Open connections that send two bytes of a hello, from many keys and addresses."""
 
@@ -426,6 +453,10 @@ ATTACKS: dict[str, Callable[[AttackSetup, AttackRecord], list[Runnable]]] = {
     "part flood": lambda s, r: [PartFlood(s, r)],
     "empty updates": lambda s, r: [EmptyUpdates(s, r)],
     "hello flood": lambda s, r: [HelloFlood(s, r)],
+    "requests": lambda s, r: [
+        Requester(replace(s, volunteer=f"{s.volunteer} {number % 3}"), r, number)
+        for number in range(REQUESTING_KEYS)
+    ],
     "replayed and foreign tickets": lambda s, r: [Replays(s, r)],
     "rogue and expelled mirror": lambda s, r: [RogueMirror(s, r)],
     "poison": lambda s, r: [Poisoner(s, r)],

@@ -312,6 +312,7 @@ class Simulation:
         self.schedule(self.payload / self.uplink, self._end_push, source, to, author, seq)
 
     def _on_header(self, source: str, to: str, author: str, seq: int) -> None:
+        self.machines[to].on_author(source, author)
         self.machines[to].on_update(source, author, seq, self.now)
 
     def _end_push(self, source: str, to: str, author: str, seq: int) -> None:
@@ -323,7 +324,7 @@ class Simulation:
         if seq in self.stored[key].get(author, ()):
             self.sent["duplicate"] += 1
         arrived = ArrivedBytes(max(1, self.payload))
-        me.on_payload_bytes(source, author, seq, self.now, arrived)
+        me.requests.on_payload_bytes(source, author, seq, self.now, arrived)
         self.stored[key].setdefault(author, set()).add(seq)
         if seq > me.vector.get(author, 0) + 1:
             me.requests.on_buffered(author, seq)

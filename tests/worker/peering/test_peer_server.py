@@ -102,8 +102,8 @@ class Machine:
         self.server = PeerServer(config, self.network.transport(self.identity.key), user)
         self.server.set_sources(
             compose_state=lambda key: None,
-            open_update=lambda key, author, seq, whole: iter(()),
-            open_blob=lambda digest, offset: iter(()),
+            open_update=lambda *update: iter(()),
+            open_blob=lambda *blob: iter(()),
         )
         self.server.register({BlobRequest: self.on_request})
 

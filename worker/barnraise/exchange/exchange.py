@@ -43,7 +43,7 @@ from barnraise.ledger.anchor import Anchor, Retracted
 from barnraise.ledger.anchor_diff import anchor_retractions
 from barnraise.ledger.anchor_scrub import AnchorScrub
 from barnraise.ledger.ledger import Ledger
-from barnraise.ledger.update_queue import ReceivedUpdate, Samples, UpdateQueue, anchor_entry
+from barnraise.ledger.update_queue import ReceivedUpdate, UpdateQueue, anchor_entry
 from barnraise.ledger.validation import UpdateRules
 from barnraise.mixing.mesh_links import MeshLinks
 from barnraise.mixing.mesh_members import TicketedMembership
@@ -258,7 +258,8 @@ class Exchange:
     def _on_published(self, update: Update) -> None:
         self._record_growth(update)
         self._estimates.on_update_published(update, self._clock())
-        self.thread.call(self.server.on_published, update)
+        self.thread.call(self.server.gossip.on_local_update, update.author, update.seq)
+        self.thread.call(self.server.wake)
 
     def poll_updates(self) -> list[ReceivedUpdate]:
         """Return the changes since the last call, each author's in order. Never blocks.
@@ -271,7 +272,10 @@ class Exchange:
             if isinstance(update.header, Update):
                 self._estimates.on_update_received(update.header, now)
                 self._record_growth(update.header)
-                self._record_contribution(update.header, update.samples)
+                if update.samples and update.header.volunteer != self._volunteer:
+                    self._contribution.record_update(
+                        update.header.volunteer, update.samples, update.header.tokens
+                    )
             elif update.retracts:
                 retracted = update.header.update
                 self._growth.on_retraction(
@@ -280,10 +284,6 @@ class Exchange:
         replayed = self._replayed
         self._replayed = []
         return [*replayed, *received]
-
-    def _record_contribution(self, update: Update, samples: Samples) -> None:
-        if samples and update.volunteer != self._volunteer:
-            self._contribution.record_update(update.volunteer, samples, update.tokens)
 
     def _record_growth(self, update: Update) -> None:
         ticket = self._ledger.tickets.get(update.ticket)

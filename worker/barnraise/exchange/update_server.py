@@ -226,13 +226,6 @@ class UpdateServer:
 
     # ---- calls from the exchange
 
-    def on_published(self, update: Update) -> None:
-        """Spread an update of ours that is durable in the ledger."""
-        # A verdict may have retracted it since.
-        if not self.ledger.verdicts.is_retracted(update.author, update.seq):
-            self.gossip.on_local_update(update.author, update.seq)
-        self.wake()
-
     def prune(self, safe: dict[str, int]) -> None:
         """Delete surplus payloads up to the vector `safe`, which no restart needs."""
         self.peers.spawn(self.pruner.prune(safe))
@@ -410,6 +403,8 @@ class UpdateServer:
         match action:
             case SendState():
                 connection.schedule_state()
+            case PushUpdate(_, author, seq) if author == self._author.name:
+                connection.send_own_update(author, seq)
             case PushUpdate(_, author, seq):
                 connection.send_update(author, seq)
             case ProbeAuthor(_, author, seq):

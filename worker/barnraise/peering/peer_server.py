@@ -217,8 +217,8 @@ class PeerServer:
     def set_sources(
         self,
         compose_state: Callable[[str], PeerState | None],
-        open_update: Callable[[str, str, int, bool], OutgoingMessages],
-        open_blob: Callable[[str, int], OutgoingMessages],
+        open_update: Callable[[str, str, int, bool, bool], OutgoingMessages],
+        open_blob: Callable[[str, str, int], OutgoingMessages],
     ) -> None:
         """Read what connections send from here, see `MessageSources`; called before `run`."""
         self._sources = MessageSources(

@@ -188,15 +188,41 @@ def test_every_missing_update_comes_in_the_end_despite_silent_peers(totals, liar
     assert not missing
 
 
+def test_only_source_has_a_whole_window_of_updates_to_send():
+    machine = RequestingMachine()
+    machine.announce("a", "x", 500)
+    for _ in range(4):
+        machine.look()
+        machine.now += requests.MIN_GRACE_SECONDS
+        machine.look()
+        assert len(machine.scheduler.incoming) == requests.UPDATE_WINDOW
+        machine.store("a", "x", requests.UPDATE_WINDOW // 2)
+
+
+def test_slow_transfer_goes_on_once_the_other_source_may_be_asked(monkeypatch):
+    monkeypatch.setattr(requests, "UPDATE_RETRY_SECONDS", 100.0)
+    machine = RequestingMachine()
+    machine.announce("b", "x", 1)
+    machine.scheduler.on_failed("b", "x", 1, 0.0)
+    for second in range(0, 70, 5):
+        machine.now = float(second)
+        machine.scheduler.on_payload_bytes("a", "x", 1, machine.now, ArrivedBytes(1, 1 << 20))
+    machine.scheduler.incoming["x", 1].deadline = math.inf
+    assert machine.look() == [] and machine.wakeup == 100.0
+    machine.now = 100.0
+    assert machine.look() == [] and machine.wakeup == 101.0, "the other one has its time, too"
+
+
 # ---- as a part of gossip
 
 
 def test_requests_stalled_update_is_requested_from_another_peer():
     me, author = connected_gossip(1, 2, 3), author_of(9)
+    me.on_author(key_of(2), author)
     me.on_state(key_of(3), peer_state({author: 1}), 0.0)
     me.on_update(key_of(2), author, 1, 0.5)
     me.next_actions(0.5)
-    me.on_payload_bytes(key_of(2), author, 1, 4.0, ArrivedBytes(1))
+    me.requests.on_payload_bytes(key_of(2), author, 1, 4.0, ArrivedBytes(1))
     assert not update_requests(me.next_actions(4.0 + requests.STALL_SECONDS - 0.1))
     # The grace period starts when the transfer counts as stalled.
     assert update_requests(me.next_actions(4.0 + requests.STALL_SECONDS + 0.1)) == []
@@ -208,12 +234,13 @@ def test_trickle_of_no_new_bytes_holds_no_honest_update_up():
     """A liar sends a header first, and then pieces that are here already, for ever."""
     me, author = connected_gossip(1, 2, 3), author_of(9)
     liar, honest = key_of(2), key_of(3)
+    me.on_author(liar, author)
     me.on_state(honest, peer_state({author: 1}), 0.0)
     requested: list[g.RequestUpdates] = []
     for tick in range(300):
         now = tick / 10
         me.on_update(liar, author, 1, now)
-        me.on_payload_bytes(liar, author, 1, now, ArrivedBytes(0, 1000))
+        me.requests.on_payload_bytes(liar, author, 1, now, ArrivedBytes(0, 1000))
         requested += update_requests(me.next_actions(now))
         if requested:
             break
@@ -241,12 +268,13 @@ def test_slow_transfer_continues_from_another_peer_that_has_the_update():
     """A liar sends a byte of a large update every few seconds."""
     me, author = connected_gossip(1, 2, 3), author_of(9)
     liar, honest = key_of(2), key_of(3)
+    me.on_author(liar, author)
     me.on_update(liar, author, 1, 0.0)
 
     def send_bytes(since: int, until: int) -> list[g.RequestUpdates]:
         requested: list[g.RequestUpdates] = []
         for now in range(since, until, 5):
-            me.on_payload_bytes(liar, author, 1, now, ArrivedBytes(1, 1_000_000))
+            me.requests.on_payload_bytes(liar, author, 1, now, ArrivedBytes(1, 1_000_000))
             requested += update_requests(me.next_actions(now))
         return requested
 

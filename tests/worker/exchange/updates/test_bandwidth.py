@@ -65,6 +65,24 @@ def test_limited_uplink_is_shared_fairly_and_delays_no_message(large):
     assert abs(received[0] - received[1]) <= 2 * PIECE_BYTES + 10_000
 
 
+def test_own_update_goes_before_what_strangers_request(large):
+    a, b, *strangers = (large.machine(n).start() for n in range(1, 5))
+    large.network.partition({b.identity.key}, *({each.identity.key} for each in strangers))
+    for machine in (b, *strangers):
+        machine.add_peers(a)
+        wait_until(lambda each=machine: each.exchange.stats.peers == 1)
+    a.exchange.set_uplink_limit(1_000_000.0)
+    for number, stranger in enumerate(strangers):
+        request = BlobRequest(digest=a.ledger.blobs.store(bytes([number]) * 8_000_000))
+        connection = stranger.exchange.server.peers.connections[a.identity.key]
+        stranger.exchange.thread.call(connection.send_message, request)
+    wait_until(lambda: a.exchange.stats.bytes_sent > 500_000)
+    update = a.publish_round(1)
+    published_at = time.monotonic()
+    large.wait_for_agreement(a, b)
+    assert time.monotonic() - published_at < 2.0 * size_of(update) / 1_000_000.0
+
+
 def test_updates_in_a_swarm_cost_little_more_than_their_bytes(large):
     machines = [large.machine(n).start() for n in range(1, 6)]
     for machine in machines[1:]:

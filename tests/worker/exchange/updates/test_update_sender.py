@@ -1,9 +1,15 @@
-"""What a peer is sent of the blobs that it requests."""
+"""What a peer is sent of the updates and blobs that it requests."""
+
+import random
 
 import pytest
+from helpers.network.raw_peer import connect_raw_peer
 from helpers.wait_for import wait_until
 
+from barnraise.exchange.updates.served_pieces import REPEATED_BYTES
 from barnraise.ledger import blob_store
+from barnraise.peering.transports.framing import unpack
+from barnraise.protocol.messages import BlobMissing, BlobPart, BlobRequest, UpdateRequest
 
 
 def test_blob_that_a_crash_left_whole_without_its_name_is_finished(world, monkeypatch):
@@ -25,3 +31,38 @@ def test_blob_that_a_crash_left_whole_without_its_name_is_finished(world, monkey
     wait_until(lambda: b.exchange.stats.peers == 1)
     assert b.exchange.fetch_blobs({name: len(data)}, 20)
     assert b.ledger.blobs.read_verified(name) == data
+
+
+def test_machines_that_request_all_again_and_again_get_it_once(world):
+    a, b = (world.machine(n).start() for n in (1, 2))
+    update = a.publish_round(1)
+    blob, last = (a.ledger.blobs.store(random.Random(n).randbytes(1 << 20)) for n in (1, 2))
+    received = 0
+    machines = (8, 9)  # of one volunteer
+    for number in machines:
+        channels = []
+        with connect_raw_peer(world, a, number, reads=False, channels=channels) as send:
+            for time in range(60):
+                send(UpdateRequest(author=update.author, first=1, last=1))
+                send(BlobRequest(digest=blob, offset=time))
+            send(BlobRequest(digest=last))
+            channel, run = channels[0]
+
+            async def receive_all(channel=channel) -> int:
+                size = 0
+                while True:
+                    message, payload = unpack(await channel.receive())
+                    size += len(payload)
+                    match message:
+                        case BlobMissing(digest=digest) if digest == last:
+                            return size
+                        case BlobPart(digest=digest) if digest == last:
+                            if message.offset + len(payload) == message.total:
+                                return size
+
+            received += run(receive_all())
+    wanted = sum(part.size for part in update.fragments) + (2 << 20)
+    assert wanted <= received / len(machines) <= 1.1 * wanted + REPEATED_BYTES
+    b.add_peers(a)
+    world.wait_for_agreement(a, b)
+    assert b.exchange.fetch_blobs({blob: None, last: None}, 20), "somebody else has what it lacks"

@@ -47,7 +47,8 @@ def test_idle_token_bucket_fills_to_its_burst():
 
 
 async def send_frames(share: FairShare, name: str, frames: list[int], sent: list[str]) -> None:
-    sender = UplinkSender(share)
+    """Send frames, urgent ones if the name is a capital letter."""
+    sender = UplinkSender(share, is_urgent=name.isupper())
     for size in frames:
         await sender.wait_for_turn(size)
         sent.append(name)
@@ -68,6 +69,17 @@ async def test_fair_share_alternates_between_long_transfers():
     frames = [int(turn / 5)] * 10
     await asyncio.gather(*(send_frames(share, name, frames, sent) for name in "ab"))
     assert "".join(sent) == "aaaaabbbbbaaaaabbbbb", "no request of one peer starves the others"
+
+
+async def test_urgent_senders_go_first_one_after_the_other():
+    share, sent = FairShare(100_000.0), []
+    flood = asyncio.gather(*(send_frames(share, name, [4000] * 9, sent) for name in "ab"))
+    while not sent:
+        await asyncio.sleep(0.001)
+    await asyncio.gather(*(send_frames(share, name, [4000] * 3, sent) for name in "XY"))
+    assert "".join(sent).strip("ab") == "XXXYYY"
+    await flood
+    assert sent.count("a") == sent.count("b") == 9
 
 
 async def test_sender_whose_peer_does_not_read_loses_its_turn():

@@ -28,7 +28,7 @@ from barnraise.exchange.gossip.authors import (
     AuthorClaim,
     AuthorRegister,
 )
-from barnraise.exchange.gossip.requests import ArrivedBytes, RequestScheduler
+from barnraise.exchange.gossip.requests import RequestScheduler
 from barnraise.exchange.gossip.state_intervals import STATE_INTERVALS
 from barnraise.peering.limits.timeouts import TIMEOUTS
 from barnraise.peering.membership.link_actions import (
@@ -200,6 +200,7 @@ class Gossip:
         self.authors = AuthorRegister()
         self.membership = PartialView(key, seed, volunteer)
         self.requests = RequestScheduler(seed)
+        self._clamp: Callable[[dict[str, int]], dict[str, int]] = dict
         self._pushes: list[PushUpdate] = []
         self._agreement: dict[str, int] = {}
         self._agreement_expires_at = -math.inf
@@ -275,6 +276,8 @@ class Gossip:
             seq: The sequence number.
             is_urgent: Whether it is pushed; otherwise it is only announced.
         """
+        if self._clamp({author: seq}).get(author, 0) < seq:
+            return  # a verdict has cut it off since
         if author not in self.vector:
             self._adopt_claims(author)
         self.vector[author] = max(seq, self.vector.get(author, 0))
@@ -309,6 +312,7 @@ class Gossip:
             now: The time in seconds.
         """
         self.vector = dict(vector)
+        self._clamp = clamp
         for link in self.links.values():
             link.vector = clamp(link.vector)
             # A State of changes cannot express that an author's sequence number went down.
@@ -428,13 +432,11 @@ class Gossip:
 
     def on_bare_header(self, key: str, author: str, seq: int, now: float) -> None:
         """Record that a valid header has arrived from this peer, which no payloads follow."""
-        self.authors.add(author)
-        self._adopt_claims(author)
         if self.requests.is_expected(key, author, seq):
             self.requests.on_failed(key, author, seq, now)
 
     def on_update(self, key: str, author: str, seq: int, now: float) -> None:
-        """Record that the valid header of an update has arrived from this peer.
+        """Record that the valid header of an update has arrived from this peer, after `on_author`.
 
         Its payloads follow, unless they are here already or another peer is sending them: then they
         are declined.
@@ -442,8 +444,6 @@ class Gossip:
         link = self.links.get(key)
         if link is None:
             return
-        self.authors.add(author)
-        self._adopt_claims(author)
         link.vector[author] = max(seq, link.vector.get(author, 0))
         is_stored = seq <= self.vector.get(author, 0)
         if is_stored or not self.requests.on_header(key, author, seq, now):
@@ -452,13 +452,6 @@ class Gossip:
             # New updates arrive over this link, so it is part of the tree: both sides push over it.
             link.make_eager_for(author)
             self.requests.on_vector(key, {author: seq}, self.vector)
-
-    def on_payload_bytes(
-        self, key: str, author: str, seq: int, now: float, arrived: ArrivedBytes
-    ) -> None:
-        """Record that a piece of an update has arrived from this peer."""
-        if seq > self.vector.get(author, 0):
-            self.requests.on_payload_bytes(key, author, seq, now, arrived)
 
     def on_request(self, key: str, author: str) -> None:
         """Record that this peer requested updates of an author: new ones are pushed to it again."""

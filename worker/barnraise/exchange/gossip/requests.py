@@ -64,7 +64,7 @@ class RequestScheduler:
         self.incoming: dict[tuple[str, int], IncomingUpdate] = {}  # by author and seq
         # author → the first sequence number that is not requested
         self.banned: dict[str, int] = {}
-        self.wake_at = math.inf  # when a request that waits for its grace period is due
+        self.wake_at = math.inf  # when a request that waits for its time is due
         # author → keys of the links that may have more of it than this machine (an ordered set)
         self._ahead: dict[str, dict[str, None]] = {}
         self._announced_at: dict[str, dict[int, float]] = {}  # author → seq → first announcement
@@ -75,6 +75,7 @@ class RequestScheduler:
         # The same of transfers that stalled or were slow → until when the peer cannot resume them
         # by itself. One that was asked and has not answered yet may have much else to send.
         self._stalled_until: dict[tuple[str, str, int], float] = {}
+        self._replaced_at = math.inf  # when a slow transfer can continue from another peer
         self._lag = 0.0  # seconds between an update's announcement and its push, a running mean
         self._random = random.Random(seed)
 
@@ -208,14 +209,19 @@ class RequestScheduler:
             (peer, author, seq) of each slow transfer that ended; the peer need not send the rest.
         """
         ended: list[tuple[str, str, int]] = []
+        self._replaced_at = math.inf
         for (author, seq), incoming in list(self.incoming.items()):
             if now >= incoming.deadline:
                 self._on_stalled(incoming, author, seq, now)
             elif seq <= ours.get(author, 0):
                 del self.incoming[author, seq]
-            elif incoming.is_slow and self._has_other_source(links, incoming.source, author, seq):
-                ended.append((incoming.source, author, seq))
-                self._on_stalled(incoming, author, seq, now)
+            elif incoming.is_slow:
+                ready_at = self._other_source_at(links, incoming.source, author, seq)
+                if ready_at <= now:
+                    ended.append((incoming.source, author, seq))
+                    self._on_stalled(incoming, author, seq, now)
+                else:
+                    self._replaced_at = min(self._replaced_at, ready_at)
         self._failed_until = _drop_past(self._failed_until, now)
         self._stalled_until = _drop_past(self._stalled_until, now)
         return ended
@@ -226,15 +232,17 @@ class RequestScheduler:
         if incoming.has_header:
             self._stalled_until[incoming.source, author, seq] = now + UPDATE_RETRY_SECONDS
 
-    def _has_other_source(
+    def _other_source_at(
         self, links: Mapping[str, UpdateSource], source: str, author: str, seq: int
-    ) -> bool:
-        """Return whether a peer other than `source` can be asked for an update."""
-        return any(
-            link.pruned.get(author, 0) < seq <= link.vector.get(author, 0)
-            and (key, author, seq) not in self._failed_until
-            for key, link in links.items()
-            if key != source
+    ) -> float:
+        """Return when a peer other than `source` can be asked for an update; inf if none has it."""
+        return min(
+            (
+                self._failed_until.get((key, author, seq), 0.0)
+                for key, link in links.items()
+                if key != source and link.pruned.get(author, 0) < seq <= link.vector.get(author, 0)
+            ),
+            default=math.inf,
         )
 
     def choose_requests(
@@ -245,7 +253,7 @@ class RequestScheduler:
         Returns:
             (peer, author, seq) for each request, each author's in ascending order.
         """
-        self.wake_at = math.inf
+        self.wake_at = self._replaced_at
         if not self._ahead:
             return []
         load = self._count_incoming(links)
@@ -270,12 +278,10 @@ class RequestScheduler:
                 continue
             self._check_available(author, last_stored, sources, now)
             able = [link for link in sources if link.pruned.get(author, 0) <= last_stored]
-            free = sum(max(0, UPDATE_WINDOW - load[link.key]) for link in able)
-            if not able or not free:
+            if all(load[link.key] >= UPDATE_WINDOW for link in able):
                 continue
-            window = min(UPDATE_WINDOW, free)
             newest = max(link.vector[author] for link in sources)
-            last = int(min(last_stored + window, newest, last_wanted))
+            last = int(min(last_stored + UPDATE_WINDOW, newest, last_wanted))
             # The author goes to the end, so that a look which ends early continues after it.
             self._ahead[author] = self._ahead.pop(author)
             examined += last - last_stored

@@ -116,6 +116,7 @@ class IncompleteTable:
     """All incomplete updates by author and sequence number, and the payloads that they wait for.
 
     Attributes:
+        transfers: What they reserve of the disk.
         pieces: The peers that sent the pieces of these payloads.
         buffered_bytes: The bytes of payloads that are in memory.
     """
@@ -129,7 +130,7 @@ class IncompleteTable:
         self._updates: dict[AuthorSeq, IncompleteUpdate] = {}
         self._waiting_for: dict[str, set[AuthorSeq]] = {}  # payload → updates that lack it
         disk_budget = payload_budget(shutil.disk_usage(context.ledger.blobs.folder).free)
-        self._transfers: TransferBudget[AuthorSeq] = TransferBudget(
+        self.transfers: TransferBudget[AuthorSeq] = TransferBudget(
             ReservedTotal(int(INCOMPLETE_SHARE * disk_budget), MAX_INCOMPLETE),
             MAX_INCOMPLETE_OF_VOLUNTEER,
         )
@@ -165,7 +166,7 @@ class IncompleteTable:
         """
         size = sum(part.size for part in update.fragments)
         name = (update.author, update.seq)
-        dropped = self._transfers.reserve(name, ticket.volunteer, size, now)
+        dropped = self.transfers.reserve(name, ticket.volunteer, size, now)
         for author, seq in dropped or ():
             self.postpone(author, seq, now)
         return dropped is not None
@@ -184,10 +185,6 @@ class IncompleteTable:
         self._updates[incomplete.identity] = incomplete
         for digest in incomplete.missing:
             self._waiting_for.setdefault(digest, set()).add(incomplete.identity)
-
-    def record_progress(self, incomplete: IncompleteUpdate, now: float) -> None:
-        """Record that bytes of an update arrived."""
-        self._transfers.record_progress(incomplete.identity, now)
 
     def buffer(self, incomplete: IncompleteUpdate, piece: PayloadPiece) -> None:
         """Keep a payload of an update in memory."""
@@ -229,7 +226,7 @@ class IncompleteTable:
         within the same budget: its bytes would be downloaded again.
         """
         expired = []
-        for identity in self._transfers.expired(now):
+        for identity in self.transfers.expired(now):
             incomplete = self._updates.get(identity)
             if incomplete is None or not incomplete.is_verified:
                 expired.append(identity)
@@ -264,7 +261,7 @@ class IncompleteTable:
 
     def drop(self, author: str, seq: int) -> None:
         """Wait for this update no longer."""
-        self._transfers.release((author, seq))
+        self.transfers.release((author, seq))
         incomplete = self._updates.pop((author, seq), None)
         if incomplete is None:
             return

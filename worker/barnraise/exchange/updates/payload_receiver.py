@@ -131,10 +131,9 @@ class PayloadReceiver:
             MessageError: When it is not a piece of what is waited for.
         """
         part, payload = received.message, received.payload
-        if self._fetcher.wants(part.digest):
-            await self._fetcher.on_part(received.key, part, payload)
-            return
         match await self._receive_piece(PayloadPiece(part, payload, received.key), received.at):
+            case PartOutcome.UNWANTED if self._fetcher.wants(part.digest):
+                await self._fetcher.on_part(received.key, part, payload)
             case PartOutcome.UNWANTED:
                 received.connection.record_unwanted(len(payload))
             case PartOutcome.STORED:
@@ -169,8 +168,8 @@ class PayloadReceiver:
         for update in updates:
             arrived = update.record_piece(part, len(payload))
             if arrived.size:
-                self._incomplete.record_progress(update, now)
-            self._gossip.on_payload_bytes(source, *update.identity, now, arrived)
+                self._incomplete.transfers.record_progress(update.identity, now)
+            self._gossip.requests.on_payload_bytes(source, *update.identity, now, arrived)
         if not self._buffer_piece(updates, piece):
             await self._store_pieces(updates, [piece])
         elif updates[0].is_buffered:

@@ -1,14 +1,17 @@
 """Send updates and blobs that peers request or gossip pushes, one piece at a time."""
 
 import asyncio
+import logging
 from collections.abc import Sequence
 
 from barnraise.exchange.gossip.gossip import Gossip
 from barnraise.exchange.gossip.requests import UPDATE_WINDOW
 from barnraise.exchange.snapshots.snapshot_server import SnapshotServer
+from barnraise.exchange.updates.served_pieces import ServedPieces
 from barnraise.ledger.blob_store import BlobStore
 from barnraise.ledger.ledger import Ledger
 from barnraise.peering.limits.rate_limit import FairShare
+from barnraise.peering.limits.repeated_warnings import RepeatedWarnings
 from barnraise.peering.links.connection import OutgoingMessages
 from barnraise.peering.links.received import MessageHandlers, Received
 from barnraise.protocol.messages import (
@@ -18,6 +21,9 @@ from barnraise.protocol.messages import (
     UpdatePush,
     UpdateRequest,
 )
+from barnraise.protocol.types import Message
+
+log = logging.getLogger("barnraise.exchange")
 
 
 class UpdateSender:
@@ -31,6 +37,8 @@ class UpdateSender:
         self._gossip = gossip
         self._snapshots = snapshots
         self._uplink = uplink
+        self._served = ServedPieces()
+        self._repeats = RepeatedWarnings(log)
 
     def message_handlers(self) -> MessageHandlers:
         """Return what receives each type of message."""
@@ -44,7 +52,7 @@ class UpdateSender:
         seqs = requested_seqs(self._ledger, request)
         await connection.wait_for_requests(len(seqs))
         for seq in seqs:
-            connection.send_update(request.author, seq, not request.headers)
+            connection.send_update(request.author, seq, not request.headers, is_requested=True)
 
     def on_blob_request(self, received: Received[BlobRequest]) -> None:
         """Queue the requested blob, or answer that it is not here."""
@@ -54,7 +62,9 @@ class UpdateSender:
         else:
             connection.send_message(BlobMissing(digest=request.digest))
 
-    def open_update(self, key: str, author: str, seq: int, whole: bool) -> OutgoingMessages:
+    def open_update(
+        self, key: str, author: str, seq: int, whole: bool, is_requested: bool
+    ) -> OutgoingMessages:
         """Yield an update's signed header with the ticket that it names, then its payloads.
 
         The messages end early once the peer has the update. An update that a verdict names is its
@@ -65,7 +75,12 @@ class UpdateSender:
             author: The update's author.
             seq: Its sequence number.
             whole: Whether the payloads are sent too.
+            is_requested: Whether the peer requested it.
         """
+        messages = self._read_update(key, author, seq, whole)
+        return self._limit_repeats(key, messages) if is_requested else messages
+
+    def _read_update(self, key: str, author: str, seq: int, whole: bool) -> OutgoingMessages:
         ledger = self._ledger
         stored = ledger.header_with_ticket(author, seq)
         if stored is None or (whole and not self._gossip.needs(key, author, seq)):
@@ -83,11 +98,40 @@ class UpdateSender:
                     return
                 yield piece
 
-    def open_blob(self, digest: str, offset: int) -> OutgoingMessages:
-        """Yield a blob from `offset` on, from the first store that has it."""
-        for piece in self._read_blob(self._blob_stores(), digest, offset):
+    def open_blob(self, key: str, digest: str, offset: int) -> OutgoingMessages:
+        """Yield a blob from `offset` on for a peer, from the first store that has it."""
+        pieces = self._read_blob(self._blob_stores(), digest, offset)
+        for piece in self._limit_repeats(key, pieces):
             self._snapshots.record_use(digest, asyncio.get_running_loop().time())
             yield piece
+
+    def _limit_repeats(self, key: str, messages: OutgoingMessages) -> OutgoingMessages:
+        """Yield what a peer requested, as far as its volunteer may be sent it."""
+        for message, payload in messages:
+            if self._may_send(key, message, payload):
+                yield message, payload
+                continue
+            if isinstance(message, BlobPart):
+                yield BlobMissing(digest=message.digest), b""
+            return
+
+    def _may_send(self, key: str, message: Message, payload: bytes) -> bool:
+        """Return whether a peer's volunteer is sent this; this machine's own one is sent all."""
+        link = self._gossip.links.get(key)
+        if link is None or link.volunteer == self._gossip.volunteer:
+            return link is not None
+        if isinstance(message, BlobPart):
+            # A request that begins one byte later is for the same piece.
+            grid = self._uplink.piece_bytes
+            piece = f"{message.digest} {grid} {message.offset // grid}"
+        else:
+            piece = message.model_dump_json()
+        now = asyncio.get_running_loop().time()
+        if self._served.try_send(link.volunteer, key, piece, len(payload or piece), now):
+            return True
+        text = "%s requests again and again what its volunteer was sent: it is sent no more for now"
+        self._repeats.warn(f"again {link.volunteer}", text, key[:8])
+        return False
 
     def _blob_stores(self) -> Sequence[BlobStore]:
         return self._ledger.blobs, self._snapshots.blobs

@@ -4,6 +4,7 @@ Times are arguments, in seconds on a monotonic clock, except where a class waits
 """
 
 import asyncio
+import itertools
 import math
 from collections import deque
 from collections.abc import Generator
@@ -101,9 +102,10 @@ class UplinkSender:
     A sender is compared by identity.
     """
 
-    def __init__(self, share: "FairShare") -> None:
-        """Join those that share an uplink."""
+    def __init__(self, share: "FairShare", is_urgent: bool = False) -> None:
+        """Join those that share an uplink; urgent ones go first, by the order of their joining."""
         self._share = share
+        self.rank = share.next_rank() if is_urgent else math.inf
         self.keeps_turn = True  # False from a missed turn on until the transfer ends
 
     async def wait_for_turn(self, size: int) -> None:
@@ -122,7 +124,8 @@ class FairShare:
     Senders have turns in the order in which they began to wait. A turn ends with a transfer, or
     after TURN_SECONDS. So peers get small updates whole and one after the other: were they sent to
     all at once, all of them would have the update only when the last one has it. A sender whose
-    peer reads too slowly to use its turn loses it. Messages do not wait; what they take is missing
+    peer reads too slowly to use its turn loses it. An urgent sender sends a whole transfer in a
+    turn, and waits for no turn of those after it. Messages do not wait; what they take is missing
     for what waits.
     """
 
@@ -134,6 +137,7 @@ class FairShare:
         self._turn_bytes = 0.0  # that the sender whose turn it is may still send
         self._alarm: asyncio.TimerHandle | None = None
         self._senders = 0
+        self.next_rank = itertools.count().__next__
         self._measured_until = 0.0  # event loop time up to which the seconds of sending are counted
         self._bytes = 0.0  # sent while somebody was sending, fading
         self._seconds = 0.0  # of those bytes, fading
@@ -208,6 +212,9 @@ class FairShare:
             self._alarm = None
         loop = asyncio.get_running_loop()
         while self._waiting:
+            first = min(self._waiting, key=lambda sender: sender.rank)
+            if self._turn is not None and first.rank < self._turn.rank:
+                self._turn = None
             delay = self._bucket.consume(0.0, loop.time())
             if self._turn is not None and self._turn not in self._waiting:
                 # Its next frame usually follows at once.
@@ -218,7 +225,7 @@ class FairShare:
             if delay >= MIN_WAIT_SECONDS:
                 self._alarm = loop.call_later(delay, self._serve)
                 return
-            self._grant(self._turn or next(iter(self._waiting)), loop.time())
+            self._grant(self._turn or first, loop.time())
 
     def _pass_turn(self) -> None:
         """Let the next one send: the sender whose turn it was has nothing to send."""
@@ -231,7 +238,7 @@ class FairShare:
         """Let a sender send its next frame."""
         if self._turn is not sender:
             self._turn = sender
-            self._turn_bytes = self.rate * TURN_SECONDS
+            self._turn_bytes = self.rate * TURN_SECONDS if math.isinf(sender.rank) else math.inf
         granted, size = self._waiting.pop(sender)
         self._bucket.consume(size, now)
         self._turn_bytes -= size

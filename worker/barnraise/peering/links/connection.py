@@ -1,11 +1,11 @@
 """Keep what waits to be sent to one connected peer, and who that peer has proven to be.
 
-Each connection has two writers of its own, so that a slow peer holds up nobody else. One sends
-messages, which never wait behind more than one piece of payload. The other sends payloads and,
+Each connection has writers of its own, so that a slow peer holds up nobody else. One sends
+messages, which never wait behind more than one piece of payload. Another sends payloads and,
 where the uplink is capped, has turns with all other connections. Everything that waits is
 bounded: small messages in a short queue, a `PeerState` that is composed only when it can go out,
 and updates and blobs by name, whose bytes are read from their files piece by piece as the channel
-drains.
+drains. This machine's own fresh updates have a writer of their own, which goes first.
 """
 
 import asyncio
@@ -41,16 +41,16 @@ class MessageSources:
 
     Attributes:
         compose_state: Returns our PeerState for a peer by key; None if there is none to send.
-        open_update: Returns the messages of (peer's key, author, seq, whole), with payloads if
-            `whole`.
-        open_blob: Returns the messages of (digest, offset).
+        open_update: Returns the messages of (peer's key, author, seq, whole, is_requested), with
+            payloads if `whole`.
+        open_blob: Returns the messages of (peer's key, digest, offset).
         open_line_test: Returns the messages of a number of bytes without meaning.
         uplink: The share of the uplink that payloads wait for.
     """
 
     compose_state: Callable[[str], PeerState | None]
-    open_update: Callable[[str, str, int, bool], OutgoingMessages]
-    open_blob: Callable[[str, int], OutgoingMessages]
+    open_update: Callable[[str, str, int, bool, bool], OutgoingMessages]
+    open_blob: Callable[[str, str, int], OutgoingMessages]
     open_line_test: Callable[[int], OutgoingMessages]
     uplink: FairShare
 
@@ -94,11 +94,13 @@ class Connection:
         self._messages: deque[Message] = deque()
         self._state_due = False
         # Ordered sets: a peer that requests much must not make each further request slower.
-        self._updates: dict[tuple[str, int, bool], None] = {}
+        self._own_updates: dict[tuple[str, int, bool, bool], None] = {}
+        self._updates: dict[tuple[str, int, bool, bool], None] = {}
         self._blobs: dict[tuple[str, int], None] = {}
         self._line_tests: dict[tuple[int], None] = {}
         self._message_waits = asyncio.Event()
         self._payload_waits = asyncio.Event()
+        self._own_update_waits = asyncio.Event()
         self._write_lock = asyncio.Lock()  # one frame at a time
 
     @property
@@ -135,13 +137,21 @@ class Connection:
         self._state_due = True
         self._message_waits.set()
 
-    def send_update(self, author: str, seq: int, whole: bool = True) -> None:
+    def send_own_update(self, author: str, seq: int) -> None:
+        """Queue a fresh update of this machine, before all else."""
+        if len(self._own_updates) < MAX_QUEUED_TRANSFERS:
+            self._own_updates.setdefault((author, seq, True, False))
+            self._own_update_waits.set()
+
+    def send_update(
+        self, author: str, seq: int, whole: bool = True, is_requested: bool = False
+    ) -> None:
         """Queue an update, or only its header.
 
         It is dropped when too many wait: the peer will ask for it.
         """
         if len(self._updates) < MAX_QUEUED_TRANSFERS:
-            self._updates.setdefault((author, seq, whole))
+            self._updates.setdefault((author, seq, whole, is_requested))
             self._payload_waits.set()
 
     def send_blob(self, digest: str, offset: int) -> None:
@@ -207,9 +217,20 @@ class Connection:
         Raises:
             ChannelClosedError: When the connection has ended.
         """
+        open_update = partial(sources.open_update, self.key)
+        fresh = [_Transfers(self._own_updates, open_update)]
+        others = [
+            _Transfers(self._updates, open_update),
+            _Transfers(self._blobs, partial(sources.open_blob, self.key)),
+            _Transfers(self._line_tests, sources.open_line_test),
+        ]
+        uplink = sources.uplink
         writers = [
             asyncio.create_task(self._write_messages(sources)),
-            asyncio.create_task(self._write_payloads(sources)),
+            asyncio.create_task(
+                self._write_payloads(fresh, self._own_update_waits, uplink, is_urgent=True)
+            ),
+            asyncio.create_task(self._write_payloads(others, self._payload_waits, uplink)),
         ]
         try:
             await asyncio.gather(*writers)
@@ -236,20 +257,21 @@ class Connection:
         uplink.record_message(len(frame))
         await self._send(frame)
 
-    async def _write_payloads(self, sources: MessageSources) -> None:
-        """Send updates, blobs and bytes of tests in turn, one piece at a time."""
-        transfers = [
-            _Transfers(self._updates, partial(sources.open_update, self.key)),
-            _Transfers(self._blobs, sources.open_blob),
-            _Transfers(self._line_tests, sources.open_line_test),
-        ]
-        sender = UplinkSender(sources.uplink)
+    async def _write_payloads(
+        self,
+        transfers: list["_Transfers"],
+        something_waits: asyncio.Event,
+        uplink: FairShare,
+        is_urgent: bool = False,
+    ) -> None:
+        """Send from several queues in turn, one piece at a time."""
+        sender = UplinkSender(uplink, is_urgent)
         while True:
             transfers.append(transfers.pop(0))
             waiting = next((transfer for transfer in transfers if transfer.is_waiting()), None)
             if waiting is None:
-                self._payload_waits.clear()
-                await self._payload_waits.wait()
+                something_waits.clear()
+                await something_waits.wait()
                 continue
             outgoing = waiting.next_message()
             if outgoing is None:
@@ -258,7 +280,7 @@ class Connection:
                 continue
             frame = pack(*outgoing)
             await sender.wait_for_turn(len(frame))
-            with sources.uplink.measure_sending(len(frame)):
+            with uplink.measure_sending(len(frame)):
                 await self._send(frame)
 
     async def _send(self, frame: bytes) -> None:

@@ -51,7 +51,7 @@ class Handshake:
 
     Attributes:
         ticket: Our own ticket.
-        directives: The newest directive of each mirror that revoked its tickets.
+        directives: The newest directive of each mirror.
         orphaned: Whether no coordinator has answered for an hour; expired tickets then count for
             longer.
     """
@@ -109,17 +109,14 @@ class Handshake:
         if signed.key in self._mirrors.expelled:
             return False
         known = self._revocations.get(signed.key)
-        if known is not None and (
-            directive.issued <= known.issued or directive.revoked == known.revoked
-        ):
+        if known is not None and directive.issued <= known.issued:
             return False
-        if directive.issued + REVOCATION_SECONDS < self._clock() or not (
-            directive.revoked or known
-        ):
+        if directive.issued + REVOCATION_SECONDS < self._clock():
             return False
+        # Recorded also where nothing changes: an older one may still be relayed.
         self._revocations[signed.key] = directive
         self.directives[signed.key] = signed
-        return True
+        return directive.revoked != (known.revoked if known else [])
 
     def current_directives(self) -> list[messages.Signed]:
         """Return the newest directive of each mirror that is not expelled."""

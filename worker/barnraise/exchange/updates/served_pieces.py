@@ -1,0 +1,72 @@
+"""What each volunteer's machines were sent on request: all once, and a tenth of it again. Pure.
+
+Strangers that request the same updates and blobs again and again would take the uplink from
+everybody else. A person may have many keys, so of a volunteer's machines only a few are told apart;
+further ones count as the first. What each was sent is in a Bloom filter (Bloom, Communications of
+the ACM 13(7), 1970), which is forgotten after a while: a machine that lost its folder is then sent
+everything again.
+"""
+
+from dataclasses import dataclass, field
+
+from blake3 import blake3
+
+from barnraise.protocol.table_sizes import store_newest
+
+FORGET_SECONDS = 900.0
+REPEATED_SHARE = 0.1  # of what a volunteer was sent, that it is sent again
+REPEATED_BYTES = float(8 << 20)  # in addition: what was in transit as a connection broke
+MAX_VOLUNTEERS = 64
+MAX_MACHINES = 4  # of a volunteer
+_FILTER_BYTES = 1 << 18  # after half a million pieces it takes one in seven new ones for repeated
+
+
+@dataclass
+class _SentPieces:
+    """What one machine was sent."""
+
+    since: float
+    allowance: float = REPEATED_BYTES  # bytes that it may be sent again
+    pieces: bytearray = field(default_factory=lambda: bytearray(_FILTER_BYTES))
+
+    def add(self, piece: str) -> bool:
+        """Remember a piece; return whether it is new."""
+        numbers = memoryview(blake3(piece.encode()).digest()).cast("I")
+        bits = [number % (8 * _FILTER_BYTES) for number in numbers[:4]]
+        is_new = not all(self.pieces[bit >> 3] & 1 << (bit & 7) for bit in bits)
+        for bit in bits:
+            self.pieces[bit >> 3] |= 1 << (bit & 7)
+        return is_new
+
+
+class ServedPieces:
+    """The volunteers whose machines requested something lately."""
+
+    def __init__(self) -> None:
+        """Start without any."""
+        self._served: dict[str, dict[str, _SentPieces]] = {}  # by volunteer, then by machine
+
+    def try_send(self, volunteer: str, machine: str, piece: str, size: int, now: float) -> bool:
+        """Count a piece that a machine requested; return whether it may be sent.
+
+        Args:
+            volunteer: Digest of the machine's volunteer.
+            machine: The machine's key.
+            piece: Names the piece.
+            size: Its bytes.
+            now: The time in seconds.
+        """
+        machines = self._served.get(volunteer, {})
+        store_newest(self._served, volunteer, machines, MAX_VOLUNTEERS)
+        if machine not in machines and len(machines) >= MAX_MACHINES:
+            machine = next(iter(machines))
+        served = machines.get(machine)
+        if served is None or now >= served.since + FORGET_SECONDS:
+            served = machines[machine] = _SentPieces(now)
+        if served.add(piece):
+            served.allowance += REPEATED_SHARE * size
+            return True
+        if size > served.allowance:
+            return False
+        served.allowance -= size
+        return True
