@@ -1,6 +1,7 @@
 """Every HTTP client of the worker uses the proxy and certificates that the environment names."""
 
 import datetime
+import re
 import ssl
 from pathlib import Path
 
@@ -10,15 +11,30 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from helpers.network.forward_proxy import ForwardProxy
 from helpers.network.local_server import LocalServer, QuietHandler
+from helpers.network.socks_proxy import SocksProxy
 from helpers.worker.fake_coordinator import FakeCoordinator
+from helpers.worker.fake_hub import open_writable_hub
+from huggingface_hub import close_session, constants
 
 from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.coordinator_client.token_client import TokenClient
-from barnraise.errors import CoordinatorUnreachableError, TextError
+from barnraise.errors import CoordinatorUnreachableError, TextError, TextUnreachableError
+from barnraise.protocol import http_client
+from barnraise.protocol.certificates import VARIABLES
 from barnraise.protocol.signing import Identity
-from barnraise.text.download import TextFetcher, UnresolvedHostError, has_proxy
+from barnraise.text.download import TextFetcher, UnresolvedHostError
+from barnraise.text.existing_tokenizer import load_existing_tokenizer
+from barnraise.text.hub_files import find_in_dataset
+from barnraise.text.places import HubPlace
 
-NAMES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR")
+NAMES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", *VARIABLES)
+
+
+def clear_variables(monkeypatch) -> None:
+    """Let the environment name no proxy and no certificates."""
+    for name in NAMES:
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
 
 
 def know_no_name(host: str, port: int) -> str:
@@ -29,9 +45,7 @@ def know_no_name(host: str, port: int) -> str:
 @pytest.fixture
 def proxy(monkeypatch):
     """Return a proxy that the environment names for HTTP and HTTPS."""
-    for name in NAMES:
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.lower(), raising=False)
+    clear_variables(monkeypatch)
     proxy = ForwardProxy()
     monkeypatch.setenv("HTTP_PROXY", proxy.url)
     monkeypatch.setenv("http_proxy", proxy.url)
@@ -95,7 +109,7 @@ def test_worker_reaches_its_site_through_the_proxy(proxy):
 
 
 def test_addresses_in_no_proxy_are_reached_directly(proxy, monkeypatch):
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("NO_PROXY", "[::1],127.0.0.0/8")
     site = FakeCoordinator()
     client = CoordinatorClient(site.url, Identity(b"p" * 32))
     try:
@@ -103,7 +117,119 @@ def test_addresses_in_no_proxy_are_reached_directly(proxy, monkeypatch):
     finally:
         client.close()
         site.close()
-    assert proxy.targets == [] and not has_proxy("http://127.0.0.1/x")
+    assert proxy.targets == []
+
+
+@pytest.mark.parametrize("credentials", ["", "ada:g%40h"])
+def test_worker_reaches_its_site_and_text_by_socks(monkeypatch, tmp_path, credentials):
+    clear_variables(monkeypatch)
+    socks = SocksProxy(credentials.replace("%40", "@"))
+    place = f"{credentials}@{socks.place}" if credentials else socks.place
+    monkeypatch.setenv("ALL_PROXY", f"socks5://{place}")
+    site = FakeCoordinator()
+    client = CoordinatorClient(f"http://site.example:{site.port}", Identity(b"p" * 32))
+    try:
+        assert client.pin_mirror().key == site.identity.key
+        with TextFetcher(know_no_name) as fetcher:
+            fetcher.fetch_to(f"http://text.example:{site.port}/api/v1/mirror", tmp_path / "text")
+    finally:
+        client.close()
+        site.close()
+        socks.close()
+    assert socks.targets == [f"site.example:{site.port}", f"text.example:{site.port}"]
+
+
+class AnsweringProxy(LocalServer):
+    """A proxy that answers every request with one status."""
+
+    def __init__(self, status: int) -> None:
+        class Handler(QuietHandler):
+            def do_GET(self) -> None:
+                self.send_response(status, "as the test says")
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            do_CONNECT = do_GET
+
+        super().__init__(Handler)
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+@pytest.mark.parametrize(
+    ("status", "kind", "sentence"),
+    [
+        (0, "http", "the proxy http://{place} of ALL_PROXY does not answer: Connection refused"),
+        (0, "socks5", "the proxy socks5://{place} of ALL_PROXY does not answer"),
+        (407, "http", "the proxy http://{place} of ALL_PROXY refuses: 407"),
+        (403, "http", "the proxy http://{place} of ALL_PROXY"),
+        (403, "socks5", "the proxy socks5://{place} of ALL_PROXY"),
+    ],
+)
+def test_proxy_that_fails_is_named_without_its_password(
+    monkeypatch, scheme, status, kind, sentence
+):
+    clear_variables(monkeypatch)
+    monkeypatch.setattr(http_client, "HANDSHAKE_SECONDS", 0.2)  # for what waits for a line's end
+    proxy = AnsweringProxy(status)
+    if not status:
+        proxy.close()
+    place = f"127.0.0.1:{proxy.port}"
+    monkeypatch.setenv("ALL_PROXY", f"{kind}://ada:geheim@{place}")
+    url = f"{scheme}://site.example"
+    try:
+        for call in (
+            CoordinatorClient(url, Identity(b"p" * 32)).pin_mirror,
+            lambda: TokenClient(url, "token").request("GET", "runs"),
+        ):
+            with pytest.raises(CoordinatorUnreachableError) as failure:
+                call()
+            assert sentence.format(place=place) in str(failure.value)
+            assert "geheim" not in str(failure.value) and url in str(failure.value)
+            assert ("NAME:PASSWORD@HOST" in str(failure.value)) == (status == 407)
+    finally:
+        proxy.close()
+
+
+def test_variable_that_names_no_proxy_is_a_sentence(monkeypatch):
+    clear_variables(monkeypatch)
+    monkeypatch.setenv("HTTPS_PROXY", "ftp://ada:geheim@127.0.0.1:21")
+    client = CoordinatorClient("https://site.example", Identity(b"p" * 32))
+    with pytest.raises(
+        CoordinatorUnreachableError, match=r"HTTPS_PROXY names 'ftp://127.0.0.1:21'"
+    ):
+        client.pin_mirror()
+
+
+def test_host_that_cannot_be_looked_up_is_a_sentence(monkeypatch):
+    """As a list of mirrors or a redirect may name it."""
+    clear_variables(monkeypatch)
+    with pytest.raises(CoordinatorUnreachableError, match=r"a\.\.b does not answer"):
+        CoordinatorClient("https://a..b", Identity(b"p" * 32)).pin_mirror()
+
+
+def test_hub_is_asked_through_the_proxy_and_names_it(monkeypatch, tmp_path):
+    clear_variables(monkeypatch)
+    hub = open_writable_hub(monkeypatch, tmp_path)
+    hub.repositories["models/ada/model"] = {"tokenizer.json": b"{}"}
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    template = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    socks = SocksProxy()
+    monkeypatch.setenv("ALL_PROXY", f"socks5://{socks.place}")
+    monkeypatch.setenv("NO_PROXY", "[::1],rubbish:x")
+    try:
+        assert load_existing_tokenizer("hf:ada/model").file == b"{}"
+        assert set(socks.targets) == {hub.url.removeprefix("http://")}
+        socks.close()
+        sentence = f"the proxy socks5://{socks.place} of ALL_PROXY does not answer"
+        with pytest.raises(TextUnreachableError, match=re.escape(sentence)):
+            find_in_dataset(HubPlace("ada/other"))
+        monkeypatch.setenv("SSL_CERT_FILE", "/nonexistent/ca.pem")
+        with pytest.raises(TextError, match=r"SSL_CERT_FILE names /nonexistent/ca.pem, which does"):
+            load_existing_tokenizer("hf:ada/other")
+    finally:
+        hub.close()
+        close_session()
 
 
 def test_script_client_uses_proxy_and_certificates(proxy, secure_site, monkeypatch):
@@ -135,9 +261,7 @@ def test_name_in_a_private_network_is_refused_with_a_proxy_too(proxy, tmp_path):
 
 
 def test_text_without_a_proxy_trusts_the_named_certificates(secure_site, monkeypatch, tmp_path):
-    for name in NAMES:
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.lower(), raising=False)
+    clear_variables(monkeypatch)
     port, pem = secure_site
     monkeypatch.setenv("SSL_CERT_FILE", str(pem))
     with TextFetcher(lambda host, port: "127.0.0.1") as fetcher:

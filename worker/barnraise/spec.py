@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from barnraise.errors import SpecError
 
@@ -709,6 +709,7 @@ _SECRET_IN_QUERY = re.compile(
     r"[?&](access_token|auth_token|token|api_?key|(x-(amz|goog)-)?signature|sig)=", re.I
 )
 ADDRESSES, ADDRESS_LENGTH, PLACES_LENGTH = 50, 500, 8_000  # a spec stays short
+HOST_LENGTH = 253  # of a name in the DNS, without the dot at its end
 
 
 def _find_place_problem(text: TextSpec) -> str:
@@ -740,13 +741,25 @@ def _find_place_problem(text: TextSpec) -> str:
     return ""
 
 
+def split_address(address: str) -> SplitResult:
+    """Return the parts of an address, whose port and name of a host are spelled right.
+
+    Raises:
+        ValueError: they are not; a part of a name can be empty or too long.
+    """
+    parts = urlsplit(address)
+    _ = parts.port  # raises when it is not a port
+    host = (parts.hostname or "").encode("idna").decode()  # UnicodeError is a ValueError
+    if len(host) > HOST_LENGTH or re.search(r"[^0-9A-Za-z._:-]", host):
+        raise ValueError(f"'{host}' is not the name of a host")
+    return parts
+
+
 def address_problem(address: str) -> str:
     """Return why a text cannot be fetched from an address, by its spelling alone, or ""."""
     try:
-        parts = urlsplit(address)
+        parts = split_address(address)
         host = parts.hostname or ""
-        _ = parts.port  # raises ValueError for a port that is not a number
-        host.encode("idna")  # raises UnicodeError, a ValueError, for a host such as a..b
     except ValueError:
         return "is not an address"
     if (

@@ -138,6 +138,8 @@ class StateDir:
             return Limits(**json.loads(path.read_bytes()))
         except (ValueError, TypeError):
             raise StateError(f"{path} is damaged: remove it and set the limits again") from None
+        except StateError as error:
+            raise StateError(f"{path}: {error}. Remove it and set the limits again") from None
 
     @limits.setter
     def limits(self, limits: Limits) -> None:

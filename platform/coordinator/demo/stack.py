@@ -105,7 +105,8 @@ class DemoStack:
 
     def _site_answers(self) -> bool:
         try:
-            return httpx.get(f"{self.url}/api/v1/mirror", timeout=2).status_code == 200
+            answer = httpx.get(f"{self.url}/api/v1/mirror", timeout=2, trust_env=False)
+            return answer.status_code == 200
         except httpx.HTTPError:
             return False
 

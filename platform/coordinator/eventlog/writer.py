@@ -18,6 +18,7 @@ from django.dispatch import Signal
 from pydantic import Field
 from uuid6 import uuid7
 
+from barnraise.protocol.clock import estimate_offset
 from barnraise.protocol.messages import Signed
 from barnraise.protocol.signing import digest
 from barnraise.protocol.types import Message, PlainText
@@ -288,16 +289,21 @@ def corrected_time() -> float:
     return time.time() + correction
 
 
-def record_peer_clock(key: str, peer_time: float, local_time: float | None = None) -> None:
+def record_peer_clock(key: str, peer_time: float, round_trip: float = 0.0) -> None:
     """Store what another mirror's clock showed.
 
     Args:
         key: The mirror's public key.
         peer_time: The time it signed, in seconds since 1970.
-        local_time: This machine's time at that moment; now if omitted.
+        round_trip: Seconds from the request to now; the mirror read its clock meanwhile.
     """
+    stored = PeerClock.objects.filter(key=key).first()
+    known = 0.0 if stored is None else stored.offset_seconds
+    offset = estimate_offset(peer_time, time.time(), round_trip, known)
+    if offset is None:
+        return
     measured = {
-        "offset_seconds": peer_time - (time.time() if local_time is None else local_time),
+        "offset_seconds": offset,
         "measured_at": datetime.fromtimestamp(time.time(), UTC),
         "uptime": uptime(),
         "boot_id": boot_id(),

@@ -100,8 +100,9 @@ def pull_from(entry: MirrorEntry, most_seconds: float = math.inf) -> PullResult:
     client = MirrorClient.for_listed(entry, most_seconds)
     try:
         with client:
+            asked = time.monotonic()
             heads = client.fetch_heads()
-            record_peer_clock(entry.key, heads.time)
+            record_peer_clock(entry.key, heads.time, time.monotonic() - asked)
             observed = {
                 "last_seen": started,
                 "state_hash": heads.state,

@@ -21,6 +21,9 @@ from django.core.mail import get_connection
 from django.db import DatabaseError, connection
 from websockets.sync.client import connect
 
+from barnraise.errors import StateError
+from barnraise.protocol.clock import estimate_offset
+from barnraise.protocol.http_client import open_http_client
 from coordinator.eventlog import writer
 from coordinator.eventlog.database_owner import describe_refusal
 from coordinator.lib import heartbeats
@@ -179,8 +182,9 @@ def check_address() -> Iterator[Finding]:
     """Check that the site answers at its public address, with the headers of the proxy."""
     url = settings.SITE_URL
     try:
-        answer = httpx.get(f"{url}/api/v1/mirror", timeout=HTTP_SECONDS, follow_redirects=False)
-    except httpx.HTTPError as error:
+        with open_http_client(timeout=HTTP_SECONDS) as client:
+            answer = client.get(f"{url}/api/v1/mirror")
+    except (StateError, httpx.HTTPError) as error:
         yield _report_failure("address", f"{url} does not answer: {_first_line(error)}.")
         return
     if answer.is_redirect and settings.HTTPS:
@@ -232,9 +236,11 @@ def check_clock() -> Iterator[Finding]:
     """Compare this machine's clock with Postgres's and with the other mirrors'."""
     try:
         with connection.cursor() as cursor:
+            asked = time.monotonic()
             cursor.execute("SELECT extract(epoch FROM clock_timestamp())::float8")
             row: Any = cursor.fetchone()
-            offset = time.time() - row[0]
+            shown = estimate_offset(row[0], time.time(), time.monotonic() - asked)
+            offset = 0.0 if shown is None else -shown
             ahead = writer.clock_offset()
     except (DatabaseError, redis.exceptions.RedisError):
         yield _report_warning("clock", "Not known: a server does not answer.")

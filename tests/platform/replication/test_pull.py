@@ -62,6 +62,19 @@ def test_clock_offset_is_stored_from_signed_heads(fake_mirror):
     )
 
 
+def test_late_heads_are_no_wrong_clock(fake_mirror):
+    answer_at_once = fake_mirror.routes["GET /mirrors/heads"]
+
+    def answer_late(query, who):
+        answer = answer_at_once(query, who)
+        time.sleep(0.5)
+        return answer
+
+    fake_mirror.routes["GET /mirrors/heads"] = answer_late
+    pull(fake_mirror)
+    assert PeerClock.objects.get(pk=fake_mirror.identity.key).offset_seconds == 0.0
+
+
 def test_mirror_with_a_common_protocol_version_is_pulled_others_refused(fake_mirror, log):
     fake_mirror.protocols = [2, 1]
     assert pull(fake_mirror).stored == 10

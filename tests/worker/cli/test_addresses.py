@@ -29,7 +29,18 @@ def test_site_address_is_read_from_whatever_people_paste(text, address):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "ftp://train.example.org", "https://", "https://host:port/", "http://a:b@host", "[::1"],
+    [
+        *("", "ftp://train.example.org", "https://", "https://host:port/", "http://a:b@host"),
+        *("https://a..b.invalid", f"https://{'x' * 64}.org", f"{'x.' * 130}org", "https://*.org"),
+        *(
+            "https://a b",
+            "http://[fe80::1%25x]",
+            "https://h\x07st",
+            "https://\udcff",
+            "h:99999",
+            "[::1",
+        ),
+    ],
 )
 def test_what_is_no_address_is_refused_with_a_sentence(text):
     with pytest.raises(StateError, match="address"):
@@ -64,7 +75,13 @@ def test_run_is_read_from_its_name_its_page_or_an_invitation(text, run):
     assert parse_run_address(text) == run
 
 
-@pytest.mark.parametrize("text", [SITE, f"{SITE}/machines/", f"{SITE}/runs/", "ftp://h/runs/x/"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(SITE, f"{SITE}/machines/", f"{SITE}/runs/", "ftp://h/runs/x/", "https://a..b/runs/x"),
+        *("\udcff", f"{SITE}/runs/a\x00b/"),
+    ],
+)
 def test_address_without_a_run_is_refused_with_a_sentence(text):
     with pytest.raises(StateError, match="address"):
         parse_run_address(text)

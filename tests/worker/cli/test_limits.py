@@ -3,10 +3,12 @@
 import json
 import re
 
+import pytest
 from helpers.worker.command_line import assert_fails, run_barnraise
 
 from barnraise.cli.limits import explain_limits
-from barnraise.errors import PlanError
+from barnraise.cli.resource_options import LimitOptions
+from barnraise.errors import PlanError, StateError
 from barnraise.planning.limits import Limits
 from barnraise.state_dir import StateDir
 
@@ -57,6 +59,24 @@ def test_invalid_or_damaged_limits_are_a_sentence(tmp_path):
     assert_fails(run_barnraise(tmp_path, "limits", "--clipping", "hard"), "clipping must be one of")
     (tmp_path / "limits.json").write_text("{")
     assert_fails(run_barnraise(tmp_path, "limits"), "is damaged")
+
+
+@pytest.mark.parametrize(
+    ("name", "effect"),
+    [("memory", "train nothing"), ("device_memory", "compute nothing"), ("uplink", "send nothing")],
+)
+@pytest.mark.parametrize("zero", ["0", "0KB", "0.3"])
+def test_limit_of_zero_is_refused_where_it_makes_no_sense(name, effect, zero):
+    sentence = f"0 would {effect}; 'auto' is no limit"
+    with pytest.raises(StateError, match=sentence):
+        LimitOptions(**{name: zero}).apply_to(Limits())
+    LimitOptions(disk=zero, disk_writes_per_day=zero).apply_to(Limits())
+
+
+def test_saved_limit_of_zero_is_a_sentence_with_the_remedy(tmp_path):
+    (tmp_path / "limits.json").write_text('{"uplink": 0}')
+    with pytest.raises(StateError, match=r"limits.json: uplink: 0 would send .* Remove it"):
+        _ = StateDir(tmp_path).limits
 
 
 def test_refusal_to_train_names_the_limits_in_force():

@@ -1,5 +1,6 @@
 """Test what all commands share: help, version, and errors as one sentence with exit code 1."""
 
+import os
 import subprocess
 import sys
 
@@ -82,6 +83,25 @@ def test_refusal_does_not_wait_for_the_import_of_torch(tmp_path, arguments, sent
     written = result.stderr.decode()
     assert result.returncode == 1 and sentence in written, written
     assert "torch" not in written and "Traceback" not in written
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["limits"], ["limits", "--json"], ["doctor", "--help"], ["runs", "--help"], ["x"]],
+)
+def test_reader_that_has_enough_is_no_error(tmp_path, arguments):
+    read_end, write_end = os.pipe()
+    os.close(read_end)  # as `head -1` does, sooner or later
+    command = subprocess.run(
+        [sys.executable, "-m", "barnraise", *arguments],
+        env={**os.environ, "PYTHONPATH": str(WORKER), "BARNRAISE_HOME": str(tmp_path)},
+        stdout=write_end,
+        stderr=write_end if arguments == ["x"] else subprocess.PIPE,
+        timeout=60,
+        check=False,
+    )
+    os.close(write_end)
+    assert command.returncode == 141 and not command.stderr
 
 
 def test_state_directory_that_cannot_be_created_is_a_sentence(tmp_path):

@@ -43,6 +43,7 @@ def test_wrong_clock_is_explained():
     assert "12 seconds ahead of the coordinator's" in ahead
     assert "If this machine's is the wrong one, peers hold its updates back" in ahead
     assert "3,600 seconds behind the coordinator's" in clock_warning(-3600.0)
+    assert clock_warning(12.0, round_trip=8.0) == "" != clock_warning(-14.0, round_trip=8.0)
 
 
 def report(step: int = 0, **changes) -> Report:

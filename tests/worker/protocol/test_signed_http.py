@@ -1,10 +1,16 @@
 """Test how failures of connections are described, and requests of a client that was closed."""
 
+import time
+
 import httpx
 import pytest
+from helpers.worker.fake_coordinator import FakeCoordinator
 
+from barnraise.coordinator_client.client import CoordinatorClient
+from barnraise.protocol import clock
 from barnraise.protocol.coordinator_messages import Problem
-from barnraise.protocol.signed_http import RequestFailedError, SignedHttpClient, describe_failure
+from barnraise.protocol.http_client import describe_failure
+from barnraise.protocol.signed_http import RequestFailedError, SignedHttpClient
 from barnraise.protocol.signing import Identity
 
 
@@ -26,6 +32,42 @@ from barnraise.protocol.signing import Identity
 )
 def test_reason_of_a_failed_connection_has_no_error_numbers(raw, shown):
     assert describe_failure(httpx.ConnectError(raw)) == shown
+
+
+@pytest.mark.parametrize("ahead", [0.0, 60.0])
+def test_answer_that_a_relay_delays_is_no_wrong_clock(monkeypatch, ahead):
+    """The relay of this test delays by tenths of a second, and so much is tolerated."""
+    monkeypatch.setattr(clock, "OWNER_CLOCK_SECONDS", 0.4)
+    site = FakeCoordinator()
+    site.clock_offset = ahead
+    answer_at_once = site.routes["GET /mirror"]
+    delay = 0.6
+
+    def answer_late(body: bytes):
+        answer = answer_at_once(body)
+        time.sleep(delay)
+        return answer
+
+    site.routes["GET /mirror"] = answer_late
+    client = CoordinatorClient(site.url, Identity(b"r" * 32))
+    try:
+        client.pin_mirror()
+        first = client.clock_offset
+        assert first is not None and abs(first - ahead) <= delay / 2 + 0.1
+        delay = 0.0
+        client.pin_mirror()
+        known = client.clock_offset
+        assert known == pytest.approx(ahead, abs=0.25)
+        delay = 0.6
+        client.pin_mirror()
+        known = client.clock_offset
+        assert known == pytest.approx(ahead, abs=delay / 2 + 0.25)
+        delay, site.clock_offset = 1.0, ahead + 30
+        client.pin_mirror()
+        assert client.clock_offset == known, "it came too late to show anything"
+    finally:
+        client.close()
+        site.close()
 
 
 def test_request_of_a_closed_client_fails_like_any_other():

@@ -8,11 +8,12 @@ from helpers.network.local_server import LocalServer, QuietHandler
 from helpers.worker.text_files import BYTES
 
 from barnraise.errors import TextError
+from barnraise.spec import address_problem
 from barnraise.text import download
 from barnraise.text.connection_errors import BUSY_STATUSES
 from barnraise.text.download import TextFetcher, resolve_public
 from barnraise.text.inspection import inspect_source
-from barnraise.text.places import AddressPlace
+from barnraise.text.places import AddressPlace, parse_place
 from barnraise.text.reading import open_source
 
 
@@ -195,6 +196,25 @@ def test_fetch_refuses_a_redirect_into_a_private_network(web, tmp_path):
     ):
         fetcher.fetch_to(web.url("/a"), tmp_path / "a")
     assert len(web.requests) == 1
+
+
+@pytest.mark.parametrize("location", ["http://[", "http://a..b.example/x", "ftp://b.example/x"])
+def test_redirect_to_what_is_no_address_is_a_sentence(web, pauses, tmp_path, location):
+    web.pages["/a"] = 302, b"", {"Location": location}
+
+    def resolve(host: str, port: int) -> str:
+        return "127.0.0.1" if host == "texts.example" else resolve_public(host, port)
+
+    with TextFetcher(resolve, pauses.append) as fetcher, pytest.raises(TextError, match="address"):
+        fetcher.fetch_to(web.url("/a"), tmp_path / "a")
+    assert not pauses
+
+
+@pytest.mark.parametrize("url", ["http://[x/", "https://a..b.invalid/x", "https://h:port/#text"])
+def test_source_that_is_no_address_is_refused_by_its_spelling(url):
+    with pytest.raises(TextError, match="is not an address"):
+        parse_place(url)
+    assert address_problem(url.partition("#")[0]) == "is not an address"
 
 
 # ---- failures that pass

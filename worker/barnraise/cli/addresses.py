@@ -9,6 +9,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import typer
 
 from barnraise.errors import StateError
+from barnraise.spec import split_address
 
 INVITED = "invited"  # /runs/NAME/invited/TOKEN/ is an invitation's page
 MAX_INVITATION = 200  # characters of a token, far more than any has
@@ -36,8 +37,7 @@ def parse_site_address(text: str) -> str:
     try:
         if "://" not in address:
             address = f"{_usual_scheme(address)}://{address}"
-        parts = urlsplit(address)
-        _ = parts.port  # raises when it is not a port
+        parts = split_address(address)
     except ValueError:
         raise StateError(f"'{text}' is not an address; write it as in the browser") from None
     if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
@@ -52,6 +52,8 @@ def parse_run_address(text: str) -> RunAddress:
         StateError: the text is an address without a run, or not an address.
     """
     address = unicodedata.normalize("NFKC", unquote(text.strip()))  # as sites store names
+    if not address.isprintable():
+        raise StateError(f"{text!r} is not an address; copy it from the browser")
     before, is_page, below = address.partition("/runs/")
     if not is_page:
         if "/" in address:

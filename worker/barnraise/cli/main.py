@@ -3,6 +3,8 @@
 `COMMANDS` lists them by purpose.
 """
 
+import os
+import sys
 from typing import Annotated
 
 import typer
@@ -38,6 +40,8 @@ Look at it from another terminal: `barnraise status --watch`, `barnraise logs -f
 Export the model: `barnraise export first-barn my-model`
 """
 
+READER_GONE = 141  # the exit code of a program that the signal SIGPIPE ends
+
 app = HelpfulTyper(
     rich_markup_mode="markdown",
     add_completion=False,
@@ -65,12 +69,25 @@ app.add_typer(machines, name="machines", rich_help_panel="Organise runs")
 def main() -> None:
     """Run the command; print an expected error as one sentence on stderr, with exit code 1.
 
-    Only a bug of Barnraise shows a traceback.
+    Only a bug of Barnraise shows a traceback. A reader of the output that has enough, like
+    `head -1`, ends the command without a word.
     """
     replace_unprintable()
     configure_torch_environment()
     try:
-        app()
+        try:
+            app()
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except (SystemExit, BrokenPipeError) as end:
+        # The handlers of rich and Typer exit with 1.
+        if not any(isinstance(cause, BrokenPipeError) for cause in (end, end.__context__)):
+            raise
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for number in (1, 2):  # the last flush at the exit would fail
+            os.dup2(nowhere, number)
+        raise SystemExit(READER_GONE) from None
     except (BarnraiseError, OSError) as error:
         errors.print(f"[bold red]barnraise:[/] {escape(redact(str(error)))}", soft_wrap=True)
         raise SystemExit(1) from None

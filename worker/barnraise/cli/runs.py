@@ -109,7 +109,9 @@ class TermsOptions:
 class LaunchOptions:
     """When a new run starts."""
 
-    quorum: Annotated[int, typer.Option(help="Machines to wait for before training starts.")] = 1
+    quorum: Annotated[
+        int, typer.Option(min=1, help="Machines to wait for before training starts.")
+    ] = 1
     launch: Annotated[bool, typer.Option("--launch", help="Launch the run too.")] = False
 
 

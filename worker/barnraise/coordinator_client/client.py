@@ -124,9 +124,10 @@ class CoordinatorClient:
 
     def pin_mirror(self) -> MirrorView:
         """Ask who answers at this URL, and trust that key from now on."""
+        started = time.monotonic()
         view = self._request("GET", "/mirror", None, MirrorView)
         self._http.key = view.key
-        self._http.set_server_time(view.time)
+        self._http.set_server_time(view.time, time.monotonic() - started)
         return view
 
     def request_enrolment(self, machine: MachineDescription) -> EnrolmentReply:

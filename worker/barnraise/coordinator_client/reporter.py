@@ -27,7 +27,7 @@ from barnraise.errors import (
     MessageError,
     StateError,
 )
-from barnraise.protocol.clock import OWNER_CLOCK_SECONDS
+from barnraise.protocol.clock import is_clock_wrong
 from barnraise.protocol.coordinator_messages import Attestation, Directive, ReportReply
 from barnraise.protocol.messages import Peer, Signed
 from barnraise.protocol.reports import (
@@ -311,8 +311,9 @@ class Reporter:
             seconds -= DIRECTIVE_SECONDS
             if not fetch_directives:
                 continue
+            started = time.monotonic()
             try:
-                self._apply_reply(self._coordinator.fetch_directive(self._run))
+                self._apply_reply(self._coordinator.fetch_directive(self._run), started)
                 self._answered_at = time.monotonic()
             except CoordinatorUnreachableError as error:
                 log.debug("%s; the next report warns about it", error)
@@ -368,11 +369,12 @@ class Reporter:
         while batch := self._spool.read_after(self._sent_seq):
             attestations = self._attestations
             self._attestations = ()
+            started = time.monotonic()
             reply = self._coordinator.send_reports(
                 self._run, batch, self._verdicts_after, attestations
             )
             self._answered_at = time.monotonic()
-            self._apply_reply(reply)
+            self._apply_reply(reply, started)
             if reply.acknowledged > self._mark or reply.acknowledged == self._spool.last_seq:
                 self._mark = reply.acknowledged
                 self._mark_moved_at = self._answered_at
@@ -381,8 +383,11 @@ class Reporter:
             if self._give_up_at and time.monotonic() > self._give_up_at:
                 return
 
-    def _apply_reply(self, reply: ReportReply) -> None:
-        """Adopt the directive if it is newer, and queue the ticket, peers and rulings."""
+    def _apply_reply(self, reply: ReportReply, started: float) -> None:
+        """Adopt the directive if it is newer, and queue the ticket, peers and rulings.
+
+        `started` is the monotonic time of the request.
+        """
         try:
             directive = open_signed(
                 reply.directive, "directive", Directive, self._coordinator.mirror
@@ -396,7 +401,7 @@ class Reporter:
             directive.issued >= self.directive.issued or reply.directive.key != self._directed_by
         )
         if is_for_us and is_newer:
-            self._check_clock(directive.issued)
+            self._check_clock(directive.issued, started)
             self._directed_by = reply.directive.key
             self.directive = directive
             self.signed_directive = reply.directive
@@ -409,17 +414,18 @@ class Reporter:
                     list(reply.verdicts), reply.verdicts_until, self._reporting_to
                 )
 
-    def _check_clock(self, site_time: float) -> None:
+    def _check_clock(self, site_time: float, started: float) -> None:
         """Log it, once until it is right again, when this machine's clock is not the site's."""
-        warning = clock_warning(self._coordinator.now() - site_time)
+        round_trip = time.monotonic() - started
+        warning = clock_warning(self._coordinator.now() - site_time, round_trip)
         if warning and not self._clock_is_wrong:
             log.warning("%s", warning)
         self._clock_is_wrong = bool(warning)
 
 
-def clock_warning(seconds_ahead: float) -> str:
+def clock_warning(seconds_ahead: float, round_trip: float = 0.0) -> str:
     """Return what a difference of clocks may mean for this machine's updates; "" if none."""
-    if abs(seconds_ahead) <= OWNER_CLOCK_SECONDS:
+    if not is_clock_wrong(seconds_ahead, round_trip):
         return ""
     if seconds_ahead > 0:
         difference = f"is {seconds_ahead:,.0f} seconds ahead of"

@@ -16,9 +16,8 @@ from barnraise.coordinator_client.client import (
     describe_problem,
 )
 from barnraise.errors import CoordinatorError, CoordinatorUnreachableError, StateError
-from barnraise.protocol.certificates import trusted_certificates
 from barnraise.protocol.coordinator_messages import Problem
-from barnraise.protocol.signed_http import describe_failure
+from barnraise.protocol.http_client import describe_failure, describe_route, open_http_client
 
 TOKEN_VARIABLE = "BARNRAISE_TOKEN"
 # A machine asks another mirror when one does not answer in time. A person has named this site, and
@@ -53,7 +52,7 @@ class TokenClient:
         self.url = url
         headers = {"User-Agent": f"barnraise/{__version__}", "Authorization": f"Bearer {token}"}
         timeout = httpx.Timeout(ANSWER_SECONDS, connect=TIMEOUT_SECONDS)
-        self._http = httpx.Client(timeout=timeout, headers=headers, verify=trusted_certificates())
+        self._http = open_http_client(timeout=timeout, headers=headers)
 
     def request(self, method: str, *path: str, body: Any = None, **query: Any) -> Any:
         """Send one request and return the answer's JSON.
@@ -84,7 +83,9 @@ class TokenClient:
             problem = Problem.model_validate_json(bytes(answer))
         except (ValueError, ValidationError):
             raise CoordinatorUnreachableError(
-                f"{self.url} answered {status} with something that is not Barnraise's API", status
+                f"{self.url} answered {status} with something that is not Barnraise's API"
+                + describe_route(self.url),
+                status,
             ) from None
         if status >= 500:
             raise CoordinatorUnreachableError(describe_problem(problem), status)

@@ -518,7 +518,7 @@ class Ledger:
             limit = self.verdicts.last_valid(author, last_head.seq)
             if limit < last_head.seq:
                 del heads[author]
-                if limit:
+                if limit > 0:
                     signed = self.header(author, limit)
                     assert signed is not None, "a verdict applies once its headers are here"
                     update = Update.model_validate_json(signed.body)

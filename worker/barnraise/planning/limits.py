@@ -8,6 +8,8 @@ CLIPPINGS = ("auto", "none", "exact", "layer")
 SAFETIES = ("auto", "exact", "restart")
 PRECISIONS = ("auto", "float32", "bfloat16")
 UNLIMITED = 10**18  # bytes a day to disk that are no limit
+# What a worker with a limit of zero would do, where that makes no sense.
+ZERO_EFFECTS = {"memory": "train", "device_memory": "compute", "uplink": "send"}
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,11 @@ class Limits:
             if value is not None and value < 0:
                 raise StateError(
                     f"the limit on {name.replace('_', ' ')} cannot be negative: {value}"
+                )
+            if value == 0 and name in ZERO_EFFECTS:
+                raise StateError(
+                    f"{name.replace('_', ' ')}: 0 would {ZERO_EFFECTS[name]} nothing; 'auto' is no "
+                    "limit"
                 )
         if self.clipping not in CLIPPINGS:
             raise StateError(

@@ -545,7 +545,7 @@ class _Search:
         if self.budgets.device_memory is not None:
             besides = self.budgets.device_overhead
             budgets["device_memory"] = self.budgets.device_memory + besides
-        if writes and self.budgets.disk_writes_per_day:
+        if writes and self.budgets.disk_writes_per_day is not None:
             budgets["disk_writes_per_day"] = self.budgets.disk_writes_per_day
         for name, budget in budgets.items():
             for factor in (1.25, 1.5, 2, 3, 4, 8, 16):

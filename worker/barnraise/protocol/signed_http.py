@@ -5,7 +5,6 @@ receiving mirror's key, the method, the path and the body. Answers are bounded i
 A sender with a wrong clock signs with the mirror's own time, which it learns from a signed 401.
 """
 
-import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,15 +15,13 @@ from pydantic import BaseModel, ValidationError
 
 from barnraise.errors import BarnraiseError, MessageError
 from barnraise.protocol.answer_deadline import AnswerDeadline, LimitedRequest
-from barnraise.protocol.certificates import trusted_certificates
-from barnraise.protocol.clock import REQUEST_CLOCK_SECONDS
+from barnraise.protocol.clock import REQUEST_CLOCK_SECONDS, estimate_offset
 from barnraise.protocol.coordinator_messages import Problem, ServerTime
+from barnraise.protocol.http_client import describe_failure, describe_route, open_http_client
 from barnraise.protocol.messages import Signed
 from barnraise.protocol.signing import Identity, open_signed
 
 API = "/api/v1"
-# What the system adds to its reasons: "[Errno 111] ", "[SSL: …] ", " (_ssl.c:1006)".
-SYSTEM_NOTES = re.compile(r"\[(?:Errno|WinError|SSL)[^\]]*\] ?| \(_ssl\.c:\d+\)")
 TOO_SLOW = 504  # the HTTP status of a gateway that has waited too long
 
 Answer = TypeVar("Answer", bound=BaseModel)
@@ -62,14 +59,6 @@ class HttpOptions:
     clock: Callable[[], float] = time.time
 
 
-def describe_failure(error: Exception) -> str:
-    """Return why a connection failed, without the numbers that only programmers know."""
-    text = str(error)
-    if "WRONG_VERSION_NUMBER" in text:
-        return "it does not speak HTTPS there: check the port, or write http:// in front"
-    return SYSTEM_NOTES.sub("", text).strip() or type(error).__name__
-
-
 class SignedHttpClient:
     """Talk to one mirror's API in the name of one identity.
 
@@ -95,9 +84,8 @@ class SignedHttpClient:
         self._clock_offset = 0.0  # the mirror's clock minus ours, in seconds
         self._deadline = AnswerDeadline(self._options.max_seconds)
         self._is_clock_known = False  # whether the mirror has stated its time or accepted ours
-        self._http = httpx.Client(
+        self._http = open_http_client(
             timeout=self._options.timeout_seconds,
-            verify=trusted_certificates(),
             headers={"User-Agent": self._options.user_agent},
         )
 
@@ -113,10 +101,13 @@ class SignedHttpClient:
         """
         return self._clock_offset if self._is_clock_known else None
 
-    def set_server_time(self, server_time: float) -> None:
-        """Sign from now on with a clock that shows `server_time` at this moment."""
-        self._clock_offset = server_time - self._options.clock()
-        self._is_clock_known = True
+    def set_server_time(self, server_time: float, round_trip: float) -> None:
+        """Sign by the mirror's clock, which it read in the `round_trip` seconds before now."""
+        now = self._options.clock()
+        offset = estimate_offset(server_time, now, round_trip, self._clock_offset)
+        if offset is not None:
+            self._clock_offset = offset
+            self._is_clock_known = True
 
     def request(
         self,
@@ -141,6 +132,7 @@ class SignedHttpClient:
             ProblemError: the mirror refuses.
         """
         body = b"" if message is None else message.model_dump_json().encode()
+        started = time.monotonic()
         status, content = self._send(method, API + path, body, headers or {})
         try:
             if status < 400:
@@ -148,7 +140,7 @@ class SignedHttpClient:
                 self._is_clock_known |= bool(self.key)  # it has checked when we signed
                 return answer
             problem = Problem.model_validate_json(content)
-            if status == 401 and problem.time and self._learn_time(problem.time):
+            if status == 401 and problem.time and self._learn_time(problem.time, started):
                 status, content = self._send(method, API + path, body, headers or {})
                 if status < 400:
                     return shape.model_validate_json(content)
@@ -157,6 +149,7 @@ class SignedHttpClient:
             cut_off = content[:1] == b"{" and not content.rstrip().endswith(b"}")
             raise RequestFailedError(
                 f"{self.name} answered {status} with something that is not Barnraise's API"
+                + describe_route(self.url)
                 + (" (it may be cut off)" if cut_off else ""),
                 status,
             ) from None
@@ -228,12 +221,15 @@ class SignedHttpClient:
                     response.status_code,
                 )
 
-    def _learn_time(self, signed: Signed) -> bool:
-        """Adopt the mirror's own signed time; return whether that changes what we would sign."""
+    def _learn_time(self, signed: Signed, started: float) -> bool:
+        """Adopt the mirror's own signed time; return whether that changes what we would sign.
+
+        `started` is the monotonic time of the request.
+        """
         try:
             server_time = open_signed(signed, "time", ServerTime, self.key).time
         except MessageError:
             return False
         before = self._clock_offset
-        self.set_server_time(server_time)
+        self.set_server_time(server_time, time.monotonic() - started)
         return abs(self._clock_offset - before) > REQUEST_CLOCK_SECONDS

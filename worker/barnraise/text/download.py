@@ -3,8 +3,8 @@
 Addresses are untrusted input: a host name that resolves into a private network is refused, and the
 connection goes to the very address that was checked. Redirects are checked in the same way.
 
-Where the environment names a proxy (HTTP_PROXY, HTTPS_PROXY, NO_PROXY), the proxy resolves the name
-and connects. A name that is known here to lead into a private network is still refused.
+Where the environment names a proxy (`protocol/proxies.py`), the proxy resolves the name and
+connects. A name that is known here to lead into a private network is still refused.
 
 A busy server (429, 5xx) and a cut connection are tried again, with growing pauses; a download goes
 on where it was cut, if the server allows it.
@@ -20,13 +20,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import urljoin, urlsplit
-from urllib.request import getproxies, proxy_bypass
 
 import httpx
 
 from barnraise.errors import TextError
 from barnraise.protocol.certificates import trusted_certificates
+from barnraise.protocol.http_client import describe_failure, open_http_client
 from barnraise.protocol.ip_addresses import is_public_ip, parse_ip
+from barnraise.protocol.proxies import choose_proxy
 from barnraise.spec import address_problem
 from barnraise.text.connection_errors import BUSY_STATUSES
 
@@ -42,14 +43,6 @@ ResolveAddress = Callable[[str, int], str]  # (host, port) → the IP address to
 
 class UnresolvedHostError(TextError):
     """Report a host name that has no address here; a proxy may know one."""
-
-
-def has_proxy(url: str) -> bool:
-    """Return whether the environment or the system names a proxy for an address."""
-    parts = urlsplit(url)
-    proxies = getproxies()
-    is_proxied = parts.scheme in proxies or "all" in proxies
-    return is_proxied and not proxy_bypass(parts.hostname or "")
 
 
 def resolve_public(host: str, port: int) -> str:
@@ -123,13 +116,11 @@ class TextFetcher:
         self._resolve = resolve
         self._pause = pause
         # The bytes of the file are wanted, as they are: its format is found from its content.
-        options = {
-            "timeout": TIMEOUT_SECONDS,
-            "verify": trusted_certificates(),
-            "headers": {"User-Agent": "barnraise", "Accept-Encoding": "identity"},
-        }
-        self._direct = httpx.Client(trust_env=False, **options)
-        self._proxied = httpx.Client(**options)
+        headers = {"User-Agent": "barnraise", "Accept-Encoding": "identity"}
+        self._direct = httpx.Client(
+            trust_env=False, timeout=TIMEOUT_SECONDS, headers=headers, verify=trusted_certificates()
+        )
+        self._proxied = open_http_client(timeout=TIMEOUT_SECONDS, headers=headers)
 
     def __enter__(self) -> "TextFetcher":
         return self
@@ -155,8 +146,10 @@ class TextFetcher:
             pause = min(MAX_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2**attempt)
             try:
                 status, headers = self._follow(url, partial)
+            except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+                raise TextError(f"{url} is not an address: {error}") from None
             except httpx.HTTPError as error:
-                problem = f"could not be fetched: {str(error) or type(error).__name__}"
+                problem = f"could not be fetched: {describe_failure(error)}"
             else:
                 if status in (200, 206):
                     return
@@ -180,7 +173,10 @@ class TextFetcher:
             location = headers.get("location")
             if status not in (301, 302, 303, 307, 308) or not location:
                 return status, headers
-            url = urljoin(url, location)
+            try:
+                url = urljoin(url, location)
+            except ValueError:
+                raise TextError(f"{url} redirects to what is not an address") from None
         raise TextError(f"{requested_url} redirects from one address to the next without end")
 
     def _request(self, url: str, partial: _PartialFile) -> tuple[int, httpx.Headers]:
@@ -205,7 +201,7 @@ class TextFetcher:
         parts = urlsplit(url)
         host = parts.hostname or ""
         port = parts.port or (443 if parts.scheme == "https" else 80)
-        if has_proxy(url):
+        if choose_proxy(url) is not None:
             with contextlib.suppress(UnresolvedHostError):
                 self._resolve(host, port)
             return self._proxied.stream(

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from barnraise.errors import TextError
 from barnraise.text.extra import needs_extra
-from barnraise.text.hub_files import check_cache_folder, hub_errors
+from barnraise.text.hub_files import hub_errors, prepare_hub
 from barnraise.text.places import HUB_PREFIXES
 from barnraise.text.rows import RenderChat
 from barnraise.text.tokenizer import MARK_BEGIN, MARK_END
@@ -84,13 +84,15 @@ def _load_from_hub(place: str) -> ExistingTokenizer:
     with needs_extra("this machine cannot read from the hub"):
         from huggingface_hub import hf_hub_download
         from huggingface_hub.errors import EntryNotFoundError
-    check_cache_folder()
+    prepare_hub()
     repository, _, revision = place.partition("@")
 
     def download(name: str) -> bytes | None:
         try:
             path = hf_hub_download(repository, name, revision=revision or None)
-        except EntryNotFoundError:
+        except EntryNotFoundError as error:
+            if isinstance(error, FileNotFoundError):  # the hub could not be asked
+                raise
             return None
         return Path(path).read_bytes()
 

@@ -1,8 +1,8 @@
 """Find and open the files of a Hugging Face dataset.
 
-`huggingface_hub` brings tokens, proxies, certificates, retries and caches, by its own variables:
-HF_ENDPOINT, HF_TOKEN, HF_HOME, HTTPS_PROXY. `datasets` reads which files a configuration has; where
-a dataset states none, `file_choice` chooses as for a folder.
+`huggingface_hub` brings tokens, retries and caches, by its own variables: HF_ENDPOINT, HF_TOKEN,
+HF_HOME. Its requests use proxies and certificates as all others do. `datasets` reads which files a
+configuration has; where a dataset states none, `file_choice` chooses as for a folder.
 """
 
 import os
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from barnraise.errors import TextError, TextUnreachableError
+from barnraise.protocol.http_client import open_http_client
 from barnraise.text.connection_errors import is_busy, is_connection_error
 from barnraise.text.download import ATTEMPTS, FIRST_PAUSE_SECONDS
 from barnraise.text.extra import needs_extra
@@ -40,7 +41,7 @@ def find_in_dataset(place: HubPlace, pause: Callable[[float], None] = time.sleep
     Raises:
         TextError: the dataset cannot be reached, or the choice is ambiguous.
     """
-    check_cache_folder()
+    prepare_hub()
     with hub_errors(place.repository):
         for attempt in range(ATTEMPTS - 1):
             try:
@@ -52,12 +53,31 @@ def find_in_dataset(place: HubPlace, pause: Callable[[float], None] = time.sleep
         return _find_files(place)
 
 
-def check_cache_folder() -> None:
-    """Refuse to download from the hub where no folder is known for its files.
+def route_hub_requests() -> None:
+    """Let `huggingface_hub` send its requests through our proxies, where it is installed.
+
+    A version without these names reads the environment by itself.
+    """
+    try:
+        from huggingface_hub.utils import _http as hub_http
+
+        library: Any = getattr(hub_http, "httpx2", None) or vars(hub_http)["httpx"]
+        hooks = {"request": [hub_http.hf_request_event_hook]}
+        set_client_factory = hub_http.set_client_factory
+    except (ImportError, LookupError, AttributeError):
+        return
+    options = {"event_hooks": hooks, "follow_redirects": True, "timeout": None}
+    set_client_factory(lambda: open_http_client(library, **options))
+
+
+def prepare_hub() -> None:
+    """Prepare for downloads from the hub.
 
     Raises:
-        TextError: names the variable to set; `huggingface_hub` would use a folder called "~".
+        TextError: no folder is known for its files; names the variable to set. `huggingface_hub`
+            would use a folder called "~".
     """
+    route_hub_requests()
     if any(os.environ.get(name) for name in ("HF_HOME", "XDG_CACHE_HOME")):
         return
     try:
@@ -107,7 +127,9 @@ def _states_configurations(repository: str, commit: str) -> bool:
 
     try:
         card = hf_hub_download(repository, "README.md", repo_type="dataset", revision=commit)
-    except EntryNotFoundError:
+    except EntryNotFoundError as error:
+        if isinstance(error, FileNotFoundError):  # it is not here, and the hub could not be asked
+            raise
         return False
     return states_configurations(Path(card))
 
@@ -207,7 +229,11 @@ def hub_errors(shown: str) -> Iterator[None]:
                 f"hf:{shown} cannot be read: the token in HF_TOKEN has characters that no token "
                 "has: copy it again"
             ) from None
-        first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+        # That a file is not in the cache says less than why the hub could not be asked.
+        origin = error.__cause__ if isinstance(error, FileNotFoundError) else None
+        first = next(
+            (line.strip() for line in str(origin or error).splitlines() if line.strip()), ""
+        )
         kind = TextUnreachableError if is_connection_error(error) else TextError
         raise kind(f"hf:{shown} cannot be read: {first[:300] or type(error).__name__}") from None
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from barnraise.errors import TextError
-from barnraise.spec import DATASET
+from barnraise.spec import DATASET, split_address
 
 HUB_PREFIXES = ("hf://datasets/", "hf:")
 _HUB_PAGE = re.compile(
@@ -67,6 +67,10 @@ def parse_place(text: str) -> Place:
         url, _, column = text.partition("#")
         if page := _HUB_PAGE.match(url):
             raise TextError(f"{url} is a page about a dataset: name it as hf:{page[1]}")
+        try:
+            split_address(url)
+        except ValueError:
+            raise TextError(f"{url} is not an address") from None
         return AddressPlace(url, column)
     if _ADDRESS.match(text):
         scheme = text.partition(":")[0]

@@ -171,7 +171,7 @@ class Worker:
         self.exchange = Exchange(
             exchange_config, self.ledger, transport or IrohTransport(identity.secret)
         )
-        if self.limits.uplink:
+        if self.limits.uplink is not None:
             self.exchange.set_uplink_limit(self.limits.uplink)
         self.anchor = Anchor([], self.ledger.last_updates())  # empty until `initialise_state`
         self.metrics = TrainingMetrics(self.key)

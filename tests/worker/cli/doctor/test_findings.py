@@ -121,3 +121,10 @@ def test_line_is_a_sentence_whether_it_was_measured_or_not(tried, connected, lin
     assert "reach this machine could not be tested" in found["Incoming"]
     quiet = replace(GOOD, uplink=0.0, network=NetworkFacts())
     assert not {"Line", "Incoming"} & {f.subject for f in judge_machine(quiet)}
+
+
+def test_difference_of_clocks_that_slow_answers_explain_is_no_warning():
+    late = MirrorFacts("https://a", 8.2, clock_seconds=12.0)
+    for mirror, level in ((late, Level.OK), (replace(late, seconds=0.2), Level.WARNING)):
+        found = judge_machine(replace(GOOD, mirrors=(mirror,)))
+        assert [finding.level for finding in found if finding.subject == "Clock"] == [level]

@@ -4,6 +4,7 @@ import json
 import socket
 import struct
 
+import certifi
 import psutil
 import pytest
 from example_hardware import cpu_machine
@@ -13,13 +14,16 @@ from typer.testing import CliRunner
 
 from barnraise.cli import main
 from barnraise.cli.doctor import command
+from barnraise.cli.doctor.findings import Level
 from barnraise.cli.doctor.measurements import (
     count_open_files,
     describe_filesystem,
+    describe_web_access,
     find_filesystem,
     find_own_address,
     find_write_error,
     fit_presets,
+    measure_machine_facts,
     measure_mirror,
     read_line_rates,
 )
@@ -83,6 +87,33 @@ def test_mirror_states_latency_clock_or_the_reason(tmp_path):
         site.close()
     gone = measure_mirror(CoordinatorClient(site.url, Identity(b"d" * 32)))
     assert gone.seconds is None and "does not answer" in gone.error
+
+
+def test_proxies_and_certificates_in_use_are_shown(monkeypatch):
+    for name in ("https_proxy", "ALL_PROXY", "all_proxy", "NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HTTPS_PROXY", "http://ada:geheim@10.0.0.9:3128")
+    monkeypatch.setenv("NO_PROXY", "10.0.0.0/8")
+    monkeypatch.setenv("SSL_CERT_FILE", certifi.where())
+    found = describe_web_access(["https://site.example", "https://10.0.0.1"])
+    assert found.level is Level.OK and found.sentence == (
+        "Reached: https://site.example through the proxy http://10.0.0.9:3128 of HTTPS_PROXY, "
+        "https://10.0.0.1 without a proxy. "
+        f"Trusted certificates: those in {certifi.where()} (SSL_CERT_FILE)."
+    )
+    monkeypatch.setenv("SSL_CERT_FILE", "/nonexistent/ca.pem")
+    found = describe_web_access([])
+    assert found.level is Level.PROBLEM and "/nonexistent/ca.pem, which does not" in found.sentence
+
+
+def test_doctor_names_certificates_that_do_not_exist(tmp_path, monkeypatch):
+    mirror = MirrorView(key="a" * 64, name="small", protocols=[1], time=0)
+    home = StateDir(tmp_path)
+    home.save_membership(SiteMembership(url="https://a.example", mirror=mirror, machine=MACHINE))
+    monkeypatch.setenv("SSL_CERT_FILE", "/nonexistent/ca.pem")
+    facts = measure_machine_facts(home, None)
+    assert "SSL_CERT_FILE names /nonexistent" in facts.mirrors[0].error
+    assert facts.web is not None and facts.web.level is Level.PROBLEM
 
 
 def test_line_rates_are_those_of_the_last_workers(tmp_path):

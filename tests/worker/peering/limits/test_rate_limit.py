@@ -179,3 +179,9 @@ def test_piece_takes_a_second_of_a_limited_uplink_at_most(rate):
     assert piece <= max(MIN_PIECE_BYTES, rate * PIECE_SECONDS) and piece <= PIECE_BYTES
     assert piece >= min(PIECE_BYTES, int(rate * PIECE_SECONDS)), "headers would take more"
     assert FairShare().piece_bytes == PIECE_BYTES
+
+
+def test_rate_of_zero_is_no_rate():
+    for attempt in (lambda: TokenBucket(Rate(0.0, 1.0)), lambda: FairShare().limit(0.0)):
+        with pytest.raises(AssertionError):
+            attempt()

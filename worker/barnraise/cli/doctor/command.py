@@ -172,8 +172,8 @@ def _publish(state_dir: StateDir, checkup: Checkup) -> None:
         write_atomically(state_dir.path / CHECKUP_FILE, checkup.model_dump_json(indent=1).encode())
     if not state_dir.is_enrolled:
         return
-    with contextlib.closing(FailoverClient.from_state_dir(state_dir)) as coordinator:
-        try:
+    try:
+        with contextlib.closing(FailoverClient.from_state_dir(state_dir)) as coordinator:
             coordinator.submit_checkup(checkup)
-        except BarnraiseError as error:  # an older site does not have this page
-            log.debug("the result was not sent: %s", error)
+    except BarnraiseError as error:  # an older site does not have this page
+        log.debug("the result was not sent: %s", error)

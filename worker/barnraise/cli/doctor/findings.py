@@ -15,7 +15,7 @@ from barnraise.cli.doctor.reach_verdict import (
     judge_reach,
 )
 from barnraise.formats import format_bytes
-from barnraise.protocol.clock import OWNER_CLOCK_SECONDS
+from barnraise.protocol.clock import is_clock_wrong
 
 OLDEST_PYTHON = (3, 11)
 LEAST_MEMORY = 1_000_000_000  # bytes of RAM with which the smallest preset trains
@@ -79,6 +79,7 @@ class MachineFacts:
     home_warning: str = ""  # what is unusual about it
     open_files: int | None = None  # that this process may open; None without a limit
     mirrors: tuple[MirrorFacts, ...] = ()  # empty for a machine that is not enrolled
+    web: MachineFinding | None = None  # which proxies and certificates are used
     network: NetworkFacts = field(default_factory=NetworkFacts)
     run_error: str = ""  # why the machines of the named run could not be asked
     uplink: float = 0.0  # bytes/s that it was measured to carry; 0 if that is not known
@@ -92,6 +93,7 @@ def judge_machine(facts: MachineFacts) -> list[MachineFinding]:
         *_judge_programs(facts),
         *_judge_memory(facts),
         *_judge_home(facts),
+        *([facts.web] if facts.web else []),
         *_judge_mirrors(facts),
         *_judge_run(facts),
         *_judge_network(facts.network),
@@ -188,9 +190,11 @@ def _judge_mirrors(facts: MachineFacts) -> list[MachineFinding]:
             level = Level.OK if mirror.seconds < SLOW_SECONDS else Level.WARNING
             sentence = f"{mirror.url} answers in {1000 * mirror.seconds:,.0f} ms."
             findings.append(MachineFinding("Site", level, sentence))
-    offsets = [m.clock_seconds for m in facts.mirrors if m.clock_seconds is not None]
+    offsets = sorted(
+        (m.clock_seconds, m.seconds or 0.0) for m in facts.mirrors if m.clock_seconds is not None
+    )
     if offsets:
-        findings.append(_judge_clock(sorted(offsets)[len(offsets) // 2]))
+        findings.append(_judge_clock(*offsets[len(offsets) // 2]))
     return findings
 
 
@@ -201,8 +205,8 @@ def _judge_run(facts: MachineFacts) -> list[MachineFinding]:
     return [MachineFinding("Run", Level.PROBLEM, sentence)]
 
 
-def _judge_clock(ahead: float) -> MachineFinding:
-    if abs(ahead) <= OWNER_CLOCK_SECONDS:
+def _judge_clock(ahead: float, round_trip: float) -> MachineFinding:
+    if not is_clock_wrong(ahead, round_trip):
         return MachineFinding("Clock", Level.OK, "The clock agrees with the site's.")
     direction = "ahead of" if ahead > 0 else "behind"
     sentence = (

@@ -15,20 +15,29 @@ from typing import Any
 
 import psutil
 
-from barnraise.cli.doctor.findings import MachineFacts, MirrorFacts, PresetFit
+from barnraise.cli.doctor.findings import (
+    Level,
+    MachineFacts,
+    MachineFinding,
+    MirrorFacts,
+    PresetFit,
+)
 from barnraise.cli.doctor.reach_verdict import NetworkFacts
 from barnraise.cli.doctor.router_hops import find_hops
 from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.coordinator_client.failover import FailoverClient
-from barnraise.errors import CoordinatorError, PlanError
+from barnraise.errors import CoordinatorError, PlanError, StateError
 from barnraise.planning.hardware import Hardware, available_memory, memory_bytes
 from barnraise.planning.limits import Limits
 from barnraise.planning.search import make_plan
+from barnraise.protocol.certificates import find_named_certificates, trusted_certificates
+from barnraise.protocol.http_client import describe_route
 from barnraise.protocol.mirror_list import MirrorEntry
 from barnraise.spec import PRESETS, preset
 from barnraise.state_dir import StateDir
 from barnraise.training.local_status import read_status
 
+HUB_URL = "https://huggingface.co"
 MIRROR_TRIES = 3  # the fastest one counts
 # Addresses that are only looked up in the routing table: nothing is sent to them.
 IPV4_TARGET, IPV6_TARGET = ("192.0.2.1", 9), ("2001:db8::1", 9)
@@ -53,6 +62,7 @@ def measure_machine_facts(state_dir: StateDir, hardware: Hardware | None) -> Mac
         home_warning=describe_filesystem(state_dir.path, find_filesystem(state_dir.path)),
         open_files=count_open_files(),
         mirrors=mirrors,
+        web=describe_web_access([*(mirror.url for mirror in mirrors), HUB_URL]),
         network=replace(measure_network(), is_site_reachable=is_reachable),
         uplink=uplink,
         downlink=downlink,
@@ -138,8 +148,12 @@ def count_open_files() -> int | None:
 
 def measure_mirrors(state_dir: StateDir) -> Iterable[MirrorFacts]:
     """Measure how fast each mirror of this machine's site answers, and what its clock shows."""
-    coordinator = FailoverClient.from_state_dir(state_dir)
     membership = state_dir.membership
+    try:
+        coordinator = FailoverClient.from_state_dir(state_dir)
+    except StateError as error:  # the environment names certificates that cannot be read
+        yield MirrorFacts(membership.url, error=str(error))
+        return
     newest = coordinator.newest_list
     mirrors: list[MirrorEntry] = newest.active if newest else []
     urls = [mirror.url for mirror in mirrors] or [membership.url]
@@ -150,19 +164,32 @@ def measure_mirrors(state_dir: StateDir) -> Iterable[MirrorFacts]:
 
 def measure_mirror(client: CoordinatorClient) -> MirrorFacts:
     """Return how fast one mirror answers; the fastest of a few tries counts. Closes the client."""
-    fastest = ahead = None
+    fastest: float | None = None
     with closing(client):
         try:
             for _ in range(MIRROR_TRIES):
                 started = time.perf_counter()
-                view = client.pin_mirror()
+                client.pin_mirror()
                 seconds = time.perf_counter() - started
-                if fastest is None or seconds < fastest:
-                    fastest, ahead = seconds, time.time() - seconds / 2 - view.time
+                fastest = seconds if fastest is None else min(fastest, seconds)
         except CoordinatorError as error:
             if fastest is None:
                 return MirrorFacts(client.url, error=str(error))
-    return MirrorFacts(client.url, fastest, clock_seconds=ahead)
+    offset = client.clock_offset
+    return MirrorFacts(client.url, fastest, clock_seconds=None if offset is None else -offset)
+
+
+def describe_web_access(urls: Iterable[str]) -> MachineFinding:
+    """Return which proxies are used for these addresses, and which certificates."""
+    try:
+        trusted_certificates()
+        ways = [f"{url} {describe_route(url)[2:] or 'without a proxy'}" for url in urls]
+    except StateError as error:
+        return MachineFinding("Web", Level.PROBLEM, f"{error}.")
+    variable, place = find_named_certificates()
+    named = f"those in {place} ({variable})" if variable else "the usual ones (certifi)"
+    sentence = f"Reached: {', '.join(ways)}. Trusted certificates: {named}."
+    return MachineFinding("Web", Level.OK, sentence)
 
 
 # ---- the network ---------------------------------------------------------------------------------

@@ -29,7 +29,8 @@ class TokenBucket:
     """Allow `rate` units per second on average and a burst at once."""
 
     def __init__(self, rate: Rate) -> None:
-        """Start with a full bucket; an infinite rate per second never limits."""
+        """Start with a full bucket; an infinite rate per second never limits, 0 is no rate."""
+        assert rate.per_second > 0, "a bucket that is never refilled would never be ready"
         self.rate, self._burst = rate
         self._level = self._burst
         self._filled_at = -math.inf
@@ -163,6 +164,7 @@ class FairShare:
 
     def limit(self, rate: float) -> None:
         """Set the limit, in bytes per second. Safe to call from another thread."""
+        assert rate > 0, "nothing could ever be sent"
         self._bucket.rate = rate
 
     def record_message(self, size: int) -> None:

@@ -9,6 +9,7 @@ from barnraise.errors import StateError
 from barnraise.peering.addresses.addresses import host_of, join_address, parse_address, port_of
 from barnraise.peering.addresses.reachability import Reachability
 from barnraise.peering.limits.repeated_warnings import RepeatedWarnings
+from barnraise.spec import split_address
 
 log = logging.getLogger("barnraise.exchange")
 
@@ -26,7 +27,11 @@ def check_announced(addresses: Sequence[str]) -> tuple[str, ...]:
         raise StateError(f"announce at most {MAX_ANNOUNCED} addresses, not {len(addresses)}")
     for address in addresses:
         host = host_of(address)
-        if not port_of(address) or not address.rpartition(":")[0]:
+        try:
+            is_whole = split_address(f"//{address}").netloc == address and "@" not in address
+        except ValueError:
+            is_whole = False
+        if not (is_whole and host and port_of(address)):
             raise StateError(
                 f"'{address}' is not HOST:PORT, like 203.0.113.7:45555 or [2001:db8::7]:45555"
             )

@@ -1,7 +1,7 @@
 """Push an exported model to a repository of its owner's on the Hugging Face hub.
 
-`huggingface_hub` brings the token, proxies, certificates, large files and retries, by its own
-variables: HF_TOKEN, HF_ENDPOINT, HF_HOME, HTTPS_PROXY.
+`huggingface_hub` brings the token, large files and retries, by its own variables: HF_TOKEN,
+HF_ENDPOINT, HF_HOME. Its requests use proxies and certificates as all others do.
 """
 
 import re
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from barnraise.errors import StateError
+from barnraise.text.hub_files import route_hub_requests
 
 NAME = r"[^\W_][\w.-]{0,95}"  # the hub's own check refuses the rest
 REPOSITORY = re.compile(f"{NAME}/{NAME}", re.ASCII)
@@ -75,6 +76,7 @@ def _import_hub() -> Any:
         import huggingface_hub
     except ImportError:
         raise StateError(f"pushing needs huggingface_hub: {INSTALL_ADVICE}") from None
+    route_hub_requests()
     return huggingface_hub
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from barnraise.errors import StateError, TextError
 from barnraise.ledger.anchor import fragment_to_bytes
 from barnraise.spec import UNIT_BITS, Fragment, ModelSpec
-from barnraise.text.hub_files import check_cache_folder
+from barnraise.text.hub_files import prepare_hub
 from barnraise.text.tokenizer import END_TOKEN, MAX_VOCABULARY, count_tokens, load_tokenizer
 from barnraise.training.model_files.gpt2_config import CONFIG_FILE, read_model
 from barnraise.training.model_files.gpt2_names import (
@@ -102,7 +102,7 @@ def download_model(name: str) -> Path:
             "a model of the Hugging Face hub needs one more package: pip install huggingface_hub"
         ) from None
     try:
-        check_cache_folder()
+        prepare_hub()
     except TextError as error:
         raise StateError(str(error)) from None
     repository, _, revision = name.partition("@")
