@@ -9,6 +9,7 @@ import pytest
 import torch
 from helpers.effort import examples
 from helpers.mirrors.mirror_lists import list_entry, signed_list
+from helpers.updates.headers import PART, build_update, sign_chain
 from helpers.updates.tickets import sign_ticket
 from hypothesis import HealthCheck, given, settings
 
@@ -58,21 +59,14 @@ def header(
     tokens: int = 10,
     total: int | None = None,
 ) -> messages.Signed:
-    parts = [
-        messages.FragmentUpdate(digest="a" * 64, size=20, sketch="0" * 16) for _ in RULES.sizes
-    ]
-    update = messages.Update(
-        run=RUN,
-        peer=AUTHOR.key,
+    update = build_update(
+        AUTHOR.key,
+        seq,
         incarnation=f"{life:016x}",
-        seq=seq,
-        started_ms=0,
-        time_ms=1000 * seq,
-        ticket="0" * 64,
         previous=previous,
         tokens=tokens,
         total=10 * seq if total is None else total,
-        fragments=parts,
+        fragments=[PART] * len(RULES.sizes),
     )
     return AUTHOR.sign("update", update)
 
@@ -330,35 +324,9 @@ def test_larger_list_asks_for_more_signatures_than_the_run_did():
 # ---- a ledger and an anchor under verdicts
 
 
-def chain_headers(
-    count: int, identity: Identity, tokens: int = 10, volunteer: str = VOLUNTEER
-) -> list[tuple[messages.Signed, messages.Update]]:
-    """Return signed headers without fragments; each continues the last."""
-    headers, previous = [], GENESIS_DIGEST
-    for seq in range(1, count + 1):
-        update = messages.Update(
-            run=RUN,
-            peer=identity.key,
-            incarnation="0" * 16,
-            seq=seq,
-            started_ms=0,
-            time_ms=1000 * seq,
-            ticket="0" * 64,
-            previous=previous,
-            tokens=tokens,
-            total=tokens * seq,
-            volunteer=volunteer,
-            fragments=[],
-        )
-        signed = identity.sign("update", update)
-        previous = digest(signed.body)
-        headers.append((signed, update))
-    return headers
-
-
 VOLUNTEERS = [VOLUNTEER, OTHER_VOLUNTEER]
-FIRST_CHAIN = chain_headers(7, AUTHOR)
-SECOND_CHAIN = chain_headers(5, STRANGER, 7, OTHER_VOLUNTEER)
+FIRST_CHAIN = sign_chain(AUTHOR, 7, volunteer=VOLUNTEER)
+SECOND_CHAIN = sign_chain(STRANGER, 5, tokens=7, volunteer=OTHER_VOLUNTEER)
 AUTHORS = [FIRST_CHAIN[0][1].author, SECOND_CHAIN[0][1].author]
 KEYS = [AUTHOR.key, STRANGER.key]
 some_verdicts = st.lists(
@@ -670,8 +638,8 @@ def test_author_cannot_push_its_updates_past_the_horizon(tmp_path, monkeypatch):
     """The attack of the review: the liar's own 123 updates made its first ones too old."""
     monkeypatch.setattr(ledger_module, "HORIZON_SECONDS", 0.0)
     ledger = Ledger(tmp_path)
-    liars = chain_headers(123, AUTHOR, tokens=40_000)
-    honest = chain_headers(6, STRANGER, tokens=100)
+    liars = sign_chain(AUTHOR, 123, tokens=40_000, volunteer=VOLUNTEER)
+    honest = sign_chain(STRANGER, 6, tokens=100, volunteer=VOLUNTEER)
     for header in [honest[0], *liars, *honest[1:4]]:
         ledger.append(*header)
     assert build_verdict(ledger, RUN, {AUTHORS[0]: 0}, {}, horizon=3).after == {AUTHORS[0]: 0}
@@ -682,8 +650,3 @@ def test_author_cannot_push_its_updates_past_the_horizon(tmp_path, monkeypatch):
     monkeypatch.setattr(ledger_module, "HORIZON_SECONDS", 3600.0)
     assert build_verdict(ledger, RUN, {AUTHORS[0]: 0}, {}, horizon=3).after == {AUTHORS[0]: 0}
     ledger.close()
-
-
-def test_verdict_set_union_of_three_is_order_independent():
-    sets = [VerdictSet.from_proof(PROOFS[n]) for n in (0, 5, 6)]
-    assert len({(a | (b | c)).digest for a, b, c in itertools.permutations(sets)}) == 1

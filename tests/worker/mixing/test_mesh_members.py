@@ -81,8 +81,7 @@ async def test_mesh_dials_a_proven_address_as_often_as_it_likes():
 
 
 def test_ticket_of_a_machine_without_a_connection_comes_from_its_updates(world):
-    ada, ben = (world.machine(number).start() for number in (1, 2))
-    ben.add_peers(ada)
+    ada, ben = world.start_linked(1, 2)
     ada.publish_round(1)
     world.wait_for_agreement(ada, ben, seconds=60)
     ada.exchange.stop()

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.paths import TESTS, WORKER
+from helpers.updates.headers import PART, build_update
 
 from barnraise.ledger.anchor import Anchor
 from barnraise.planning.plan import Plan, tile_elements
-from barnraise.protocol.messages import FragmentUpdate, Update
 from barnraise.spec import ModelSpec, Recipe
 from barnraise.swap.engine import Engine
 from barnraise.swap.state_store import FragmentSequence, StateStore
@@ -19,19 +19,7 @@ from barnraise.training.checkpoint import HEADER_FILE, TENSORS_FILE, CheckpointS
 
 TINY = ModelSpec(layers=2, width=32, heads=4, context=16, vocabulary=300)
 RUN = "01890000-0000-7000-8000-000000000000"
-HEAD = Update(
-    run=RUN,
-    peer="a" * 64,
-    incarnation="1" * 16,
-    seq=3,
-    started_ms=0,
-    time_ms=3000,
-    ticket="0" * 64,
-    previous="0" * 64,
-    tokens=10,
-    total=30,
-    fragments=[FragmentUpdate(digest="d" * 64, size=5, sketch="e" * 16)],
-)
+HEAD = build_update("a" * 64, 3, run=RUN, incarnation="1" * 16, fragments=[PART])
 
 
 def engine_in_memory(model: ModelSpec, recipe: Recipe, seed: int) -> Engine:

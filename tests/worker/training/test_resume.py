@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.updates.headers import build_update
 
 from barnraise.ledger.anchor import Anchor, fragment_to_bytes
 from barnraise.ledger.ledger import Ledger
 from barnraise.planning.plan import Plan, tile_elements
-from barnraise.protocol.messages import Update
 from barnraise.protocol.signing import Identity
 from barnraise.spec import ModelSpec, Recipe
 from barnraise.swap.engine import Engine
@@ -144,19 +144,7 @@ def test_state_older_than_its_ledger_keeps_all_but_its_anchor(tmp_path, plan):
     saved = SavedState(tmp_path, plan)
     assert saved.align_with_ledger(ledger, Recipe()), "an empty ledger cannot be newer"
     author = Identity(b"a" * 32)
-    update = Update(
-        run=HEADER.run,
-        peer=author.key,
-        incarnation="0" * 16,
-        seq=5,
-        started_ms=0,
-        time_ms=5000,
-        ticket="0" * 64,
-        previous="1" * 64,
-        tokens=10,
-        total=50,
-        fragments=[],
-    )
+    update = build_update(author.key, 5, run=HEADER.run)
     head = author.sign("update", update)
     anchor = [
         torch.full((fragment.size,), 7 + fragment.index, dtype=torch.int32)

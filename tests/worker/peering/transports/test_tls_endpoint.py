@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from helpers.network.stream_pieces import split_stream
+from helpers.network.transport_pairs import started
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -398,26 +399,22 @@ async def test_connection_that_ends_within_a_frame_raises_channel_closed():
             await asyncio.wait_for(accepted.receive(), 10)
 
 
+@contextlib.asynccontextmanager
 async def start_protocols(*transports: IrohTransport):
     protocols = [transport.add_protocol("test") for transport in transports]
-    for transport in transports:
-        await transport.start()
-    return protocols
+    async with started(*transports):
+        yield protocols
 
 
 async def test_protocol_uses_tcp_where_the_peer_answers_there():
     transports = [IrohTransport(each.secret, "127.0.0.1") for each in (DIALLER, LISTENER)]
-    protocols = await start_protocols(*transports)
-    try:
+    async with start_protocols(*transports) as protocols:
         peer = Peer(key=LISTENER.key, addresses=transports[1].addresses())
         dialled = await protocols[0].connect(peer)
         accepted = await asyncio.wait_for(protocols[1].accept(), 10)
         assert isinstance(dialled, TlsChannel) and isinstance(accepted, TlsChannel)
         await dialled.send(b"weights")
         assert await accepted.receive() == b"weights"
-    finally:
-        for transport in transports:
-            await transport.close()
 
 
 async def test_protocol_uses_quic_where_the_tcp_port_is_taken(caplog, monkeypatch):
@@ -429,8 +426,7 @@ async def test_protocol_uses_quic_where_the_tcp_port_is_taken(caplog, monkeypatc
             IrohTransport(DIALLER.secret, "127.0.0.1"),
             IrohTransport(LISTENER.secret, "127.0.0.1", port),
         ]
-        protocols = await start_protocols(*transports)
-        try:
+        async with start_protocols(*transports) as protocols:
             assert "by UDP alone" in caplog.text
             peer = Peer(key=LISTENER.key, addresses=transports[1].addresses()[:1])
             dialled = await asyncio.wait_for(protocols[0].connect(peer), 20)
@@ -438,6 +434,3 @@ async def test_protocol_uses_quic_where_the_tcp_port_is_taken(caplog, monkeypatc
             await dialled.send(b"weights")
             accepted = await asyncio.wait_for(protocols[1].accept(), 10)
             assert await accepted.receive() == b"weights"
-        finally:
-            for transport in transports:
-                await transport.close()
