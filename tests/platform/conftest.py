@@ -71,18 +71,36 @@ class Volunteer:
             coordinator_messages.Problem.model_validate_json(answer.content)
         return answer
 
+    def request_join(self, run, **changed):
+        """Request to join the run, with `changed` fields, and return the response."""
+        fields = {"version": "0.1", "addresses": ["127.0.0.1:4000"], **changed}
+        request = coordinator_messages.JoinRequest(**fields)
+        return self.send_request("POST", f"/runs/{run.slug}/join", request)
+
     def join(self, run) -> coordinator_messages.JoinReply:
         """Join the run and return the site's answer."""
-        request = coordinator_messages.JoinRequest(version="0.1", addresses=["127.0.0.1:4000"])
-        answer = self.send_request("POST", f"/runs/{run.slug}/join", request)
+        answer = self.request_join(run)
         assert answer.status_code == 200, answer.content
         return coordinator_messages.JoinReply.model_validate_json(answer.content)
+
+    def post_manifest(self, run, document: coordinator_messages.TextManifest):
+        """Sign and send the manifest of the run's text, and return the response."""
+        signed = self.identity.sign("manifest", document)
+        return self.send_request("POST", f"/runs/{run.slug}/manifest", signed)
 
     def report(self, run, *reports: reports_module.Report):
         """Send reports about the run and return the response."""
         return self.send_request(
             "POST", f"/runs/{run.slug}/reports", coordinator_messages.Reports(reports=list(reports))
         )
+
+    def store_reports(self, run, *reports: reports_module.Report) -> None:
+        """Send reports about the run, and let the site store them."""
+        from coordinator.telemetry.rollup import drain_queue
+
+        answer = self.report(run, *reports)
+        assert answer.status_code == 200, answer.content
+        drain_queue(wait=True)
 
 
 @pytest.fixture(autouse=True)
@@ -260,6 +278,34 @@ def launched_run(draft, manifest, volunteer):
         return run, first
 
     return launch
+
+
+@pytest.fixture
+def adas_run(person, launched_run):
+    """Return a run in training and its owner's machine."""
+    return launched_run(person())
+
+
+@pytest.fixture
+def strangers(person, volunteer):
+    """Return a function that enrols machines of as many people and lets them join a run."""
+
+    def join(run, *seeds: int) -> list[Volunteer]:
+        machines = [volunteer(person(f"{seed}@example.org"), seed) for seed in seeds]
+        for machine in machines:
+            machine.join(run)
+        return machines
+
+    return join
+
+
+@pytest.fixture
+def shared_run(adas_run, person, volunteer):
+    """Return a run in training, its owner's machine and the machine of Bob, which joined it."""
+    run, ada = adas_run
+    bob = volunteer(person("bob@example.org"), 2)
+    bob.join(run)
+    return run, ada, bob
 
 
 @pytest.fixture

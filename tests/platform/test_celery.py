@@ -79,9 +79,7 @@ def test_reports_are_stored_although_a_worker_is_killed(
     run = draft(person(), spec=spec_from_fields({"recipe.token_budget": 1000 * total, "seed": 7}))
     ada = volunteer(run.owner)
     run.launch()
-    ada.send_request(
-        "POST", f"/runs/{run.slug}/manifest", ada.identity.sign("manifest", manifest(run))
-    )
+    ada.post_manifest(run, manifest(run))
     ada.join(run)
     for first in range(1, total + 1, batch):
         assert (

@@ -270,7 +270,7 @@ for model in THIRD_PARTY_MODELS:  # for superusers only
 
 
 @pytest.fixture
-def populated_site(valkey, person, launched_run, draft, volunteer, settings) -> SimpleNamespace:
+def populated_site(valkey, person, launched_run, draft, settings) -> SimpleNamespace:
     """Create a person of each role, and one of everything that belongs to the owner."""
     for part in heartbeats.Part:  # which advance for as long as the test lasts
         valkey.hset(heartbeats.KEY, part.value, time.time() + 3600)

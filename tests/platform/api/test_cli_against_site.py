@@ -16,7 +16,6 @@ from coordinator.accounts.models import Machine
 from coordinator.fleet.machine_state import MachinePause
 from coordinator.lib import site_identity
 from coordinator.runs.models import Run
-from coordinator.telemetry.rollup import drain_queue
 from coordinator.tokens.models import SCOPES, Token
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -101,14 +100,10 @@ def test_cli_names_a_launched_run_as_its_pages_do(barnraise, tmp_path, live_serv
     assert "launching" in barnraise("runs", "show", "launched")
 
 
-def test_cli_removes_updates_of_a_machine(
-    barnraise, launched_run, volunteer, person, numbered_report
-):
+def test_cli_removes_updates_of_a_machine(barnraise, launched_run, numbered_report, strangers):
     run, _ = launched_run(barnraise.owner, name="Dusk")
-    bob = volunteer(person("bob@example.org"), 2)
-    bob.join(run)
-    bob.report(run, numbered_report(4))
-    drain_queue()
+    (bob,) = strangers(run, 2)
+    bob.store_reports(run, numbered_report(4))
     assert "No updates have been removed" in barnraise("runs", "verdict", "dusk")
     options = ("--from=4", "--update=2:1000", "--reason=noise", "--json")
     issued = barnraise("runs", "verdict", "dusk", "pc-2", *options)
@@ -124,15 +119,13 @@ def test_cli_removes_updates_of_a_machine(
 
 
 def test_cli_shows_a_runs_progress_and_prints_its_history(
-    barnraise, launched_run, volunteer, person, numbered_report
+    barnraise, launched_run, numbered_report, strangers
 ):
     run, _ = launched_run(barnraise.owner, name="Dawn")
-    bob = volunteer(person("bob@example.org"), 2)
-    bob.join(run)
+    (bob,) = strangers(run, 2)
     losses = (("train", 1000, 3.5), ("train", 2000, 3.25), ("validation", 2000, 3.125))
     points = [reports.MeasuredLoss(kind=k, tokens=t, loss=loss) for k, t, loss in losses]
-    bob.report(run, numbered_report(1).model_copy(update={"points": points, "rate": 500.0}))
-    drain_queue()
+    bob.store_reports(run, numbered_report(1).model_copy(update={"points": points, "rate": 500.0}))
     shown = barnraise("runs", "show", "dawn")
     assert "3.250 training, 3.125 validation" in shown and "at work, 500 tokens/s" in shown
     assert "2,000" in barnraise("runs", "history", "dawn")

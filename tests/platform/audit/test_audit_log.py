@@ -73,7 +73,7 @@ def test_redacted_entry_records_only_that_it_happened(person):
     assert anonymise() == 0
 
 
-def test_request_id_is_kept_if_valid_and_replaced_otherwise(client, valkey, person):
+def test_request_id_is_kept_if_valid_and_replaced_otherwise(client, valkey):
     answer = client.get("/", headers={"X-Request-ID": "a-workers-own-1"})
     assert answer["X-Request-ID"] == "a-workers-own-1"
     for wrong in ("short", "x" * 65, "new\nline-in-it", "<script>alert()</script>"):

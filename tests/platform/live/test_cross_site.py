@@ -70,8 +70,8 @@ def test_csp_allows_other_mirrors_on_public_run_pages_only(
     }
 
 
-def test_run_page_without_mirror_list_connects_to_this_site_only(person, launched_run, valkey):
-    run, _ = launched_run(person())
+def test_run_page_without_mirror_list_connects_to_this_site_only(adas_run, valkey):
+    run, _ = adas_run
     page = Client().get(f"/runs/{run.slug}/")
     assert connect_sources(page) == "'self'" and 'data-mirrors="[]"' in page.content.decode()
 

@@ -48,10 +48,8 @@ def test_golden_message_follows_its_schema(model, name):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_messages_of_a_training_run_follow_their_schema(
-    person, launched_run, numbered_report, plan
-):
-    run, volunteer = launched_run(person())
+def test_messages_of_a_training_run_follow_their_schema(adas_run, numbered_report, plan):
+    run, volunteer = adas_run
     exchange = reports.ExchangeView(
         round_steps=20,
         scheme="dense4",

@@ -17,7 +17,7 @@ from helpers.network.local_server import LocalServer, QuietHandler
 from helpers.site.pages import text as page
 from helpers.site.remote_telemetry import EXCHANGE
 
-from barnraise.protocol import coordinator_messages, enums
+from barnraise.protocol import enums
 from coordinator.accounts.models import SiteSettings
 from coordinator.audit.models import AuditEntry
 from coordinator.celery import app
@@ -80,8 +80,8 @@ def receiver(settings):
 # ---- detection
 
 
-def test_started_run_notifies_owner_and_people_with_machines(person, launched_run, volunteer):
-    run, _ = launched_run(person())
+def test_started_run_notifies_owner_and_people_with_machines(person, adas_run, volunteer):
+    run, _ = adas_run
     volunteer(person("bob@example.org"), 2).join(run)
     volunteer(person("eve@example.org"), 3)
     assert detect_kinds_and_people() == [
@@ -91,9 +91,9 @@ def test_started_run_notifies_owner_and_people_with_machines(person, launched_ru
 
 
 def test_sweep_continues_until_everybody_concerned_is_notified(
-    person, launched_run, volunteer, monkeypatch
+    person, adas_run, volunteer, monkeypatch
 ):
-    run, _ = launched_run(person())
+    run, _ = adas_run
     for n, name in enumerate(("bob", "eve"), 2):
         volunteer(person(f"{name}@example.org"), n).join(run)
     monkeypatch.setattr(tasks, "MAX_NOTIFICATIONS", 2)
@@ -106,8 +106,8 @@ def test_sweep_continues_until_everybody_concerned_is_notified(
     assert tasks.sweep() == 0
 
 
-def test_finished_run_is_notified_and_cancelled_draft_is_not(person, launched_run, draft):
-    run, _ = launched_run(person())
+def test_finished_run_is_notified_and_cancelled_draft_is_not(adas_run, draft):
+    run, _ = adas_run
     draft(run.owner, name="Never mind").cancel()
     run.finish()
     finished = [
@@ -121,8 +121,8 @@ def test_finished_run_is_notified_and_cancelled_draft_is_not(person, launched_ru
     assert finished[0].data["run"]["status"] == "finished"
 
 
-def test_silent_run_is_stalled_and_silent_machine_is_quiet(person, launched_run):
-    run, _ = launched_run(person())
+def test_silent_run_is_stalled_and_silent_machine_is_quiet(adas_run):
+    run, _ = adas_run
     Run.objects.update(started=LONG_AGO)
     set_silent_for(run, 2)
     assert detect_kinds_and_people() == []
@@ -137,10 +137,8 @@ def test_silent_run_is_stalled_and_silent_machine_is_quiet(person, launched_run)
     assert detect_kinds_and_people() == [], "a silence of a day is still notified"
 
 
-def test_machine_that_left_or_is_revoked_or_busy_elsewhere_is_not_quiet(
-    person, launched_run, volunteer, draft
-):
-    run, ada = launched_run(person())
+def test_machine_that_left_or_is_revoked_or_busy_elsewhere_is_not_quiet(adas_run, draft):
+    run, ada = adas_run
     Run.objects.update(started=LONG_AGO)
     set_silent_for(run, 20)
     Membership.objects.update(activity=enums.Activity.LEFT)
@@ -154,8 +152,8 @@ def test_machine_that_left_or_is_revoked_or_busy_elsewhere_is_not_quiet(
     assert ("machine.quiet", "ada@example.org") not in detect_kinds_and_people()
 
 
-def test_silence_while_the_site_was_down_is_not_notified(person, launched_run, valkey):
-    run, _ = launched_run(person())
+def test_silence_while_the_site_was_down_is_not_notified(adas_run, valkey):
+    run, _ = adas_run
     Run.objects.update(started=LONG_AGO)
     set_silent_for(run, 60)
     assert timezone.now() - tasks.reporting_since() < timedelta(seconds=5), (
@@ -180,9 +178,9 @@ def test_event_is_notified_once_in_repeated_sweeps(person, launched_run):
 
 
 def test_sweep_without_news_needs_few_queries(
-    person, launched_run, volunteer, django_assert_max_num_queries
+    person, adas_run, volunteer, django_assert_max_num_queries
 ):
-    run, _ = launched_run(person())
+    run, _ = adas_run
     for n in range(2, 30):
         volunteer(person(f"{n}@example.org"), n).join(run)
     assert tasks.sweep() == 29
@@ -190,8 +188,8 @@ def test_sweep_without_news_needs_few_queries(
         assert tasks.sweep() == 0
 
 
-def test_machine_that_goes_quiet_twice_is_notified_twice(person, launched_run):
-    run, _ = launched_run(person())
+def test_machine_that_goes_quiet_twice_is_notified_twice(adas_run):
+    run, _ = adas_run
     Run.objects.update(started=LONG_AGO)
     for minutes in (20, 16):
         set_silent_for(run, minutes)
@@ -207,8 +205,7 @@ def test_refused_join_is_notified_once_a_day(person, launched_run, volunteer):
     Run.objects.update(access="invitation")
     bob = volunteer(person("bob@example.org"), 2)
     for _ in range(3):
-        request = coordinator_messages.JoinRequest(version="1", addresses=[])
-        assert bob.send_request("POST", f"/runs/{run.slug}/join", request).status_code == 403
+        assert bob.request_join(run).status_code == 403
     notice = Notification.objects.get(person=bob.machine.owner)
     assert "Guests only refused" in notice.title and "invited" in notice.text
 

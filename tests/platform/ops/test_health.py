@@ -101,10 +101,8 @@ def test_part_that_never_advanced_counts_from_the_first_look(client, valkey, mon
     assert "Celery has moved no reports" in client.get("/readyz").json()["background"]
 
 
-def test_metrics_label_views_and_never_machines_or_runs(
-    person, launched_run, numbered_report, client, valkey
-):
-    run, ada = launched_run(person())
+def test_metrics_label_views_and_never_machines_or_runs(adas_run, numbered_report, client, valkey):
+    run, ada = adas_run
     for seq in range(1, 4):
         ada.report(run, numbered_report(seq))
     drain_queue()

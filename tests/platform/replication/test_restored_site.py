@@ -78,7 +78,7 @@ def restored(other, person):
     return ada, own_events
 
 
-def test_restored_site_is_read_only_until_its_log_is_pulled_back(restored, other, person):
+def test_restored_site_is_read_only_until_its_log_is_pulled_back(restored, other):
     ada, _ = restored
     client = Client()
     client.force_login(ada)

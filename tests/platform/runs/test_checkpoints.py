@@ -38,9 +38,9 @@ def build_checkpoint_view(**changed) -> reports.CheckpointView:
     return reports.CheckpointView(**{**fields, **changed})
 
 
-def test_checkpoint_announced_repeatedly_is_stored_once(person, launched_run, numbered_report):
-    run, ada = launched_run(person())
-    ada.report(
+def test_checkpoint_announced_repeatedly_is_stored_once(adas_run, numbered_report):
+    run, ada = adas_run
+    ada.store_reports(
         run,
         *(
             numbered_report(
@@ -49,12 +49,10 @@ def test_checkpoint_announced_repeatedly_is_stored_once(person, launched_run, nu
             for seq in range(1, 6)
         ),
     )
-    drain_queue()
-    ada.report(
+    ada.store_reports(
         run,
         numbered_report(6, checkpoint=build_checkpoint_view(), vector=OTHER_VECTOR, anchor=None),
     )
-    drain_queue()
     checkpoint = Checkpoint.objects.get()
     assert (checkpoint.tokens, checkpoint.digest, checkpoint.checksum, checkpoint.size) == (
         60_000,
@@ -69,9 +67,9 @@ def test_checkpoint_announced_repeatedly_is_stored_once(person, launched_run, nu
 
 
 def test_repeated_announcement_needs_no_query(
-    person, launched_run, numbered_report, django_capture_on_commit_callbacks
+    adas_run, numbered_report, django_capture_on_commit_callbacks
 ):
-    run, ada = launched_run(person())
+    run, ada = adas_run
     ada.report(run, numbered_report(1, checkpoint=build_checkpoint_view(), anchor=None))
     with django_capture_on_commit_callbacks(execute=True):
         drain_queue()
@@ -84,39 +82,35 @@ def test_repeated_announcement_needs_no_query(
 
 
 def test_checkpoint_is_confirmed_by_another_persons_machine(
-    person, launched_run, volunteer, numbered_report
+    person, adas_run, volunteer, numbered_report
 ):
-    run, ada = launched_run(person())
-    ada.report(run, numbered_report(1, checkpoint=build_checkpoint_view()))
-    drain_queue()
+    run, ada = adas_run
+    ada.store_reports(run, numbered_report(1, checkpoint=build_checkpoint_view()))
     own_machine, bob = volunteer(run.owner, 2), volunteer(person("bob@example.org"), 3)
     for machine in (own_machine, bob):
         machine.join(run)
     member = run.memberships.get(machine=ada.machine)
     record_witnesses([(member, [witness_of(ada, run, bob, 1, 1000)])])
     # This report confirms the checkpoint without announcing one.
-    own_machine.report(run, numbered_report(1, vector=VECTOR, anchor=RIGHT))
-    drain_queue()
+    own_machine.store_reports(run, numbered_report(1, vector=VECTOR, anchor=RIGHT))
     assert not list_checkpoint_rows(run)[0].confirmed, (
         "a second machine of the same person confirmed it"
     )
-    bob.report(
+    bob.store_reports(
         run,
         numbered_report(1, vector=OTHER_VECTOR, anchor=RIGHT),
         numbered_report(2, vector=VECTOR, anchor=None),
     )
-    drain_queue()
     assert list_checkpoint_rows(run)[0].machines == 2, (
         "a report of other updates, or without a digest, confirmed it"
     )
-    bob.report(run, numbered_report(3, vector=VECTOR, anchor=RIGHT))
-    drain_queue()
+    bob.store_reports(run, numbered_report(3, vector=VECTOR, anchor=RIGHT))
     listed = list_checkpoint_rows(run)[0]
     assert listed.confirmed and (listed.machines, listed.people) == (3, 2)
 
 
-def test_checkpoints_of_many_machines_are_listed_without_their_models(person, launched_run):
-    run, ada = launched_run(person())
+def test_checkpoints_of_many_machines_are_listed_without_their_models(adas_run):
+    run, ada = adas_run
     machines = Machine.objects.bulk_create(
         Machine(key=f"{n:064x}", owner=run.owner, hostname=f"pc-{n}") for n in range(30)
     )
@@ -170,14 +164,10 @@ def test_one_liars_report_does_not_dispute_a_confirmed_checkpoint(
     assert "By 2 people" in html and "Disputed" in html
 
 
-def test_two_accounts_do_not_confirm_what_a_majority_denies(
-    person, launched_run, volunteer, numbered_report
-):
+def test_two_accounts_do_not_confirm_what_a_majority_denies(adas_run, numbered_report, strangers):
     """Let two accounts announce weights that three others report otherwise, unannounced."""
-    run, ada = launched_run(person())
-    machines = [volunteer(person(f"{n}@example.org"), 2 + n) for n in range(5)]
-    for machine in machines:
-        machine.join(run)
+    run, ada = adas_run
+    machines = strangers(run, 2, 3, 4, 5, 6)
     for machine in machines[:2]:
         machine.report(run, numbered_report(1, checkpoint=build_checkpoint_view(digest=WRONG)))
     drain_queue()
@@ -193,9 +183,9 @@ def test_two_accounts_do_not_confirm_what_a_majority_denies(
 
 
 def test_strangers_confirm_nothing_next_to_vouched_people(
-    person, launched_run, volunteer, numbered_report
+    person, adas_run, volunteer, numbered_report
 ):
-    run, ada = launched_run(person())
+    run, ada = adas_run
     ada.report(run, numbered_report(1, checkpoint=build_checkpoint_view()))
     for number in range(3):
         machine = volunteer(person(f"{number}@example.org"), 2 + number)
@@ -205,10 +195,9 @@ def test_strangers_confirm_nothing_next_to_vouched_people(
     assert vote_lines(run) == {(RIGHT, 1, False, False), (WRONG, 0, False, False)}
 
 
-def test_checkpoint_with_implausible_tokens_is_not_stored(person, launched_run, numbered_report):
-    run, ada = launched_run(person())
-    ada.report(run, numbered_report(1, checkpoint=build_checkpoint_view(tokens=2**62)))
-    drain_queue()
+def test_checkpoint_with_implausible_tokens_is_not_stored(adas_run, numbered_report):
+    run, ada = adas_run
+    ada.store_reports(run, numbered_report(1, checkpoint=build_checkpoint_view(tokens=2**62)))
     assert not Checkpoint.objects.exists()
 
 
@@ -220,14 +209,11 @@ def announce_many(machine, run, report, first: int, count: int) -> None:
     drain_queue()
 
 
-def test_flood_of_announcements_hides_no_confirmed_checkpoint(
-    person, launched_run, volunteer, numbered_report
-):
+def test_flood_of_announcements_hides_no_confirmed_checkpoint(adas_run, numbered_report, strangers):
     """Carl trains with the others, and announces weights that nobody else has."""
-    run, ada = launched_run(person())
-    bob, carl = (volunteer(person(f"{n}@example.org"), 2 + n) for n in range(2))
+    run, ada = adas_run
+    bob, carl = strangers(run, 2, 3)
     for machine in (bob, carl):
-        machine.join(run)
         member = run.memberships.get(machine=ada.machine)
         record_witnesses([(member, [witness_of(ada, run, machine, 1, 1000)])])
     for machine in (ada, bob):
@@ -239,27 +225,22 @@ def test_flood_of_announcements_hides_no_confirmed_checkpoint(
     assert [anchor.vector for anchor in ada.join(run).confirmed_anchors] == [VECTOR]
 
 
-def test_person_adds_a_bounded_number_of_checkpoints(
-    person, launched_run, volunteer, numbered_report, monkeypatch
-):
+def test_person_adds_a_bounded_number_of_checkpoints(shared_run, numbered_report, monkeypatch):
     monkeypatch.setattr(checkpoints, "MAX_OF_PERSON", 5)
-    run, ada = launched_run(person())
-    bob = volunteer(person("bob@example.org"), 2)
-    bob.join(run)
+    run, ada, bob = shared_run
     announce_many(bob, run, numbered_report, 1, 9)
     for number in range(10, 20):  # other weights of the same updates
         bob.report(run, numbered_report(number, vector=f"{1:064x}", anchor=f"{number:064x}"))
     drain_queue()
     assert Checkpoint.objects.count() == 5
-    ada.report(run, numbered_report(1, checkpoint=build_checkpoint_view()))
-    drain_queue()
+    ada.store_reports(run, numbered_report(1, checkpoint=build_checkpoint_view()))
     assert Checkpoint.objects.count() == 6, "it leaves room for others"
 
 
 def test_checkpoint_page_lists_digests_and_commands(
-    person, launched_run, numbered_report, django_assert_max_num_queries
+    adas_run, numbered_report, django_assert_max_num_queries
 ):
-    run, ada = launched_run(person())
+    run, ada = adas_run
     page = Client()
     assert "None yet" in page.get(f"/runs/{run.slug}/").content.decode()
     for number in range(1, 31):
@@ -280,9 +261,9 @@ def test_checkpoint_page_lists_digests_and_commands(
 
 
 def test_oldest_unconfirmed_checkpoints_are_pruned_above_the_limit(
-    person, launched_run, volunteer, monkeypatch
+    person, adas_run, volunteer, monkeypatch
 ):
-    run, ada = launched_run(person())
+    run, ada = adas_run
     monkeypatch.setattr(checkpoints, "MAX_CHECKPOINTS", 3)
     created = [
         Checkpoint.objects.create(
@@ -300,9 +281,8 @@ def test_oldest_unconfirmed_checkpoints_are_pruned_above_the_limit(
     assert {checkpoint.tokens for checkpoint in Checkpoint.objects.all()} == {0, 3, 4, 5}
 
 
-def test_deleted_run_deletes_its_checkpoints(person, launched_run, numbered_report):
-    run, ada = launched_run(person())
-    ada.report(run, numbered_report(1, checkpoint=build_checkpoint_view()))
-    drain_queue()
+def test_deleted_run_deletes_its_checkpoints(adas_run, numbered_report):
+    run, ada = adas_run
+    ada.store_reports(run, numbered_report(1, checkpoint=build_checkpoint_view()))
     Run.objects.filter(pk=run.pk).delete()
     assert not Checkpoint.objects.exists() and not CheckpointHolder.objects.exists()

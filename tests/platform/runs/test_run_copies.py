@@ -13,7 +13,6 @@ from coordinator.runs.drafts import NewRun
 from coordinator.runs.join_policy import JoinPolicy
 from coordinator.runs.models import Run
 from coordinator.runs.spec_form import spec_from_fields
-from coordinator.telemetry.rollup import drain_queue
 
 pytestmark = pytest.mark.django_db
 
@@ -60,7 +59,7 @@ def test_copy_of_a_team_run_is_for_the_team_only_if_its_owner_is_in_it(person, d
     assert run.clone(ada).join_policy == for_guests, "it was not copied at all"
 
 
-def test_draft_is_copied_by_its_owner_only_and_stays_hidden(signed_in, draft, launched_run, person):
+def test_draft_is_copied_by_its_owner_only_and_stays_hidden(signed_in, draft, launched_run):
     _, ada = signed_in()
     secret = draft(ada, name="Secret plans")
     stranger, _ = signed_in("eve@example.org")
@@ -101,13 +100,12 @@ def run_with_checkpoint(person, launched_run, numbered_report):
     view = reports.CheckpointView(
         tokens=4000, vector="1" * 64, digest="2" * 64, checksum="3" * 16, size=400
     )
-    ada.report(run, numbered_report(4, checkpoint=view))
-    drain_queue()
+    ada.store_reports(run, numbered_report(4, checkpoint=view))
     return run, ada, run.checkpoints.get()
 
 
 def test_run_starts_from_a_checkpoint_once_its_owner_has_the_weights(
-    run_with_checkpoint, client, manifest, volunteer
+    run_with_checkpoint, client, manifest
 ):
     run, ada, checkpoint = run_with_checkpoint
     client.force_login(run.owner)
@@ -122,8 +120,7 @@ def test_run_starts_from_a_checkpoint_once_its_owner_has_the_weights(
     count = copy.spec.model.layers + 2
 
     def post_manifest(**changed) -> coordinator_messages.Problem | None:
-        signed = ada.identity.sign("manifest", manifest(copy, **changed))
-        answer = ada.send_request("POST", f"/runs/{copy.slug}/manifest", signed)
+        answer = ada.post_manifest(copy, manifest(copy, **changed))
         if answer.status_code == 200:
             return None
         return coordinator_messages.Problem.model_validate_json(answer.content)
@@ -183,8 +180,7 @@ def test_run_adopts_the_hugging_face_model_that_its_owner_converted(person, mani
 
     def post_manifest(**changed) -> list[str]:
         """Post a manifest with changes; return the fields that are refused."""
-        signed = ada.identity.sign("manifest", manifest(run, **{**good, **changed}))
-        answer = ada.send_request("POST", f"/runs/{run.slug}/manifest", signed)
+        answer = ada.post_manifest(run, manifest(run, **{**good, **changed}))
         if answer.status_code == 200:
             return []
         return list(coordinator_messages.Problem.model_validate_json(answer.content).fields)
@@ -208,8 +204,7 @@ def test_manifest_with_weights_is_refused_if_the_run_starts_from_seed(
 ):
     run = draft(person())
     ada = volunteer(run.owner)
-    signed = ada.identity.sign("manifest", manifest(run, start=["4" * 64]))
-    answer = ada.send_request("POST", f"/runs/{run.slug}/manifest", signed)
+    answer = ada.post_manifest(run, manifest(run, start=["4" * 64]))
     assert list(coordinator_messages.Problem.model_validate_json(answer.content).fields) == [
         "start"
     ]

@@ -35,7 +35,7 @@ def test_unlisted_run_is_seen_by_its_address_and_listed_to_participants(
 
 
 def test_address_of_an_unlisted_run_leaks_through_no_other_page(
-    person, launched_run, volunteer, built_frontend
+    person, launched_run, built_frontend
 ):
     """A fork of it is public, and a volunteer's certificate lists what it trained."""
     ada, bob = person(), person("bob@example.org")

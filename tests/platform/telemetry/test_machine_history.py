@@ -22,9 +22,9 @@ def log_line(number: int) -> LogLine:
 
 
 @pytest.fixture
-def reported_machine(person, launched_run, numbered_report):
+def reported_machine(adas_run, numbered_report):
     """Return a volunteer's machine that has sent reports with its load, limits and log lines."""
-    run, ada = launched_run(person())
+    run, ada = adas_run
     for seq in range(1, 13):
         system = SystemView(cpu=0.5, memory_used=seq, memory_total=100, cpu_celsius=60 + seq)
         log = [log_line(5 * seq + n) for n in range(5)]

@@ -104,9 +104,9 @@ def test_intervals_return_after_the_load():
 
 
 def test_machine_that_obeys_a_long_interval_is_not_taken_for_gone(
-    person, launched_run, numbered_report, monkeypatch
+    adas_run, numbered_report, monkeypatch
 ):
-    run, machine = launched_run(person())
+    run, machine = adas_run
     monkeypatch.setattr(worker_endpoints.report_pace, "choose_interval", lambda every: 60.0)
     reply = machine.report(run, numbered_report(1)).json()
     signed = worker_endpoints.messages.Signed.model_validate(reply["directive"])

@@ -9,7 +9,6 @@ from barnraise.protocol.reports import CheckpointView
 from barnraise.spec import Start
 from coordinator.runs.models import Run
 from coordinator.runs.spec_form import spec_from_fields
-from coordinator.telemetry.rollup import drain_queue
 from coordinator.web.forms import RunForm
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("built_frontend")]
@@ -191,8 +190,7 @@ def test_run_form_starts_from_another_run(signed_in, launched_run, numbered_repo
     view = CheckpointView(
         tokens=4000, vector="1" * 64, digest="2" * 64, checksum="3" * 16, size=400
     )
-    machine.report(run, numbered_report(4, checkpoint=view))
-    drain_queue()
+    machine.store_reports(run, numbered_report(4, checkpoint=view))
     checkpoint = run.checkpoints.get()
     assert "Dusk, 4,000 tokens" in client.get("/runs/new/").content.decode()
     start = {**GOOD, "name": "Dawn", "start.kind": "run", "start.checkpoint": str(checkpoint.pk)}

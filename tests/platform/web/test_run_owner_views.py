@@ -6,6 +6,7 @@ import pytest
 from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
+from helpers.site.machine_replies import read_reply
 from helpers.site.pages import field_error
 
 from barnraise.cli.addresses import parse_run_address
@@ -21,11 +22,6 @@ from coordinator.web.forms import RunForm, TermsForm
 
 pytestmark = pytest.mark.django_db
 INVITED = JoinPolicy(access=Access.INVITATION)
-
-
-def join(volunteer, run, **fields):
-    request = coordinator_messages.JoinRequest(version="1", addresses=[], **fields)
-    return volunteer.send_request("POST", f"/runs/{run.slug}/join", request)
 
 
 def error_text(response) -> str:
@@ -118,7 +114,7 @@ def test_invitation_run_admits_machines_of_owner_and_accepted_guests(
     run, _ = launched_run(person("owner@example.org", name="Olga"), join_policy=INVITED)
     guest, bob = signed_in("bob@example.org")
     machine = volunteer(bob, 2)
-    response = join(machine, run)
+    response = machine.request_join(run)
     assert response.status_code == 403 and "ask Olga to let you in" in error_text(response)
     invitation = RunInvitation.create(run, "the chess club", actor=run.owner)
     link = f"/runs/{run.slug}/invited/{invitation.token}/"
@@ -130,7 +126,7 @@ def test_invitation_run_admits_machines_of_owner_and_accepted_guests(
     assert parse_run_address(command.split()[-1]).invitation == invitation.token
     assert guest.post(link).status_code == 302 and guest.post(link).status_code == 302
     assert Guest.objects.get().user == bob
-    assert join(machine, run).status_code == 200
+    assert machine.request_join(run).status_code == 200
     entries = AuditEntry.objects.filter(action__contains="invit").order_by("id")
     assert [entry.action for entry in entries] == ["run.invite", "run.accept_invitation"]
 
@@ -151,10 +147,10 @@ def test_invitation_link_revoked_expired_or_wrong_is_not_found(person, launched_
 def test_joined_machine_stays_when_the_join_policy_changes(person, launched_run, volunteer):
     run, _ = launched_run(person("owner@example.org"))
     machine = volunteer(person("bob@example.org"), 2)
-    assert join(machine, run).status_code == 200
+    assert machine.request_join(run).status_code == 200
     assert run.update_join_policy(JoinPolicy(Access.INVITATION, 64 * 10**9), actor=run.owner)
-    assert join(machine, run).status_code == 200
-    assert join(volunteer(person("eve@example.org"), 3), run).status_code == 403
+    assert machine.request_join(run).status_code == 200
+    assert volunteer(person("eve@example.org"), 3).request_join(run).status_code == 403
 
 
 def test_join_of_too_small_machine_is_refused_with_the_minimum(
@@ -163,13 +159,15 @@ def test_join_of_too_small_machine_is_refused_with_the_minimum(
     policy = JoinPolicy(min_memory=16 * 10**9, min_device_memory=24 * 10**9)
     run, _ = launched_run(person("owner@example.org"), join_policy=policy)
     bob = volunteer(person("bob@example.org"), 2)
-    assert "asks for 16.0 GB of memory; this machine has 0.0 GB" in error_text(join(bob, run))
+    assert "asks for 16.0 GB of memory; this machine has 0.0 GB" in error_text(
+        bob.request_join(run)
+    )
     # A PC sold with 16 GB reports slightly less.
     small_gpu = golden_hardware.model_copy(update={"memory": 15 * 10**9})
-    response = join(bob, run, hardware=small_gpu)
+    response = bob.request_join(run, hardware=small_gpu)
     assert "asks for 24.0 GB of GPU memory; this machine has 12.9 GB" in error_text(response)
     large_gpu = small_gpu.model_copy(update={"device_memory": 24 * 2**30})
-    assert join(bob, run, hardware=large_gpu).status_code == 200
+    assert bob.request_join(run, hardware=large_gpu).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -213,19 +211,21 @@ def test_team_run_admits_machines_of_team_members_only(person, signed_in, volunt
     assert response.status_code == 422
     assert "Choose the team" in field_error(response.content.decode(), "team")
     assert client.post(path, {"access": "team", "team": str(team.pk)}).status_code == 302
-    assert join(volunteer(bob, 2), run).status_code == 200
-    assert "takes the machines of the team Weavers" in error_text(join(volunteer(eve, 3), run))
+    assert volunteer(bob, 2).request_join(run).status_code == 200
+    assert "takes the machines of the team Weavers" in error_text(
+        volunteer(eve, 3).request_join(run)
+    )
     page = stranger.get(f"/runs/{run.slug}/").content.decode()
     join_section = page.split("join-title")[1].split("</section>")[0]
     assert "ask " in page and "barnraise join" not in join_section
     team.remove_member(bob, bob)
-    assert join(volunteer(bob, 4), run).status_code == 403
+    assert volunteer(bob, 4).request_join(run).status_code == 403
     foreign_team = Team.create("Elsewhere", eve)
     response = client.post(path, {"access": "team", "team": str(foreign_team.pk)})
     assert response.status_code == 422, "the owner is not a member of it"
     team.disband(ada)
     run.refresh_from_db()
-    assert "a team that was deleted" in error_text(join(volunteer(eve, 5), run))
+    assert "a team that was deleted" in error_text(volunteer(eve, 5).request_join(run))
     assert client.get(f"/runs/{run.slug}/").status_code == 200
     assert client.get(path).status_code == 200
 
@@ -379,9 +379,7 @@ def test_owner_extends_run_only_while_tokens_are_left(
     assert client.post(path, {"tokens": "5,000"}).status_code == 302
     run.refresh_from_db()
     assert run.token_budget == budget + 5000
-    reply = coordinator_messages.ReportReply.model_validate_json(
-        machine.report(run, numbered_report(1)).content
-    )
+    reply = read_reply(machine.report(run, numbered_report(1)))
     directive = coordinator_messages.Directive.model_validate_json(reply.directive.body)
     assert directive.token_budget == budget + 5000
     run.record_ledger_tokens(run.token_budget)

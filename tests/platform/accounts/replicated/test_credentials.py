@@ -91,7 +91,7 @@ def test_recovery_code_used_at_two_mirrors_is_used_once():
 
 
 @pytest.fixture
-def store(person, valkey):
+def store(valkey):
     """Return a function that stores what this site recorded of a person's credentials.
 
     It stores addresses and factors, each (type, private data), and codes that were used.

@@ -298,17 +298,16 @@ def test_gap_in_own_reports_is_filled_by_reports_to_another_mirror(training_run,
 
 
 def test_machine_from_another_mirror_records_no_second_join(
-    training_run, volunteer, person, numbered_report
+    training_run, numbered_report, strangers
 ):
     run, *_ = training_run
-    carl = volunteer(person("carl@example.org"), seed=3)
-    carl.join(run)
+    (carl,) = strangers(run, 3)
     ingest_page(page(elsewhere(run, carl), memberships=[membership_row()]))
     report(carl, run, numbered_report(10))
     assert not RunEvent.objects.filter(machine=carl.machine).exists()
 
 
-def test_lifecycle_facts_include_machines_of_other_mirrors(person, draft, manifest, volunteer):
+def test_lifecycle_facts_include_machines_of_other_mirrors(person, draft, volunteer):
     owner = person()
     run = draft(owner, quorum=2)
     ada, bob = volunteer(owner), volunteer(person("bob@example.org"), seed=2)
@@ -332,9 +331,9 @@ def test_lifecycle_facts_include_machines_of_other_mirrors(person, draft, manife
     assert gather_facts(run).alive == 0, "rows of a dead mirror never expire"
 
 
-def test_lying_mirror_changes_nobodys_count(person, launched_run, volunteer, numbered_report):
+def test_lying_mirror_changes_nobodys_count(person, adas_run, volunteer, numbered_report):
     """Let a mirror claim 10^15 tokens of machines that report here, and of one that does not."""
-    run, ada = launched_run(person())
+    run, ada = adas_run
     bob, carl = volunteer(person("bob@example.org"), 2), volunteer(person("c@example.org"), 3)
     bob.join(run)
     for machine in (ada, bob):
