@@ -100,10 +100,7 @@ def test_reports_are_stored_although_a_worker_is_killed(
     assert LossPoint.objects.count() == total
     assert Rollup.objects.filter(width=BUCKET_SECONDS).aggregate(
         reports=Sum("reports"), tokens=Sum("tokens")
-    ) == {
-        "reports": total,
-        "tokens": total * 1000,
-    }
+    ) == {"reports": total, "tokens": total * 1000}
     wait_until(lambda: not valkey_client().exists(report_queue.PENDING_KEY))
 
     def read_status() -> enums.RunStatus:

@@ -400,10 +400,7 @@ def test_form_of_another_site_changes_nothing(populated_site):
         for role in ("owner", "staff"):
             assert (
                 request_as(populated_site, role, request_line, enforce_csrf_checks=True) == "403"
-            ), (
-                role,
-                request_line,
-            )
+            ), (role, request_line)
 
 
 def test_csp_is_strict_except_on_admin_and_api_paths(populated_site):

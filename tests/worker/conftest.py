@@ -166,12 +166,7 @@ class World:
         return by.sign("ticket", ticket)
 
     def sign_verdict(
-        self,
-        after=None,
-        updates=None,
-        by: tuple[Identity, ...] = (),
-        run: str = RUN,
-        **fields,
+        self, after=None, updates=None, by: tuple[Identity, ...] = (), run: str = RUN, **fields
     ) -> SignedVerdict:
         """Sign a verdict, by the owner unless other identities are given."""
         verdict = Verdict(

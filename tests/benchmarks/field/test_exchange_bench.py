@@ -144,13 +144,7 @@ def test_each_part_that_was_measured_has_a_plot(tmp_path):
     row = {"line": "home", "kind": "measured", "seconds": 10.0}
     findings = Findings(
         pipeline=[
-            {
-                "model": "GPT 1.3B",
-                "megabits": 20,
-                "bits": bits,
-                "ratio": 20.0,
-                "kind": "measured",
-            }
+            {"model": "GPT 1.3B", "megabits": 20, "bits": bits, "ratio": 20.0, "kind": "measured"}
             for bits in (8, 16)
         ],
         alone={"seconds": 3.0, "losses": [(0.0, 5.0), (4.0, 2.0)]},

@@ -91,11 +91,7 @@ def create_machine(owner: User, name: str, seed: int) -> tuple[Machine, Identity
 
 
 def create_launched_run(
-    owner: User,
-    name: str,
-    signer: Identity,
-    report_every: float = REPORT_SECONDS,
-    **fields: str,
+    owner: User, name: str, signer: Identity, report_every: float = REPORT_SECONDS, **fields: str
 ) -> runs.Run:
     """Create a run that was launched a day ago and whose text is prepared.
 

@@ -135,10 +135,8 @@ def test_login_with_second_factor_requires_password_and_code(verified_person, va
     TOTP.activate(ada, secret)
     client = Client()
     answer = client.post("/accounts/login/", {"login": "ada@example.org", "password": PASSWORD})
-    assert (
-        answer["Location"].startswith("/accounts/2fa/authenticate/")
-        and "_auth_user_id" not in client.session
-    )
+    assert answer["Location"].startswith("/accounts/2fa/authenticate/")
+    assert "_auth_user_id" not in client.session
     assert client.post("/accounts/2fa/authenticate/", {"code": "000000"}).status_code == 200
     code = str(hotp_value(secret, next(iter(yield_hotp_counters_from_time())))).zfill(6)
     assert client.post("/accounts/2fa/authenticate/", {"code": code}).status_code == 302

@@ -57,11 +57,7 @@ def test_machine_is_enrolled_by_a_code_that_a_person_approves(live_server, perso
 
 @pytest.mark.parametrize(
     ("changed", "status"),
-    [
-        ({"mirror": "a" * 64}, 422),
-        ({"key": "1" * 64}, 422),
-        ({"issued": 1.0}, 401),
-    ],
+    [({"mirror": "a" * 64}, 422), ({"key": "1" * 64}, 422), ({"issued": 1.0}, 401)],
 )
 def test_enrolment_for_another_mirror_key_or_time_is_refused(client, valkey, changed, status):
     identity = Identity(b"\x05" * 32)
@@ -123,10 +119,8 @@ def test_manifest_that_does_not_fit_is_refused_at_its_field(
     run = draft(person())
     ada = volunteer(run.owner)
     answer = ada.post_manifest(run, manifest(run, **changed))
-    assert (
-        answer.status_code == 422
-        and field in coordinator_messages.Problem.model_validate_json(answer.content).fields
-    )
+    assert answer.status_code == 422
+    assert field in coordinator_messages.Problem.model_validate_json(answer.content).fields
     run.refresh_from_db()
     assert run.manifest is None
 

@@ -272,16 +272,11 @@ def test_attestation_with_a_bad_signature_is_refused_with_its_report(
         "another's": lambda: witness_of(ada, run, ada, 2, 2000),
     }[kind]()
     answer = post_report(bob, run, numbered_report(1), [invalid])
-    assert (
-        answer.status_code == 422
-        and "attestations"
-        in coordinator_messages.Problem.model_validate_json(answer.content).fields
-    )
+    assert answer.status_code == 422
+    assert "attestations" in coordinator_messages.Problem.model_validate_json(answer.content).fields
     drain_queue()
-    assert (
-        not Credit.objects.exists()
-        and run.memberships.get(machine=bob.machine).high_water_mark == 0
-    )
+    assert not Credit.objects.exists()
+    assert run.memberships.get(machine=bob.machine).high_water_mark == 0
 
 
 @settings(
@@ -390,10 +385,8 @@ def test_volunteer_page_is_public_once_there_is_credit(credit_run, report_attest
     volunteer_path = f"/volunteers/{owner.pk}/"
     own_client = Client()
     own_client.force_login(owner)
-    assert (
-        Client().get(volunteer_path).status_code == 404
-        and b"No credit yet" in own_client.get(volunteer_path).content
-    )
+    assert Client().get(volunteer_path).status_code == 404
+    assert b"No credit yet" in own_client.get(volunteer_path).content
     report_attestations(run, ada, 200_000)
     report_attestations(run, bob, 0, (ada, 2, 200_000))
     page = Client().get(volunteer_path).content.decode()
@@ -404,10 +397,8 @@ def test_volunteer_page_is_public_once_there_is_credit(credit_run, report_attest
     assert (from_machine.status_code, from_machine["Location"]) == (302, volunteer_path)
     delete_account(owner, owner)
     assert Client().get(volunteer_path).status_code == 404
-    assert (
-        "Ada" not in Client().get("/credit/").content.decode()
-        and count_credited_tokens(ada) == 200_000
-    )
+    assert "Ada" not in Client().get("/credit/").content.decode()
+    assert count_credited_tokens(ada) == 200_000
 
 
 def test_badges_are_earned_in_order_of_tokens():

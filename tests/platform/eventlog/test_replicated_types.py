@@ -111,18 +111,14 @@ def test_deleted_account_is_erased_at_a_mirror_that_knew_it(person, volunteer, d
     assert not PrivateData.objects.filter(body__contains="Lovelace").exists()
     events = all_events()
     rebuild_in_random_order(*other_mirror)  # a mirror that knew her before she left
-    assert (
-        User.objects.get(pk=ada.pk).name == "Ada Lovelace"
-        and Run.objects.get().name == "Secret plans"
-    )
+    assert User.objects.get(pk=ada.pk).name == "Ada Lovelace"
+    assert Run.objects.get().name == "Secret plans"
     ingest.ingest_events(events)
     erased = User.objects.get(pk=ada.pk)
-    assert (
-        erased.name == ""
-        and erased.email.endswith("@left.invalid")
-        and erased.left
-        and not erased.is_active
-    )
+    assert erased.name == ""
+    assert erased.email.endswith("@left.invalid")
+    assert erased.left
+    assert not erased.is_active
     assert not Run.objects.exists() and Machine.objects.get().hostname == ""
     assert not PrivateData.objects.filter(body__contains="Lovelace").exists()
 
@@ -215,11 +211,9 @@ def test_run_is_rebuilt_after_its_whole_life_cycle(person, launched_run, rebuilt
     ]
     rows = rebuilt_rows(*(f"run.{name}" for name in types))
     first = rows["Run"][0]
-    assert (
-        (first["status"], first["extra_tokens"]) == ("finished", 7_000)
-        and first["archived"]
-        and first["started"]
-    )
+    assert (first["status"], first["extra_tokens"]) == ("finished", 7_000)
+    assert first["archived"]
+    assert first["started"]
 
 
 def test_draft_and_its_edits_are_rebuilt(person, draft, manifest, volunteer, rebuilt_rows):

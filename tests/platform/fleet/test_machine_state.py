@@ -76,11 +76,9 @@ def test_paused_machine_stays_paused_when_it_joins_again(adas_run, numbered_repo
 
 def test_pause_is_audited_once_and_refused_for_revoked_machines(person, volunteer):
     ada = volunteer(person())
-    assert (
-        MachinePause.start(ada.machine, actor=ada.machine.owner)
-        and MachinePause.end(ada.machine)
-        and not MachinePause.end(ada.machine)
-    )
+    assert MachinePause.start(ada.machine, actor=ada.machine.owner)
+    assert MachinePause.end(ada.machine)
+    assert not MachinePause.end(ada.machine)
     assert list(AuditEntry.objects.order_by("id").values_list("action", flat=True)) == [
         "machine.pause",
         "machine.resume",
@@ -115,13 +113,11 @@ def test_machine_pages_show_hardware_activity_and_last_report(
     listed = page.get("/machines/").content.decode()
     assert "pc-1" in listed and "1.23 K" in listed and "Training" in listed and run.name in listed
     machine_page = page.get(f"/machines/{ada.machine.pk}/").content.decode()
-    assert (
-        "12.0 GiB" in machine_page
-        and "25.0 TFLOP/s" in machine_page
-        and "2.50 GB/s" in machine_page
-        and "bfloat16" in machine_page
-        and run.name in machine_page
-    )
+    assert "12.0 GiB" in machine_page
+    assert "25.0 TFLOP/s" in machine_page
+    assert "2.50 GB/s" in machine_page
+    assert "bfloat16" in machine_page
+    assert run.name in machine_page
     MachinePause.start(ada.machine)
     assert 'data-status="paused">Paused<' in page.get("/machines/").content.decode()
 
@@ -147,10 +143,8 @@ def test_renamed_machine_keeps_its_name_when_it_enrols_again(person, volunteer, 
     assert page.post(machine_path, {"name": "  <b>attic</b> \0‮ 🛖 "}).status_code == 302
     ada.machine.refresh_from_db()
     assert ada.machine.name == "<b>attic</b> 🛖"
-    assert (
-        b"&lt;b&gt;attic" in page.get(machine_path).content
-        and b"<b>attic" not in page.get(machine_path).content
-    )
+    assert b"&lt;b&gt;attic" in page.get(machine_path).content
+    assert b"<b>attic" not in page.get(machine_path).content
     Enrolment.open(enrolment_request(ada.identity)).approve(ada.machine.owner)
     ada.machine.refresh_from_db()
     assert ada.machine.name == "<b>attic</b> 🛖" and ada.machine.cores == 8
@@ -174,11 +168,9 @@ def test_stored_measurement_equals_what_the_machine_reported(adas_run, golden_ha
     run, ada = adas_run
     ada.request_join(run, hardware=golden_hardware)
     hardware = HardwareMeasurement.objects.get(machine=ada.machine).hardware
-    assert (
-        hardware.device == "cuda"
-        and hardware.device_memory == 12 << 30
-        and hardware.matmul[-1] == (2048, 25e12)
-    )
+    assert hardware.device == "cuda"
+    assert hardware.device_memory == 12 << 30
+    assert hardware.matmul[-1] == (2048, 25e12)
     assert hash(hardware), "plans are cached by hardware"
     assert hardware.update_rate("device", "bfloat16", 8) == 4e9
     ada.join(run)  # without a measurement: the last one remains
@@ -215,9 +207,8 @@ def test_invalid_measurement_is_refused_at_its_field(adas_run, golden_hardware, 
         f"hardware.{name}" in field
         for field in coordinator_messages.Problem.model_validate_json(answer.content).fields
     )
-    assert (
-        not HardwareMeasurement.objects.exists() and Membership.objects.filter(run=run).count() == 1
-    )
+    assert not HardwareMeasurement.objects.exists()
+    assert Membership.objects.filter(run=run).count() == 1
 
 
 # ---- replays

@@ -84,11 +84,9 @@ def test_verdict_is_valid_for_the_exchange_and_sent_until_applied(verdict_run, n
     author = f"{bob.identity.key}.{LIFE}"
     assert verified.limits == {author: 2} and list(verified.rulings) == [record.digest]
     entry = AuditEntry.objects.get(action="run.verdict")
-    assert (
-        entry.detail["after"] == {author: 2}
-        and entry.detail["reason"] == "noise"
-        and entry.actor == run.owner
-    )
+    assert entry.detail["after"] == {author: 2}
+    assert entry.detail["reason"] == "noise"
+    assert entry.actor == run.owner
     assert send_report(ada, run, numbered_report(5)).verdicts == [record.signed_verdict]
     assert send_report(ada, run, numbered_report(6)).verdicts == [record.signed_verdict], (
         "the verdict is no longer sent although it is not applied"
@@ -168,11 +166,9 @@ def test_too_old_retraction_is_refused_with_the_first_possible_update(verdict_ru
             if witness is not author:
                 attest(witness, author, run, 40)
     field_problems = collect_problems(run, build_retraction(bob, 5))
-    assert (
-        "too old" in field_problems["first"]
-        and "to update 20" in field_problems["first"]
-        and "new run" in field_problems["first"]
-    )
+    assert "too old" in field_problems["first"]
+    assert "to update 20" in field_problems["first"]
+    assert "new run" in field_problems["first"]
     assert (
         "to update 20"
         in collect_problems(run, build_retraction(bob, None, updates={19: 1000}))["updates"]
@@ -240,19 +236,15 @@ def test_incarnation_update_counts_never_shrink(reports):
     counts: dict[str, int] = {}
     for incarnation, updates in reports:
         after = count_incarnation_updates(counts, incarnation, updates, most=3)
-        assert (
-            len(after) <= 3
-            and after[incarnation] >= counts.get(incarnation, 0)
-            and all(count >= 0 for count in after.values())
-        )
+        assert len(after) <= 3
+        assert after[incarnation] >= counts.get(incarnation, 0)
+        assert all(count >= 0 for count in after.values())
         counts = after
 
 
 def test_parse_single_updates_accepts_spaces_and_commas():
-    assert (
-        parse_single_updates(" 7, 9:40960 12 ") == {7: 0, 9: 40960, 12: 0}
-        and parse_single_updates("") == {}
-    )
+    assert parse_single_updates(" 7, 9:40960 12 ") == {7: 0, 9: 40960, 12: 0}
+    assert parse_single_updates("") == {}
     for text in ("x", ":7", "7:-1", "٣", "7:x", "9" * 50):
         with pytest.raises(SpecError):
             parse_single_updates(text)
@@ -270,19 +262,15 @@ def test_verdict_page_issues_verdicts_and_shows_field_problems(verdict_run, clie
         path, {"author": author, "first": "two", "updates": "7:", "reason": "<b>noise"}
     )
     html = page.content.decode()
-    assert (
-        page.status_code == 422
-        and "be a whole number, not" in html
-        and 'value="&lt;b&gt;noise"' in html
-    )
+    assert page.status_code == 422
+    assert "be a whole number, not" in html
+    assert 'value="&lt;b&gt;noise"' in html
     assert "Say from which update on" in client.post(path, {"author": author}).content.decode()
     assert not VerdictRecord.objects.exists()
     form = {"author": author, "first": "2", "updates": "1:1000", "reason": "<b>noise"}
     assert client.post(path, form).status_code == 302
-    assert (
-        VerdictRecord.objects.get().message.after == {author: 1}
-        and VerdictRecord.objects.get().by == run.owner
-    )
+    assert VerdictRecord.objects.get().message.after == {author: 1}
+    assert VerdictRecord.objects.get().by == run.owner
     assert "&lt;b&gt;noise" in client.get(path).content.decode()
     Run.objects.filter(pk=run.pk).update(status="cancelled")
     assert "is cancelled" in client.post(path, {"author": author, "first": "1"}).content.decode()
@@ -303,9 +291,8 @@ def test_staff_revoke_a_machine_and_retract_its_updates(verdict_run, client, per
     assert client.post(path, form).status_code == 200 and not VerdictRecord.objects.exists()
     assert client.post(path, form | {"first": "3"}).status_code == 302
     bob.machine.refresh_from_db()
-    assert bob.machine.revoked and VerdictRecord.objects.get().message.after == {
-        f"{bob.identity.key}.{LIFE}": 2
-    }
+    assert bob.machine.revoked
+    assert VerdictRecord.objects.get().message.after == {f"{bob.identity.key}.{LIFE}": 2}
     actions = AuditEntry.objects.order_by("id").values_list("action", flat=True)
     assert list(actions)[-2:] == ["machine.revoke", "run.verdict"]
     assert client.post(path, form | {"first": ""}).status_code == 302, (

@@ -89,10 +89,8 @@ def test_site_is_restored_whole_on_a_new_machine(
     )
     assert digests_after == digests_before and len(digests_before) > 30
     assert site_identity.identity().key == own_key, "the restored site has another key"
-    assert (
-        client.get("/readyz").status_code == 200
-        and run.name in client.get(f"/runs/{run.slug}/").content.decode()
-    )
+    assert client.get("/readyz").status_code == 200
+    assert run.name in client.get(f"/runs/{run.slug}/").content.decode()
     assert ada.report(run, numbered_report(2)).status_code == 200, (
         "a machine is unknown after the restore"
     )

@@ -104,12 +104,10 @@ def test_access_log_has_the_request_id_of_the_client(person, launched_run):
         access.removeHandler(handler)
         access.setLevel(logging.NOTSET)
     line = json.loads(lines[-1])
-    assert (
-        line["request_id"] == "a-workers-own-1"
-        and line["path"] == "/api/v1/mirror"
-        and line["view"].endswith("get_mirror")
-        and line["status"] == 200
-    )
+    assert line["request_id"] == "a-workers-own-1"
+    assert line["path"] == "/api/v1/mirror"
+    assert line["view"].endswith("get_mirror")
+    assert line["status"] == 200
     assert set(line) >= {"at", "level", "logger", "text", "seconds", "method"}
 
 
@@ -165,11 +163,9 @@ def test_log_writes_other_objects_as_text_and_tracebacks_whole():
         )
         record.exc_info = __import__("sys").exc_info()
     line = json.loads(log_format.JsonFormatter().format(record))
-    assert (
-        "ValueError: ours" in line["traceback"]
-        and line["thing"]
-        and "\n" not in log_format.JsonFormatter().format(record)
-    )
+    assert "ValueError: ours" in line["traceback"]
+    assert line["thing"]
+    assert "\n" not in log_format.JsonFormatter().format(record)
 
 
 # ---- tasks
@@ -290,10 +286,7 @@ def test_old_losses_are_thinned_hourly_and_validations_stay(member):
     assert LossPoint.objects.filter(kind="validation").count() == 5
     assert sorted(
         LossPoint.objects.filter(kind="train", at__lt=now - DAY).values_list("at", flat=True)
-    ) == [
-        old,
-        old + 3600,
-    ]
+    ) == [old, old + 3600]
 
 
 def test_old_report_receipts_are_deleted(member):

@@ -101,9 +101,8 @@ def test_early_exit_leaves_the_pages_read_in_order(length, count):
     with prefetched(source()) as pages:
         read = [n for _, n in zip(range(count), pages, strict=False)]
     assert read == list(range(min(length, count)))
-    assert produced == list(range(len(produced))) and len(produced) <= min(
-        length, count + PAGES_AHEAD + 1
-    )
+    assert produced == list(range(len(produced)))
+    assert len(produced) <= min(length, count + PAGES_AHEAD + 1)
 
 
 def test_prefetch_stays_within_its_limit_ahead():

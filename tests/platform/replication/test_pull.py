@@ -45,9 +45,8 @@ def test_log_is_pulled_page_by_page_and_only_once(fake_mirror, log):
     fake_mirror.page_size = 3
     assert pull(fake_mirror).stored == 10 and count_stored(log) == 10
     before = len(fake_mirror.requests)
-    assert pull(fake_mirror) == pull_module.PullResult() and fake_mirror.requests[before:] == [
-        "GET /mirrors/heads"
-    ]
+    assert pull(fake_mirror) == pull_module.PullResult()
+    assert fake_mirror.requests[before:] == ["GET /mirrors/heads"]
     log.append("weather.seen", 1, {"rain": 0})
     assert pull(fake_mirror).stored == 1
     status = PeerStatus.objects.get(pk=fake_mirror.identity.key)
@@ -77,10 +76,8 @@ def test_pulled_fork_proof_truncates_the_log(fake_mirror, log):
     second = log.sign("weather.seen", 4, {"rain": 99}, seq=5, prev=digest(log.events[3].body))
     fake_mirror.proofs = [ForkEvidence(first=log.events[4], second=second)]
     pull(fake_mirror)
-    assert (
-        ForkProof.objects.get().seq == 5
-        and LogEvent.objects.filter(origin=log.origin, accepted=True).count() == 4
-    )
+    assert ForkProof.objects.get().seq == 5
+    assert LogEvent.objects.filter(origin=log.origin, accepted=True).count() == 4
 
 
 def test_mirror_that_replaces_an_event_proves_its_own_fork(fake_mirror, log):
@@ -109,11 +106,9 @@ def test_status_reports_whether_each_mirror_is_in_sync(fake_mirror, log):
     assert (status["in_sync"], status["last_seen"], status["last_error"]) == (None, None, "")
     pull(fake_mirror)
     (status,) = Client().get("/status").json()["mirrors"]
-    assert (
-        status["in_sync"] is (state_hash() == "0" * 64)
-        and status["last_seen"] > 0
-        and status["url"] == fake_mirror.url
-    )
+    assert status["in_sync"] is (state_hash() == "0" * 64)
+    assert status["last_seen"] > 0
+    assert status["url"] == fake_mirror.url
 
 
 # ---- failures and refusals
@@ -169,10 +164,8 @@ def test_page_with_false_events_is_refused_whole(fake_mirror, log, fault):
         "cut short": "",
         "nothing": "has 10 events of log",
     }[fault]
-    assert (
-        sentence in "".join(result.refused)
-        and not Origin.objects.filter(pk=stranger.origin).exists()
-    )
+    assert sentence in "".join(result.refused)
+    assert not Origin.objects.filter(pk=stranger.origin).exists()
 
 
 def send_endlessly():
@@ -246,12 +239,10 @@ def test_failing_mirror_is_retried_later_each_time_and_after_a_notice(fake_mirro
         pull_module.retry_delay(PeerStatus(key=key, failures=n)).total_seconds()
         for n in (1, 4, 100)
     ]
-    assert (
-        status.failures == 1
-        and 2.5 <= waits[0] <= 5
-        and 20 <= waits[1] <= 40
-        and 60 <= waits[2] <= 120
-    )
+    assert status.failures == 1
+    assert 2.5 <= waits[0] <= 5
+    assert 20 <= waits[1] <= 40
+    assert 60 <= waits[2] <= 120
     fake_mirror.routes["GET /mirrors/heads"] = right
     tasks.pull_task(key)
     assert count_stored(log) == 10 and PeerStatus.objects.get().failures == 0

@@ -51,11 +51,9 @@ def test_listed_mirror_gets_heads_and_any_stored_log(fake_mirror, log):
         LogHeads,
         site_identity.identity().key,
     )
-    assert (
-        heads.heads[log.origin].seq == 10
-        and heads.to == fake_mirror.identity.key
-        and heads.mirrors == 1
-    )
+    assert heads.heads[log.origin].seq == 10
+    assert heads.to == fake_mirror.identity.key
+    assert heads.mirrors == 1
     answer = send_request(fake_mirror.identity, "GET", f"/mirrors/logs/{log.origin}?after=6&most=2")
     page = LogPart.model_validate_json(answer.content)
     assert page.events == log.events[6:8] and page.more

@@ -113,10 +113,8 @@ def test_restored_site_keeps_waiting_if_its_log_does_not_come_back_whole(restore
     result = pull.pull_from(mirror_list.other_mirrors()[0])
     assert result.refused and writer.is_restore_pending()
     other.close()
-    assert (
-        "does not answer" in pull.pull_from(mirror_list.other_mirrors()[0]).refused[0]
-        and writer.is_restore_pending()
-    )
+    assert "does not answer" in pull.pull_from(mirror_list.other_mirrors()[0]).refused[0]
+    assert writer.is_restore_pending()
 
 
 def test_operator_resumes_a_restored_site_without_other_mirrors(restored, other, capsys):

@@ -11,10 +11,7 @@ from typer.testing import CliRunner
 from barnraise.cli import main, plan
 from barnraise.errors import PlanError, SpecError, StateError
 
-HARDWARE = cpu_machine(
-    name="a [small] machine",
-    disk_read=2e9,
-)
+HARDWARE = cpu_machine(name="a [small] machine", disk_read=2e9)
 SMALL_MACHINE = ("--model", "gpt2-1.5b", "--memory", "4GB", "--disk", "90GB")
 LARGE_MACHINE = (
     *("--model", "gpt3-6.7b", "--memory", "64GB", "--disk", "500GB"),

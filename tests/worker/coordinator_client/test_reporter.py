@@ -385,10 +385,8 @@ def test_directive_is_polled_between_rare_reports(coordinator, start, monkeypatc
     wait_until(lambda: len(coordinator.reports) == 1 and reporter.directive.report_every == 3600)
     coordinator.directive["revoked"] = ["a" * 64]
     wait_until(lambda: reporter.directive.revoked == ["a" * 64])
-    assert (
-        len(coordinator.reports) == 1
-        and open_signed(reporter.signed_directive, "directive", Directive).revoked
-    )
+    assert len(coordinator.reports) == 1
+    assert open_signed(reporter.signed_directive, "directive", Directive).revoked
     coordinator.routes[f"GET /runs/{RUN}/directive"] = lambda body: (
         403,
         Problem(error="this machine was revoked"),

@@ -7,12 +7,7 @@ from hypothesis import given, settings
 
 from barnraise.errors import MessageError
 from barnraise.ledger.ledger import Ledger, Outcome
-from barnraise.ledger.validation import (
-    UpdateRules,
-    allowed_tokens,
-    validate_claim,
-    validate_header,
-)
+from barnraise.ledger.validation import UpdateRules, allowed_tokens, validate_claim, validate_header
 from barnraise.protocol import messages
 from barnraise.protocol.signing import ORPHANED_TICKET_GRACE_SECONDS, Identity, digest
 from barnraise.spec import ModelSpec, RunSpec

@@ -40,11 +40,7 @@ def budget(link: float) -> float:
 
 
 def required_rate(
-    steps: int,
-    scheme: QuantizationScheme,
-    step_seconds: float,
-    parameters: int,
-    pushes: int,
+    steps: int, scheme: QuantizationScheme, step_seconds: float, parameters: int, pushes: int
 ) -> float:
     """Return the bytes per second that send each update within its round."""
     update_bytes = scheme.payload_size(parameters) + TYPICAL_HEADER_BYTES

@@ -214,9 +214,8 @@ def test_sum_of_squares_is_the_same_on_any_number_of_threads(n):
         torch.set_num_threads(threads)
         with sharing_tiles(shares):
             sums.add(sum_of_squares(gradient).item())
-    assert len(sums) == 1 and sums.pop() == pytest.approx(
-        gradient.double().square().sum().item(), rel=1e-6
-    )
+    assert len(sums) == 1
+    assert sums.pop() == pytest.approx(gradient.double().square().sum().item(), rel=1e-6)
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])

@@ -49,9 +49,8 @@ def test_step_with_unequal_micro_batches_equals_the_whole_batch(new_engine):
     text = sample_text(8)
     one, many = whole.step([text]), parts.step([text[:5], text[5:6], text[6:]])
     assert one.tokens == many.tokens == 8 * TINY.context
-    assert many.loss == pytest.approx(one.loss, rel=1e-6) and many.norm == pytest.approx(
-        one.norm, rel=1e-5
-    )
+    assert many.loss == pytest.approx(one.loss, rel=1e-6)
+    assert many.norm == pytest.approx(one.norm, rel=1e-5)
     for i in range(TINY.layers + 2):
         a, b = (engine.buffers.gradient(i, -1) for engine in (whole, parts))
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
@@ -307,9 +306,8 @@ def test_end_round_of_some_fragments_leaves_a_pending_step_pending(new_engine):
     engine.step([sample_text(seed=1)])
     assert engine.round_tokens == 4 * TINY.context
     engine.flush()
-    assert engine.progress.optimizer_steps == 2 and all(
-        torch.isfinite(weights).all() for weights in weights_of(engine)
-    )
+    assert engine.progress.optimizer_steps == 2
+    assert all(torch.isfinite(weights).all() for weights in weights_of(engine))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -261,12 +261,10 @@ def test_non_finite_loss_drops_the_round_and_training_continues(kind, clipping, 
         engine.step([sample_text(seed=step, model=MODEL)], position=step + 1)
     poison(engine, layer)
     stats = engine.step([sample_text(model=MODEL)], position=3)
-    assert (
-        stats.abandoned
-        and stats.tokens == 0
-        and engine.round_tokens == 0
-        and engine.progress_with_pending.position == 3
-    )
+    assert stats.abandoned
+    assert stats.tokens == 0
+    assert engine.round_tokens == 0
+    assert engine.progress_with_pending.position == 3
     replica, moments = (
         bitwise.read_state(engine)[::3],
         bitwise.read_state(engine)[1::3] + bitwise.read_state(engine)[2::3],
@@ -276,11 +274,9 @@ def test_non_finite_loss_drops_the_round_and_training_continues(kind, clipping, 
     assert all(torch.isfinite(m).all() for m in moments)
     for step in range(3):
         again = engine.step([sample_text(seed=step, model=MODEL)], position=4 + step)
-        assert (
-            not again.abandoned
-            and 0 < again.loss < 7
-            and engine.round_tokens == again.tokens * (step + 1)
-        )
+        assert not again.abandoned
+        assert 0 < again.loss < 7
+        assert engine.round_tokens == again.tokens * (step + 1)
     assert all(torch.isfinite(t).all() for t in bitwise.read_state(engine))
     engine.close()
 
@@ -331,11 +327,7 @@ def test_non_finite_gradient_drops_the_round_with_finite_moments(clipping, tmp_p
 
 
 MACHINE = cpu_machine(
-    name="a PC",
-    memory=16 << 30,
-    disk=1 << 40,
-    matmul=((512, 1e11),),
-    disk_write=5e8,
+    name="a PC", memory=16 << 30, disk=1 << 40, matmul=((512, 1e11),), disk_write=5e8
 )
 
 

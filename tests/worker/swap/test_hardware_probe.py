@@ -77,9 +77,8 @@ def test_probe_measures_every_rate_and_leaves_no_files(quick, tmp_path):
     assert all(getattr(hardware, name) > 0 for name in rates), hardware
     assert [width for width, _ in hardware.matmul] == [64, 128]
     assert all(rate > 0 for _, rate in hardware.matmul)
-    assert (
-        hardware.products[0].dtype == "float32" and hardware.products[-1].forward == hardware.matmul
-    )
+    assert hardware.products[0].dtype == "float32"
+    assert hardware.products[-1].forward == hardware.matmul
     assert [context for context, _ in hardware.attention_contexts] == [128, 1024]
     assert [vocabulary for vocabulary, _ in hardware.logits] == [100, 300]
     updates = [update for update in hardware.updates if update.rate > 0]

@@ -4,14 +4,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.effort import one_in
-from helpers.worker.plans import (
-    KINDS,
-    TINY,
-    exchange_state,
-    sample_text,
-    tiny_plan,
-    weights_of,
-)
+from helpers.worker.plans import KINDS, TINY, exchange_state, sample_text, tiny_plan, weights_of
 from hypothesis import given
 from hypothesis import strategies as st
 

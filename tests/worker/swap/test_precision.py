@@ -134,11 +134,9 @@ def test_update_split_has_the_bits_of_adamw_update(data):
         for begin, end in itertools.pairwise(edges):
             parts = [flat[begin:end] for flat in (high, low, gradient, m2, v2)]
             update_split(step, begin, SplitWeights(*parts[:2]), *parts[2:])
-    assert (
-        same_bits(join(SplitWeights(high, low)), weights)
-        and torch.equal(m2, m)
-        and torch.equal(v2, v)
-    )
+    assert same_bits(join(SplitWeights(high, low)), weights)
+    assert torch.equal(m2, m)
+    assert torch.equal(v2, v)
 
 
 # ---- bytes ---------------------------------------------------------------------------------------

@@ -219,8 +219,7 @@ def test_state_with_another_layout_is_refused_with_advice(tmp_path):
         small_plan("exact", moments_bits=8),
     ):
         with pytest.raises(
-            StateError,
-            match=r"with another layout; give the limits it was created with, or remove",
+            StateError, match=r"with another layout; give the limits it was created with, or remove"
         ):
             StateStore(other, tmp_path)
 
@@ -283,10 +282,8 @@ def test_altered_byte_is_named_and_reopening_recovers(kind, tmp_path):
         stats = engine.step([sample_text(model=MODEL)])
         assert not stats.abandoned
         if kind in TRAINING_KINDS:
-            assert (
-                engine.progress_with_pending.warmup_steps_left > 0
-                and engine.progress_with_pending.optimizer_steps == 1
-            )
+            assert engine.progress_with_pending.warmup_steps_left > 0
+            assert engine.progress_with_pending.optimizer_steps == 1
         engine.close()
 
 
@@ -299,9 +296,8 @@ def test_fragment_sequence_is_equal_in_memory_and_on_disk(tmp_path):
         for sequence in sequences:
             sequence[fragment.index] = units
             assert torch.equal(sequence[fragment.index], units)
-    assert (
-        all(torch.equal(a, b) for a, b in zip(*sequences, strict=True)) and len(sequences[1]) == 4
-    )
+    assert all(torch.equal(a, b) for a, b in zip(*sequences, strict=True))
+    assert len(sequences[1]) == 4
     sequences[0][1].add_(1)
     sequences[1][1].add_(1)
     assert not torch.equal(sequences[0][1], sequences[1][1]), (

@@ -18,12 +18,7 @@ from barnraise.spec import ModelSpec, RunSpec, TextSpec
 from barnraise.text.existing_tokenizer import ExistingTokenizer
 from barnraise.text.places import PathPlace
 from barnraise.text.reading import open_source
-from barnraise.training.preparation import (
-    TextPreparation,
-    build_text,
-    check_tokenizer,
-    plan_text,
-)
+from barnraise.training.preparation import TextPreparation, build_text, check_tokenizer, plan_text
 
 MODEL = ModelSpec(layers=2, width=32, heads=2, context=32, vocabulary=320)
 SPEC = RunSpec(model=MODEL, text=TextSpec(source="files", tokenizer="bpe", shard_tokens=65_536))

@@ -114,9 +114,8 @@ def test_interrupted_move_is_undone_or_completed(tmp_path):
     close_and_read_state(tmp_path, EXACT, *open_engine(tmp_path, EXACT))
     (tmp_path / "state").rename(tmp_path / "state.new")
     (tmp_path / "state.old").mkdir()
-    assert SavedState(tmp_path, EXACT).header is not None and sorted(
-        p.name for p in tmp_path.iterdir()
-    ) == ["state"]
+    assert SavedState(tmp_path, EXACT).header is not None
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["state"]
     (tmp_path / "state").rename(tmp_path / "state.old")
     (tmp_path / "state.new").mkdir()
     assert SavedState(tmp_path, EXACT).header is not None and sorted(

@@ -203,9 +203,8 @@ def test_pause_ends_the_round_and_the_next_one_follows_it(new_worker):
     worker.between_steps = between_steps
     worker.run()
     assert train.PAUSED_HERE_REASON in reasons and not worker.metrics.reason
-    assert worker.metrics.step == 5 and sum(read_ledger(worker.joined.folder.path)) == (
-        5 * STEP_TOKENS
-    )
+    assert worker.metrics.step == 5
+    assert sum(read_ledger(worker.joined.folder.path)) == (5 * STEP_TOKENS)
 
 
 def test_learning_rate_follows_the_tokens_of_ledger_and_round(new_worker):

@@ -259,26 +259,21 @@ def test_terminated_site_stops_its_servers(folder):
     )
     with site.stderr:
         assert any("Uvicorn running" in line for line in site.stderr)
-        assert (folder / "postgres" / "postmaster.pid").exists() and (
-            folder / "valkey" / "pid"
-        ).exists()
+        assert (folder / "postgres" / "postmaster.pid").exists()
+        assert (folder / "valkey" / "pid").exists()
         site.terminate()
         site.wait(20)
-    assert (
-        not (folder / "postgres" / "postmaster.pid").exists()
-        and not (folder / "valkey" / "pid").exists()
-    )
+    assert not (folder / "postgres" / "postmaster.pid").exists()
+    assert not (folder / "valkey" / "pid").exists()
 
 
 def test_database_url_options_are_passed_to_the_connection():
     from coordinator.settings import database
 
     options = database("postgresql://ada:a%40b@db.example:6432/barn?sslmode=verify-full")
-    assert (
-        options["OPTIONS"]["sslmode"] == "verify-full"
-        and options["PASSWORD"] == "a@b"
-        and options["PORT"] == "6432"
-    )
+    assert options["OPTIONS"]["sslmode"] == "verify-full"
+    assert options["PASSWORD"] == "a@b"
+    assert options["PORT"] == "6432"
     assert database("postgresql://postgres:@/barn?host=%2Frun%2Fpg")["HOST"] == "/run/pg"
     assert database("postgresql://db/barn?tcp_user_timeout=9")["OPTIONS"]["tcp_user_timeout"] == "9"
 

@@ -15,12 +15,7 @@ from helpers.site.remote_telemetry import (
 )
 
 from coordinator.eventlog.models import LogEvent
-from coordinator.fleet.lifecycle_facts import (
-    COLUMNS,
-    advance_run,
-    gather_facts,
-    ledgers_by_person,
-)
+from coordinator.fleet.lifecycle_facts import COLUMNS, advance_run, gather_facts, ledgers_by_person
 from coordinator.fleet.models import Membership
 from coordinator.lib.valkey import valkey_client
 from coordinator.live.run_snapshot import RunSnapshot
@@ -74,15 +69,11 @@ def test_mirror_without_reports_shows_the_run_like_the_reporting_mirror(training
     assert {k: v for k, v in snapshot.run.items() if k not in changing_fields} == {
         k: v for k, v in later_snapshot.run.items() if k not in changing_fields
     }
-    assert (
-        later_snapshot.run["agree"] is True
-        and later_snapshot.run["workers_alive"] == 2
-        and later_snapshot.run["rate"] == 800.0
-    )
-    assert (
-        history.load_history(run) == run_history
-        and history.load_machine_curves(run) == machine_curves
-    )
+    assert later_snapshot.run["agree"] is True
+    assert later_snapshot.run["workers_alive"] == 2
+    assert later_snapshot.run["rate"] == 800.0
+    assert history.load_history(run) == run_history
+    assert history.load_machine_curves(run) == machine_curves
     assert [e["what"] for e in later_snapshot.events.values() if e["what"] == "joined"] == [
         "joined",
         "joined",
@@ -100,22 +91,14 @@ def test_export_contains_only_changes_and_each_plan_once(training_run, numbered_
         empty_page.rollups,
         empty_page.points,
         empty_page.events,
-    ) == (
-        [],
-        [],
-        [],
-        [],
-        [],
-    )
+    ) == ([], [], [], [], [])
     assert empty_page.position == first.position
     report(ada, run, numbered_report(4, plan=plan))
     second = export.build_page(first.position)
-    assert second.machines == [elsewhere(run, ada)] and [f.plan for f in second.memberships] == [
-        None
-    ]
-    assert {rollup.width for rollup in second.rollups} == {10, 60, 3600} and [
-        p.seq for p in second.points
-    ] == [4]
+    assert second.machines == [elsewhere(run, ada)]
+    assert [f.plan for f in second.memberships] == [None]
+    assert {rollup.width for rollup in second.rollups} == {10, 60, 3600}
+    assert [p.seq for p in second.points] == [4]
     changed = plan.model_copy(update={"predicted_seconds": 4.0})
     report(ada, run, numbered_report(5, plan=changed))
     assert export.build_page(second.position).memberships[0].plan == changed
@@ -159,10 +142,8 @@ def test_rows_of_other_mirrors_are_not_exported(training_run):
     }
     assert ingest_page(page(elsewhere(run, ada), memberships=[membership_row()], **rows)).rows == 4
     after = export.build_page(TelemetryPosition())
-    assert (
-        after == before.model_copy(update={"memberships": after.memberships})
-        and len(after.memberships) == 2
-    )
+    assert after == before.model_copy(update={"memberships": after.memberships})
+    assert len(after.memberships) == 2
 
 
 def test_page_ingested_twice_changes_nothing(training_run):

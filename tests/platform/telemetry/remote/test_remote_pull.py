@@ -56,9 +56,8 @@ def test_pull_waits_a_bounded_time_for_an_unknown_machine(training_run):
         position=TelemetryPosition(memberships=(7, None)),
     )
     result = ingest_page(telemetry_page)
-    assert (result.left_out, result.more) == ("", False) and RemoteCursor.objects.get(
-        key=OTHER
-    ).position == TelemetryPosition()
+    assert (result.left_out, result.more) == ("", False)
+    assert RemoteCursor.objects.get(key=OTHER).position == TelemetryPosition()
     assert Membership.everywhere.filter(mirror=OTHER).count() == 1, (
         "the known machine was not stored"
     )
@@ -219,13 +218,10 @@ def test_rows_of_an_expelled_mirror_are_deleted(fake_mirror, training_run):
     )
     mirror_list.ingest_lists([signed_list(2, own_entry, expelled_entry)])
     pull.pull_all()
-    assert (
-        not Membership.everywhere.exclude(mirror="").exists() and not RemoteCursor.objects.exists()
-    )
-    assert (
-        not RunEvent.objects.filter(mirror=fake_mirror.identity.key).exists()
-        and RunEvent.objects.exists()
-    )
+    assert not Membership.everywhere.exclude(mirror="").exists()
+    assert not RemoteCursor.objects.exists()
+    assert not RunEvent.objects.filter(mirror=fake_mirror.identity.key).exists()
+    assert RunEvent.objects.exists()
 
 
 def test_telemetry_is_served_to_listed_mirrors_only(fake_mirror, training_run):
@@ -238,17 +234,14 @@ def test_telemetry_is_served_to_listed_mirrors_only(fake_mirror, training_run):
             path, body, "application/json", headers={"Authorization": f"Barnraise {token}"}
         )
 
-    assert (
-        request_telemetry(Identity(b"x" * 32)).status_code == 401
-        and Client().post(path).status_code == 401
-    )
+    assert request_telemetry(Identity(b"x" * 32)).status_code == 401
+    assert Client().post(path).status_code == 401
     answer = request_telemetry(fake_mirror.identity)
     assert answer.status_code == 200, answer.content
     signed_page = SignedTelemetryPage.model_validate_json(answer.content)
     signature = json.loads(signed_page.signature.body)
-    assert signature["to"] == fake_mirror.identity.key and signature["digest"] == digest(
-        signed_page.text
-    )
+    assert signature["to"] == fake_mirror.identity.key
+    assert signature["digest"] == digest(signed_page.text)
     assert len(TelemetryPage.model_validate_json(signed_page.text).memberships) == 2
 
 

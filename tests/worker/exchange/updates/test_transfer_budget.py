@@ -3,11 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from barnraise.exchange.updates.transfer_budget import (
-    EXPIRY_SECONDS,
-    ReservedTotal,
-    TransferBudget,
-)
+from barnraise.exchange.updates.transfer_budget import EXPIRY_SECONDS, ReservedTotal, TransferBudget
 
 LIMIT = ReservedTotal(1000, 16)
 

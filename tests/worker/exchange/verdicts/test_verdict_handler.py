@@ -448,9 +448,7 @@ def test_past_verdict_of_an_expelled_mirror_loses_its_effect(world):
 
 def test_rogue_mirror_of_three_erases_nothing(world):
     world.spec = replace(
-        world.spec,
-        roots=(world.mirror.key, SECOND_MIRROR.key, THIRD_MIRROR.key),
-        threshold=2,
+        world.spec, roots=(world.mirror.key, SECOND_MIRROR.key, THIRD_MIRROR.key), threshold=2
     )
     a = world.machine(1).start()
     a.publish_round(1)

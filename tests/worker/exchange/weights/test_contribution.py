@@ -7,11 +7,7 @@ from helpers.wait_for import wait_until
 from hypothesis import given
 
 from barnraise.exchange.weights.contribution import ContributionMeter
-from barnraise.exchange.weights.weighting import (
-    FULL_AGREEMENT,
-    NO_AGREEMENT,
-    contribution_factors,
-)
+from barnraise.exchange.weights.weighting import FULL_AGREEMENT, NO_AGREEMENT, contribution_factors
 from barnraise.planning.round_limits import MAX_SILENT_ROUNDS
 from barnraise.protocol.table_sizes import FEW
 

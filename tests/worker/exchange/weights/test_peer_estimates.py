@@ -212,9 +212,7 @@ ONE_UPDATE = RECIPE.outer_rate
 def test_predict_in_flight_is_bounded_and_covers_only_sent_fragments(updates, own_tokens, rate):
     absent = [
         InFlightUpdate(
-            author,
-            True,
-            estimate_relative_sizes(published, tokens, author_rate, own_tokens, rate),
+            author, True, estimate_relative_sizes(published, tokens, author_rate, own_tokens, rate)
         )
         for author, published, tokens, author_rate in updates
     ]

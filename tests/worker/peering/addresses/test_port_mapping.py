@@ -222,10 +222,7 @@ def test_upnp_router_that_states_no_address_maps_nothing(monkeypatch, stated, ad
 def test_laptop_in_another_network_asks_the_router_there(monkeypatch) -> None:
     times = PortMappingTimes(iroh_seconds=0.0, network_seconds=0.05, discovery_milliseconds=10)
     monkeypatch.setattr(port_mapping, "TIMES", times)
-    routers = [
-        Router(PcpMappings().answer),
-        Router(PcpMappings("5.9.1.2").answer),
-    ]
+    routers = [Router(PcpMappings().answer), Router(PcpMappings("5.9.1.2").answer)]
     homes: list[HomeNetwork | None] = [HomeNetwork("127.0.0.1", routers[0].ip)]
     mapped: list[str] = []
 

@@ -9,11 +9,7 @@ from helpers.wait_for import wait_until
 
 from barnraise.peering.addresses.nat_type import DialBackVerdict, judge_dial_backs
 from barnraise.peering.transports.framing import unpack
-from barnraise.protocol.messages import (
-    DialBackErrand,
-    DialBackRequest,
-    DialBackResult,
-)
+from barnraise.protocol.messages import DialBackErrand, DialBackRequest, DialBackResult
 from barnraise.protocol.signing import Identity
 
 SECONDS = 60.0

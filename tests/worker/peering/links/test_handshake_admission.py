@@ -26,11 +26,7 @@ from barnraise.peering.links.handshake import SIMULTANEOUS_SECONDS
 from barnraise.peering.transports.framing import pack
 from barnraise.peering.transports.transport import ChannelClosedError
 from barnraise.protocol.messages import BlobPart, BlobRequest, Goodbye, Peer, Signed
-from barnraise.protocol.signing import (
-    ORPHANED_TICKET_GRACE_SECONDS,
-    TICKET_GRACE_SECONDS,
-    Identity,
-)
+from barnraise.protocol.signing import ORPHANED_TICKET_GRACE_SECONDS, TICKET_GRACE_SECONDS, Identity
 
 ADA, BEN, _ = IDENTITIES
 OTHER_RUN = "01890000-0000-7000-8000-00000000000f"
