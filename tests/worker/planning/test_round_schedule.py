@@ -181,10 +181,6 @@ def test_fit_to_uplink_dead_link_gets_the_longest_rounds():
     assert (schedule.steps, schedule.scheme) == (MAX_STEPS, LONG_ROUNDS.scheme)
 
 
-def test_fit_to_uplink_never_exceeds_max_steps():
-    assert fit_to_uplink(1e12, 1.0, 1_000_000, max_steps=2).steps == 2
-
-
 def test_fit_to_uplink_home_line_and_lan_examples():
     """GPT-2 124M on a gaming GPU with a second a step: 100 Mb/s, 20 Mb/s, and a gigabit LAN."""
     lan, fast, slow = (

@@ -131,13 +131,6 @@ def test_unmeasured_update_form_uses_the_plain_rate():
     assert MEASURED.update_rate("host", "bfloat16", 8) == MEASURED.adam
 
 
-def test_hardware_is_imported_without_torch():
-    modules = "barnraise.planning.hardware, barnraise.planning.cost_model"
-    code = f"import sys, {modules}; assert 'torch' not in sys.modules"
-    environment = {**os.environ, "PYTHONPATH": str(WORKER)}
-    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
-
-
 def test_measurement_is_cached(measurements, tmp_path):
     cache = tmp_path / "home" / "hardware.json"
     first = probe(tmp_path, cache=cache)

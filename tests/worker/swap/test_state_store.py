@@ -1,7 +1,6 @@
 """Tests of a state on its tiers: round trips, and recovery from a crash at any instant."""
 
 import itertools
-import json
 import os
 import random
 import signal
@@ -161,17 +160,6 @@ def test_restart_crash_after_any_write_marks_kinds_invalid(writes):
         for place, data in read_content(again).items():
             assert data == (bytes(len(data)) if place[0] in invalid else committed[place])
         again.close()
-
-
-def test_first_write_in_place_marks_the_kind_invalid(tmp_path):
-    store = StateStore(small_plan("restart"), tmp_path)
-    store.commit("whole")
-    store.write("moments", 1, 0, record(store, "moments", 1, 0, 1))
-    body = json.loads(json.loads((tmp_path / MANIFEST_FILE).read_text())["body"])
-    assert body["invalid"] == sorted(TRAINING_KINDS) and body["header"] == "whole"
-    store.write("anchor", 1, 0, record(store, "anchor", 1, 0, 2))
-    assert store.invalid_kinds == set(TRAINING_KINDS), "the anchor has two slots"
-    store.close()
 
 
 @pytest.mark.parametrize("kind", ["exact", "restart"])

@@ -12,13 +12,6 @@ from barnraise.swap import tile_threads
 from barnraise.swap.tile_threads import BLOCK, SHARING_THREADS, for_each_tile, sharing_tiles
 
 
-@pytest.fixture(autouse=True)
-def _restore_thread_count():
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
-
-
 @given(
     st.integers(1, 100),
     st.integers(0, BLOCK // ALIGN - 1),

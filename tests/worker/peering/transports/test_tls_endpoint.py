@@ -7,14 +7,9 @@ import socket
 import ssl
 import struct
 from dataclasses import replace
-from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from helpers.network.certificates import create_server_context
 from helpers.network.stream_pieces import split_stream
 from helpers.network.transport_pairs import started
 from hypothesis import given, settings
@@ -184,25 +179,6 @@ async def test_machine_of_another_protocol_is_refused():
             await listener.endpoint.close()
 
 
-def create_certificate(folder: Path) -> ssl.SSLContext:
-    """Return a context that shows a certificate of nobody's."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "between")])
-    certificate = (
-        x509.CertificateBuilder(name, name, key.public_key(), 1)
-        .not_valid_before(datetime(2020, 1, 1, tzinfo=UTC))
-        .not_valid_after(datetime(2100, 1, 1, tzinfo=UTC))
-        .sign(key, hashes.SHA256())
-    )
-    secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    path = folder / "between.pem"
-    path.write_bytes(secret + certificate.public_bytes(Encoding.PEM))
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.set_alpn_protocols([PROTOCOL.decode()])
-    context.load_cert_chain(path)
-    return context
-
-
 async def copy_bytes(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     with contextlib.suppress(OSError):
         while data := await reader.read(1 << 16):
@@ -221,8 +197,9 @@ async def test_machine_between_two_others_cannot_pass_on_their_proofs(tmp_path):
         copied.set()
 
     async with machines(DIALLER, LISTENER) as (dialler, listener):
-        certificate = create_certificate(tmp_path)
-        async with await asyncio.start_server(serve, "127.0.0.1", 0, ssl=certificate) as relay:
+        context = create_server_context(tmp_path / "between.pem", "between")
+        context.set_alpn_protocols([PROTOCOL.decode()])
+        async with await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context) as relay:
             address = f"127.0.0.1:{relay.sockets[0].getsockname()[1]}"
             with pytest.raises(ChannelClosedError, match="by TCP"):
                 await dialler.endpoint.connect(
