@@ -15,17 +15,16 @@ from django.db import transaction
 from django.test import Client
 from django.utils import timezone
 from helpers.mirrors.event_log_builder import LogBuilder, NotePayload
-from helpers.mirrors.fake_mirror import FakeMirror, local_entry
-from helpers.mirrors.mirror_lists import signed_list
+from helpers.mirrors.fake_mirror import FakeMirror
 from helpers.paths import GOLDEN
-from helpers.site.remote_telemetry import EXCHANGE, report
+from helpers.site.pages import open_client
+from helpers.site.remote_telemetry import EXCHANGE
 from helpers.site.second_factor import add_authenticator_app
 
 from barnraise.protocol import coordinator_messages, enums, types
 from barnraise.protocol import reports as reports_module
 from barnraise.protocol.signing import Identity, digest
 from coordinator.eventlog import registry
-from coordinator.replication import mirror_list
 
 
 class Volunteer:
@@ -190,10 +189,8 @@ def signed_in(person):
     """Return a function that creates a person and returns (a signed-in client, the person)."""
 
     def create(email: str = "ada@example.org", **fields) -> tuple[Client, object]:
-        client = Client()
         user = person(email, **fields)
-        client.force_login(user)
-        return client, user
+        return open_client(user), user
 
     return create
 
@@ -415,8 +412,7 @@ def note_rows():
 def fake_mirror(log):
     """Yield a mirror that serves this log over HTTP; the current list names it and this site."""
     mirror = FakeMirror(log)
-    first = signed_list(1, local_entry(), mirror.list_entry)
-    mirror_list.ingest_lists([first], vouched=first.digest)
+    mirror.publish_list()
     yield mirror
     mirror.close()
 
@@ -430,12 +426,11 @@ def training_run(person, launched_run, volunteer, numbered_report, plan):
     same = {"vector": digest("vector"), "anchor": digest("weights")}
     for seq in (1, 2, 3):
         point = reports_module.MeasuredLoss(kind="validation", tokens=seq * 1000, loss=4.0)
-        report(
-            ada,
+        ada.store_reports(
             run,
             numbered_report(
                 seq, plan=plan, step_seconds=5.0, exchange=EXCHANGE, points=[point], **same
             ),
         )
-        report(bob, run, numbered_report(seq, rate=300.0, ledger_tokens=seq * 1000, **same))
+        bob.store_reports(run, numbered_report(seq, rate=300.0, ledger_tokens=seq * 1000, **same))
     return run, ada, bob

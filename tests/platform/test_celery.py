@@ -17,6 +17,7 @@ from django.db.models import Sum
 from django.utils import timezone
 from django_celery_beat.models import PeriodicTask
 from helpers.paths import ROOT
+from helpers.wait_for import wait_until
 from kombu.exceptions import OperationalError
 
 from barnraise.protocol import enums
@@ -60,14 +61,6 @@ def start_celery(state, transactional_db, tmp_path):
             process.wait(15)
         except subprocess.TimeoutExpired:
             process.kill()
-
-
-def wait_until(condition, seconds: float = 120.0) -> None:
-    """Wait until a condition holds; fail after `seconds`."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
 
 
 @pytest.mark.slow  # tests/platform/demo/test_chaos.py kills the worker as well

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from django.test import Client
+from helpers.site.pages import open_client
 from helpers.site.script_client import problem
 
 from barnraise.coordinator_client.client import CoordinatorClient
@@ -179,8 +179,7 @@ def build_message(manifest, numbered_report):
 def status_without_signature(method: str, path: str, message, owner) -> int:
     """Return the status for somebody who has no key but a session of the owner, on the pages."""
     body = message.model_dump_json() if message else b""
-    client = Client()
-    client.force_login(owner)
+    client = open_client(owner)
     response = client.generic(method, f"/api/v1{path}", body, content_type="application/json")
     return response.status_code
 

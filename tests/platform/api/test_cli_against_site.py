@@ -4,14 +4,13 @@ import json
 
 import pytest
 from django.utils import timezone
-from typer.testing import CliRunner
+from helpers.worker.command_line import invoke
+from helpers.worker.fake_coordinator import enrol
 
-from barnraise.cli.main import app
 from barnraise.errors import CoordinatorError, CoordinatorUnreachableError, StateError
 from barnraise.protocol import reports
-from barnraise.protocol.coordinator_messages import MirrorView
 from barnraise.protocol.verdicts import Verdict
-from barnraise.state_dir import SiteMembership, StateDir
+from barnraise.state_dir import StateDir
 from coordinator.accounts.models import Machine
 from coordinator.fleet.machine_state import MachinePause
 from coordinator.lib import site_identity
@@ -29,11 +28,8 @@ class CommandLine:
 
     def __call__(self, *arguments: str):
         """Return the output, parsed if `arguments` have --json; raise what the command raised."""
-        result = CliRunner().invoke(app, list(arguments), catch_exceptions=True)
-        if result.exception and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        assert result.exit_code == 0, result.output
-        return json.loads(result.stdout) if "--json" in arguments else result.stdout
+        output = invoke(*arguments)
+        return json.loads(output) if "--json" in arguments else output
 
 
 @pytest.fixture
@@ -90,8 +86,7 @@ def test_cli_names_a_launched_run_as_its_pages_do(barnraise, tmp_path, live_serv
     machine = Machine.objects.create(
         key=home.identity.key, owner=barnraise.owner, hostname="pc", confirmed=timezone.now()
     )
-    site = MirrorView(key=site_identity.identity().key, name="s", protocols=[1], time=0)
-    home.save_membership(SiteMembership(url=live_server.url, mirror=site, machine=str(machine.pk)))
+    enrol(home, live_server.url, site_identity.identity().key, str(machine.pk))
     for name, options in (("Draft", ()), ("Launched", ("--launch",))):
         barnraise("runs", "create", f"--name={name}", "--place=a/stories", *options)
     states = {row.split()[0]: row.split()[-1] for row in barnraise("runs").splitlines()[1:]}

@@ -9,6 +9,7 @@ from django.test import Client
 from django.utils import timezone
 from helpers.effort import examples
 from helpers.mirrors.mirror_lists import list_entry, signed_list
+from helpers.site.pages import open_client
 from helpers.updates.attestations import LIFE, NEXT, altered_witness_of, witness_of
 from hypothesis import HealthCheck, given, settings
 
@@ -383,8 +384,7 @@ def test_volunteer_page_is_public_once_there_is_credit(credit_run, report_attest
     run, ada, _, bob = credit_run
     owner = ada.machine.owner
     volunteer_path = f"/volunteers/{owner.pk}/"
-    own_client = Client()
-    own_client.force_login(owner)
+    own_client = open_client(owner)
     assert Client().get(volunteer_path).status_code == 404
     assert b"No credit yet" in own_client.get(volunteer_path).content
     report_attestations(run, ada, 200_000)

@@ -19,10 +19,10 @@ from helpers.mirrors.rebuild_site import (
     rebuild_in_random_order,
     replicated_rows,
 )
+from helpers.site.checkpoint_views import build_checkpoint
 from helpers.site.enrolment_requests import ABOUT, enrolment_request
 from helpers.site.second_factor import add_authenticator_app
 
-from barnraise.protocol import reports
 from barnraise.protocol.signing import Identity, digest
 from coordinator.accounts import credential_sync
 from coordinator.accounts.deletion import delete_account
@@ -295,9 +295,7 @@ def earn_credit(run, machine, witness, day: int, updates: tuple[int, int], token
 def test_reports_write_no_events(joined_run, numbered_report):
     run, ada, bob = joined_run
     before = LogEvent.objects.count()
-    view = reports.CheckpointView(
-        tokens=60, vector="a" * 64, digest="c" * 64, checksum="0" * 16, size=1
-    )
+    view = build_checkpoint(vector="a" * 64, digest="c" * 64)
     for seq in range(1, 6):
         ada.report(run, numbered_report(seq, checkpoint=view))
         bob.report(run, numbered_report(seq))
@@ -313,9 +311,7 @@ def test_reports_write_no_events(joined_run, numbered_report):
 
 def test_checkpoints_and_their_holders_are_rebuilt(joined_run, numbered_report, rebuilt_rows):
     run, ada, bob = joined_run
-    view = reports.CheckpointView(
-        tokens=60, vector="a" * 64, digest="c" * 64, checksum="0" * 16, size=1
-    )
+    view = build_checkpoint(vector="a" * 64, digest="c" * 64)
     ada.store_reports(run, numbered_report(1, checkpoint=view))
     tasks.record_events()
     bob.store_reports(run, numbered_report(1, vector="a" * 64, anchor="c" * 64))
@@ -326,9 +322,7 @@ def test_checkpoints_and_their_holders_are_rebuilt(joined_run, numbered_report, 
 
 def test_deleted_checkpoint_is_not_rebuilt(joined_run, numbered_report, rebuilt_rows, monkeypatch):
     run, ada, _ = joined_run
-    view = reports.CheckpointView(
-        tokens=60, vector="a" * 64, digest="c" * 64, checksum="0" * 16, size=1
-    )
+    view = build_checkpoint(vector="a" * 64, digest="c" * 64)
     ada.store_reports(run, numbered_report(1, checkpoint=view))
     tasks.record_events()
     monkeypatch.setattr(checkpoints, "MAX_CHECKPOINTS", 0)

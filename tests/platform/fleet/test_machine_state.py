@@ -15,6 +15,7 @@ from helpers.mirrors.rebuild_site import (
 )
 from helpers.site.enrolment_requests import enrolment_request
 from helpers.site.machine_replies import read_directive, read_reply
+from helpers.site.pages import open_client
 
 from barnraise.protocol import coordinator_messages, enums
 from barnraise.protocol.signing import Identity
@@ -31,8 +32,7 @@ pytestmark = pytest.mark.django_db
 @pytest.fixture
 def signed_in_as():
     def sign_in(user) -> Client:
-        client = Client()
-        client.force_login(user)
+        client = open_client(user)
         return client
 
     return sign_in

@@ -5,6 +5,7 @@ import json
 import pytest
 from django.test import Client
 from helpers.paths import GOLDEN
+from helpers.site.pages import open_client
 
 from barnraise.protocol import reports
 from coordinator.live.broadcaster import Broadcaster
@@ -87,7 +88,6 @@ def test_messages_of_a_training_run_follow_their_schema(adas_run, numbered_repor
 def test_messages_of_a_draft_follow_their_schema(person, draft, valkey):
     owner = person()
     run = draft(owner)
-    client = Client()
-    client.force_login(owner)
+    client = open_client(owner)
     assert_follows_schema(SnapshotMessage, client.get(f"/live/{run.pk}/").content)
     assert_follows_schema(DeltaMessage, Broadcaster(str(run.pk)).next_delta())

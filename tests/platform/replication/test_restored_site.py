@@ -4,11 +4,10 @@ import time
 
 import pytest
 from django.core.management import call_command
-from django.test import Client
 from helpers.mirrors.event_log_builder import LogBuilder
 from helpers.mirrors.fake_mirror import FakeMirror
-from helpers.mirrors.mirror_lists import list_entry, signed_list
 from helpers.mirrors.rebuild_site import all_events, all_private_data
+from helpers.site.pages import open_client
 
 from barnraise.protocol.coordinator_messages import JoinReply
 from barnraise.protocol.messages import Ticket
@@ -30,10 +29,7 @@ pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("valkey")]
 def other():
     """Yield another mirror, which also has what this site wrote."""
     mirror = FakeMirror(LogBuilder())
-    first = signed_list(
-        1, list_entry(site_identity.identity(), "https://here.example.org"), mirror.list_entry
-    )
-    mirror_list.ingest_lists([first], vouched=first.digest)
+    mirror.publish_list()
     yield mirror
     mirror.close()
 
@@ -80,8 +76,7 @@ def restored(other, person):
 
 def test_restored_site_is_read_only_until_its_log_is_pulled_back(restored, other):
     ada, _ = restored
-    client = Client()
-    client.force_login(ada)
+    client = open_client(ada)
     assert writer.is_restore_pending() and client.get("/runs/").status_code == 200
     before = LogEvent.objects.count()
     answer = client.post("/account/", {"name": "Ada again"})

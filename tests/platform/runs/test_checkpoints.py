@@ -5,9 +5,9 @@ from django.db import connection
 from django.db.models.signals import post_init
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
+from helpers.site.checkpoint_views import build_checkpoint
 from helpers.updates.attestations import witness_of
 
-from barnraise.protocol import reports
 from coordinator.accounts.models import Machine
 from coordinator.fleet.models import Membership
 from coordinator.fleet.witnesses import record_witnesses
@@ -26,32 +26,18 @@ VECTOR, OTHER_VECTOR = "a" * 64, "b" * 64
 RIGHT, WRONG = "c" * 64, "d" * 64
 
 
-def build_checkpoint_view(**changed) -> reports.CheckpointView:
-    """Build the announcement of a checkpoint; fields given replace the usual ones."""
-    fields = {
-        "tokens": 60_000,
-        "vector": VECTOR,
-        "digest": RIGHT,
-        "checksum": "0123456789abcdef",
-        "size": 5_505_024,
-    }
-    return reports.CheckpointView(**{**fields, **changed})
-
-
 def test_checkpoint_announced_repeatedly_is_stored_once(adas_run, numbered_report):
     run, ada = adas_run
     ada.store_reports(
         run,
         *(
-            numbered_report(
-                seq, checkpoint=build_checkpoint_view(), vector=OTHER_VECTOR, anchor=None
-            )
+            numbered_report(seq, checkpoint=build_checkpoint(), vector=OTHER_VECTOR, anchor=None)
             for seq in range(1, 6)
         ),
     )
     ada.store_reports(
         run,
-        numbered_report(6, checkpoint=build_checkpoint_view(), vector=OTHER_VECTOR, anchor=None),
+        numbered_report(6, checkpoint=build_checkpoint(), vector=OTHER_VECTOR, anchor=None),
     )
     checkpoint = Checkpoint.objects.get()
     assert (checkpoint.tokens, checkpoint.digest, checkpoint.checksum, checkpoint.size) == (
@@ -70,13 +56,13 @@ def test_repeated_announcement_needs_no_query(
     adas_run, numbered_report, django_capture_on_commit_callbacks
 ):
     run, ada = adas_run
-    ada.report(run, numbered_report(1, checkpoint=build_checkpoint_view(), anchor=None))
+    ada.report(run, numbered_report(1, checkpoint=build_checkpoint(), anchor=None))
     with django_capture_on_commit_callbacks(execute=True):
         drain_queue()
     member = Membership.objects.select_related("run", "machine").get(run=run)
     with CaptureQueriesContext(connection) as queries:
         checkpoints.record_announcements(
-            [(member, [numbered_report(2, checkpoint=build_checkpoint_view(), anchor=None)])]
+            [(member, [numbered_report(2, checkpoint=build_checkpoint(), anchor=None)])]
         )
     assert not queries.captured_queries and CheckpointHolder.objects.count() == 1
 
@@ -85,7 +71,7 @@ def test_checkpoint_is_confirmed_by_another_persons_machine(
     person, adas_run, volunteer, numbered_report
 ):
     run, ada = adas_run
-    ada.store_reports(run, numbered_report(1, checkpoint=build_checkpoint_view()))
+    ada.store_reports(run, numbered_report(1, checkpoint=build_checkpoint()))
     own_machine, bob = volunteer(run.owner, 2), volunteer(person("bob@example.org"), 3)
     for machine in (own_machine, bob):
         machine.join(run)
@@ -157,7 +143,7 @@ def test_one_liars_report_does_not_dispute_a_confirmed_checkpoint(
     for number, (seed, digest) in enumerate(((2, RIGHT), (3, RIGHT), (4, WRONG))):
         machine = volunteer(person(f"{number}@example.org"), seed)
         machine.join(run)
-        machine.report(run, numbered_report(1, checkpoint=build_checkpoint_view(digest=digest)))
+        machine.report(run, numbered_report(1, checkpoint=build_checkpoint(digest=digest)))
     drain_queue()
     assert vote_lines(run) == {(RIGHT, 2, True, False), (WRONG, 1, False, True)}
     html = Client().get(f"/runs/{run.slug}/checkpoints/").content.decode()
@@ -169,7 +155,7 @@ def test_two_accounts_do_not_confirm_what_a_majority_denies(adas_run, numbered_r
     run, ada = adas_run
     machines = strangers(run, 2, 3, 4, 5, 6)
     for machine in machines[:2]:
-        machine.report(run, numbered_report(1, checkpoint=build_checkpoint_view(digest=WRONG)))
+        machine.report(run, numbered_report(1, checkpoint=build_checkpoint(digest=WRONG)))
     drain_queue()
     assert vote_lines(run) == {(WRONG, 2, True, False)}
     for machine in machines[2:]:
@@ -186,25 +172,25 @@ def test_strangers_confirm_nothing_next_to_vouched_people(
     person, adas_run, volunteer, numbered_report
 ):
     run, ada = adas_run
-    ada.report(run, numbered_report(1, checkpoint=build_checkpoint_view()))
+    ada.report(run, numbered_report(1, checkpoint=build_checkpoint()))
     for number in range(3):
         machine = volunteer(person(f"{number}@example.org"), 2 + number)
         machine.join(run)
-        machine.report(run, numbered_report(1, checkpoint=build_checkpoint_view(digest=WRONG)))
+        machine.report(run, numbered_report(1, checkpoint=build_checkpoint(digest=WRONG)))
     drain_queue()
     assert vote_lines(run) == {(RIGHT, 1, False, False), (WRONG, 0, False, False)}
 
 
 def test_checkpoint_with_implausible_tokens_is_not_stored(adas_run, numbered_report):
     run, ada = adas_run
-    ada.store_reports(run, numbered_report(1, checkpoint=build_checkpoint_view(tokens=2**62)))
+    ada.store_reports(run, numbered_report(1, checkpoint=build_checkpoint(tokens=2**62)))
     assert not Checkpoint.objects.exists()
 
 
 def announce_many(machine, run, report, first: int, count: int) -> None:
     """Report checkpoints of ever more tokens, one in each report."""
     for number in range(first, first + count):
-        view = build_checkpoint_view(tokens=1000 * number, vector=f"{number:064x}")
+        view = build_checkpoint(tokens=1000 * number, vector=f"{number:064x}")
         machine.report(run, report(number, checkpoint=view))
     drain_queue()
 
@@ -217,7 +203,7 @@ def test_flood_of_announcements_hides_no_confirmed_checkpoint(adas_run, numbered
         member = run.memberships.get(machine=ada.machine)
         record_witnesses([(member, [witness_of(ada, run, machine, 1, 1000)])])
     for machine in (ada, bob):
-        machine.report(run, numbered_report(1, checkpoint=build_checkpoint_view(tokens=1)))
+        machine.report(run, numbered_report(1, checkpoint=build_checkpoint(tokens=1)))
     announce_many(carl, run, numbered_report, 2, 30)
     assert Checkpoint.objects.count() == 31
     (confirmed,) = [row for row in list_checkpoint_rows(run) if row.confirmed]
@@ -233,7 +219,7 @@ def test_person_adds_a_bounded_number_of_checkpoints(shared_run, numbered_report
         bob.report(run, numbered_report(number, vector=f"{1:064x}", anchor=f"{number:064x}"))
     drain_queue()
     assert Checkpoint.objects.count() == 5
-    ada.store_reports(run, numbered_report(1, checkpoint=build_checkpoint_view()))
+    ada.store_reports(run, numbered_report(1, checkpoint=build_checkpoint()))
     assert Checkpoint.objects.count() == 6, "it leaves room for others"
 
 
@@ -248,7 +234,7 @@ def test_checkpoint_page_lists_digests_and_commands(
             run,
             numbered_report(
                 number,
-                checkpoint=build_checkpoint_view(tokens=1000 * number, vector=f"{number:064x}"),
+                checkpoint=build_checkpoint(tokens=1000 * number, vector=f"{number:064x}"),
             ),
         )
     drain_queue()
@@ -283,6 +269,6 @@ def test_oldest_unconfirmed_checkpoints_are_pruned_above_the_limit(
 
 def test_deleted_run_deletes_its_checkpoints(adas_run, numbered_report):
     run, ada = adas_run
-    ada.store_reports(run, numbered_report(1, checkpoint=build_checkpoint_view()))
+    ada.store_reports(run, numbered_report(1, checkpoint=build_checkpoint()))
     Run.objects.filter(pk=run.pk).delete()
     assert not Checkpoint.objects.exists() and not CheckpointHolder.objects.exists()

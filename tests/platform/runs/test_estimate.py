@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from django.test import Client
 from helpers.paths import ROOT
+from helpers.site.pages import open_client
 
 from barnraise.planning.lines import HOME_LINE, LINES, Line
 from barnraise.protocol import reports
@@ -136,8 +137,7 @@ def test_span_formats_a_duration_in_one_unit(seconds, text):
 @pytest.fixture
 def request_estimate(person):
     def post(owner=None, **fields) -> str:
-        client = Client()
-        client.force_login(owner or person())
+        client = open_client(owner or person())
         answer = client.post("/runs/estimate/", {**FORM, **fields})
         assert answer.status_code == 200
         return answer.content.decode()
@@ -211,8 +211,7 @@ def test_run_page_shows_whether_machines_fit(volunteer, person, launched_run, go
     )
     assert answers["24 GB GPU"][0] == "yes" and answers["24 GB GPU"][1].endswith("tokens/s")
     bob = volunteer(person("bob@example.org"), 2)
-    client = Client()
-    client.force_login(bob.machine.owner)
+    client = open_client(bob.machine.owner)
     assert read_fits(client, run)["pc-2"] == ("unknown", "measured when it joins")
     HardwareMeasurement.record(
         bob.machine, golden_hardware.model_copy(update={"device_memory": 8 * 2**30})

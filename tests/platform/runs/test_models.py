@@ -195,22 +195,3 @@ def test_every_change_of_a_run_is_audited_once_with_its_actor(adas_run):
         ("run.cancel", owner, None),
         ("run.archive", owner, None),
     ]
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("report_every", 0.1),
-        ("report_every", 3601),
-        ("report_every", float("nan")),
-        ("quorum", 0),
-        ("quorum", 10_001),
-        ("name", "  "),
-        ("name", "x" * 81),
-    ],
-)
-def test_setting_outside_its_bounds_is_refused_at_its_field(person, draft, field, value):
-    owner = person()
-    with pytest.raises(SpecError) as refused:
-        draft(owner, **{field: value})
-    assert list(refused.value.problems) == [field] and not Run.objects.exists()

@@ -4,9 +4,10 @@ import json
 
 import pytest
 from django.test import Client
+from helpers.site.checkpoint_views import build_checkpoint
 from helpers.site.pages import field_error
 
-from barnraise.protocol import coordinator_messages, enums, reports
+from barnraise.protocol import coordinator_messages, enums
 from barnraise.spec import ModelSpec, RunSpec, Start
 from coordinator.accounts.models import Team
 from coordinator.runs.drafts import NewRun
@@ -97,10 +98,7 @@ def test_run_that_is_over_can_be_archived_and_unarchived(signed_in, launched_run
 def run_with_checkpoint(person, launched_run, numbered_report):
     """Return Ada's run, her machine, and the run's only checkpoint."""
     run, ada = launched_run(person("ada@example.org"), name="Dusk")
-    view = reports.CheckpointView(
-        tokens=4000, vector="1" * 64, digest="2" * 64, checksum="3" * 16, size=400
-    )
-    ada.store_reports(run, numbered_report(4, checkpoint=view))
+    ada.store_reports(run, numbered_report(4, checkpoint=build_checkpoint(tokens=4000)))
     return run, ada, run.checkpoints.get()
 
 

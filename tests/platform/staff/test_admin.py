@@ -11,10 +11,11 @@ from allauth.mfa.models import Authenticator
 from django.core import mail
 from django.test import Client
 from django.utils import timezone
-from helpers.site.machine_replies import read_reply
+from helpers.site.machine_replies import read_directive, read_reply
+from helpers.site.notices import notify
 from helpers.site.second_factor import add_authenticator_app
 
-from barnraise.protocol import coordinator_messages, enums
+from barnraise.protocol import enums
 from coordinator.accounts.models import Machine, SiteSettings, Team
 from coordinator.audit.models import AuditEntry
 from coordinator.fleet.models import Membership
@@ -22,8 +23,6 @@ from coordinator.fleet.run_broadcast import REVOCATION_SECONDS, load_broadcast
 from coordinator.lib import heartbeats
 from coordinator.lib.backup_record import record_backup
 from coordinator.lib.embedded import embedded_servers, valkey_server
-from coordinator.notify.models import Notification
-from coordinator.notify.notification_types import NotificationDraft, NotificationType
 from coordinator.staff.models import Announcement
 from coordinator.tokens.models import Token
 
@@ -79,8 +78,7 @@ def test_budget_extended_by_staff_reaches_workers(staff, adas_run, numbered_repo
     assert "5,000 more tokens" in decide(staff, f"runs/run/{run.pk}/extend", tokens="5000")
     run.refresh_from_db()
     assert run.token_budget == budget + 5000 and run.spec_text == spec, "a spec never changes"
-    reply = read_reply(ada.report(run, numbered_report(1)))
-    directive = coordinator_messages.Directive.model_validate_json(reply.directive.body)
+    directive = read_directive(read_reply(ada.report(run, numbered_report(1))))
     assert directive.token_budget == budget + 5000
     assert AuditEntry.objects.get(action="run.extend").detail == {"tokens": 5000}
     run.record_ledger_tokens(run.token_budget)
@@ -196,9 +194,7 @@ def test_dashboard_shows_runs_machines_queues_and_errors(
     run, ada = launched_run(person(), name="Evening <i>shift</i>")
     ada.report(run, numbered_report(1))
     logging.getLogger("coordinator.test").error("the roof leaks <script>")
-    Notification.create_once(
-        NotificationDraft(run.owner, NotificationType.RUN_STARTED, "one", "It started")
-    )
+    notify(run.owner)
     for path in ("/admin/", "/admin/figures/"):
         page = staff.get(path).content.decode()
         assert "Evening &lt;i&gt;shift" in page and "the roof leaks &lt;script&gt;" in page
@@ -267,65 +263,11 @@ def test_dashboard_without_valkey_says_it_is_unreachable(staff, valkey, state):
         embedded_servers.start(state, durable=False)
 
 
-def test_every_admin_page_is_shown_to_staff(staff, adas_run):
-    run, ada = adas_run
-    for path in (
-        "",
-        "figures/",
-        "accounts/user/",
-        "accounts/team/",
-        "accounts/sitesettings/",
-        "audit/auditentry/",
-        "staff/announcement/",
-        "staff/announcement/add/",
-        f"accounts/user/{run.owner.pk}/change/",
-        "accounts/machine/",
-        f"accounts/machine/{ada.machine.pk}/change/",
-        "accounts/enrolment/",
-        "runs/run/",
-        f"runs/run/{run.pk}/change/",
-        "fleet/membership/",
-        "django_celery_beat/periodictask/",
-    ):
-        assert staff.get(f"/admin/{path}").status_code == 200, path
-
-
-def test_admin_forbids_edits_and_deletions_by_its_forms(staff, adas_run):
-    run, ada = adas_run
-    fields = {
-        "name": "Renamed",
-        "quorum": 1,
-        "report_every": 1,
-        "status": "finished",
-        "ledger_tokens": 5,
-    }
-    assert staff.post(f"/admin/runs/run/{run.pk}/change/", fields).status_code == 403
-    run.refresh_from_db()
-    assert run.name == "A run" and run.state is enums.RunStatus.TRAINING and run.ledger_tokens == 0
-    for path, pk in (("accounts/user", run.owner_id), ("accounts/machine", ada.machine.pk)):
-        change = staff.post(f"/admin/{path}/{pk}/change/", {"email": "x@example.org"})
-        assert change.status_code == 403
-        deletion = staff.post(f"/admin/{path}/{pk}/delete/", {"post": "yes"})
-        assert deletion.status_code == 403
-
-
 def test_sign_in_ignores_the_case_of_the_address(client, person, valkey):
     user = person()
     EmailAddress.objects.create(user=user, email=user.email, verified=True, primary=True)
     response = client.post("/accounts/login/", {"login": "Ada@Example.org", "password": PASSWORD})
     assert response.status_code == 302 and client.session["_auth_user_id"] == str(user.pk)
-
-
-def test_sign_in_with_wrong_password_is_refused(client, person, valkey):
-    person()
-    response = client.post("/accounts/login/", {"login": "ada@example.org", "password": "wrong"})
-    assert response.status_code == 200 and "_auth_user_id" not in client.session
-
-
-def test_csp_forbids_eval_except_in_the_admin(client, staff):
-    assert "script-src 'self';" in client.get("/accounts/login/")["Content-Security-Policy"] + ";"
-    assert "unsafe-eval" not in Client().get("/accounts/login/")["Content-Security-Policy"]
-    assert "unsafe-eval" in staff.get("/admin/")["Content-Security-Policy"]
 
 
 # ---- second factors

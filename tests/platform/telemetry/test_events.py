@@ -6,6 +6,7 @@ from datetime import timedelta
 import pytest
 from django.test import Client
 from django.utils import timezone
+from helpers.site.checkpoint_views import build_checkpoint
 
 from barnraise.protocol import reports
 from barnraise.protocol.enums import Activity, RunStatus
@@ -99,10 +100,7 @@ def test_feed_lists_run_checkpoint_and_machine_events_newest_first(
     person, adas_run, numbered_report
 ):
     run, volunteer = adas_run
-    view = reports.CheckpointView(
-        tokens=900, vector="a" * 64, digest="b" * 64, checksum="c" * 16, size=4096
-    )
-    volunteer.store_reports(run, numbered_report(1, checkpoint=view))
+    volunteer.store_reports(run, numbered_report(1, checkpoint=build_checkpoint(tokens=900)))
     run.extend(5000, actor=person("staff@example.org", is_staff=True, name="Sam"))
     volunteer.machine.revoke(reason="lost")
     feed = collect_activity(run, run_table.machine_rows(run)).events

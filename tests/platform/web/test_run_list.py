@@ -5,6 +5,7 @@ from html import unescape
 
 import pytest
 from django.test import Client
+from helpers.site.pages import open_client
 
 from barnraise.protocol import reports
 from coordinator.runs.models import Run
@@ -41,8 +42,7 @@ def owner_client(person, draft, monkeypatch) -> Client:
     """Create seven drafts and five cancelled runs; a page lists three."""
     monkeypatch.setattr(run_list_views, "PAGE_SIZE", 3)
     owner = person()
-    client = Client()
-    client.force_login(owner)
+    client = open_client(owner)
     for n in range(12):
         run = draft(owner, f"run {n}")
         if n % 5 in (1, 3):
@@ -103,8 +103,7 @@ def test_run_list_shows_loss_speed_machines_and_a_curve(adas_run, numbered_repor
     assert len(row.curve.split()) == len(card.curve)
     for sort in run_list_views.SORTS:
         assert list_names(Client(), sort=sort) == [run.name]
-    joined = Client()
-    joined.force_login(ada.machine.owner)
+    joined = open_client(ada.machine.owner)
     assert list_names(joined, show="joined") == [run.name]
 
 

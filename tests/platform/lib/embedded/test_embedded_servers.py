@@ -52,18 +52,32 @@ def start_in_other_process(
     return process, process.stdout.readline().split()
 
 
+def kill(process: subprocess.Popen) -> None:
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def store_answer(database: str) -> None:
+    with psycopg.connect(database) as connection:
+        connection.execute("CREATE TABLE kept AS SELECT 42 AS answer")
+
+
+def read_answer(database: str) -> tuple[int]:
+    with psycopg.connect(database) as connection:
+        return connection.execute("SELECT answer FROM kept").fetchone()
+
+
 def test_data_and_addresses_survive_a_restart(folder):
     first = embedded_servers.start(folder)
-    with psycopg.connect(first[0]) as connection:
-        connection.execute("CREATE TABLE kept AS SELECT 42 AS answer")
+    store_answer(first[0])
     with redis.Redis.from_url(first[1]) as valkey:
         valkey.set("kept", 42)
     embedded_servers.stop(folder)
     with pytest.raises(psycopg.OperationalError):
         psycopg.connect(first[0])
     assert embedded_servers.start(folder) == first
-    with psycopg.connect(first[0]) as connection:
-        assert connection.execute("SELECT answer FROM kept").fetchone() == (42,)
+    assert read_answer(first[0]) == (42,)
     with redis.Redis.from_url(first[1]) as valkey:
         assert valkey.get("kept") == b"42"
 
@@ -74,9 +88,7 @@ def test_servers_are_shared_and_stopped_by_the_last_process(folder):
     assert other_addresses == list(addresses)
     embedded_servers.stop(folder)  # the other process still uses them
     psycopg.connect(addresses[0]).close()
-    process.send_signal(signal.SIGKILL)  # it cannot deregister
-    process.wait()
-    process.stdout.close()
+    kill(process)  # it cannot deregister
     assert embedded_servers.start(folder) == addresses
     embedded_servers.stop(folder)
     with pytest.raises(psycopg.OperationalError):
@@ -88,9 +100,7 @@ def test_claim_stops_servers_whose_parent_does_not_reap_them(folder):
     embedded_servers.claim(folder).release()
     with redis.Redis.from_url(valkey) as client, pytest.raises(redis.exceptions.ConnectionError):
         client.ping()
-    process.kill()
-    process.wait()
-    process.stdout.close()
+    kill(process)
 
 
 def test_claim_is_not_refused_because_another_process_looks_at_it(folder):
@@ -146,9 +156,7 @@ def test_processes_are_recognised_after_the_clock_was_set(folder, monkeypatch):
     embedded_servers.stop(folder)  # the other process still uses them
     with redis.Redis.from_url(addresses[1]) as valkey:
         assert valkey.ping()
-    process.kill()
-    process.wait()
-    process.stdout.close()
+    kill(process)
     embedded_servers.start(folder, postgres=False)
     embedded_servers.stop(folder)
     with (
@@ -160,8 +168,7 @@ def test_processes_are_recognised_after_the_clock_was_set(folder, monkeypatch):
 
 def test_servers_start_after_a_power_cut_with_reused_pids(folder):
     first = embedded_servers.start(folder)
-    with psycopg.connect(first[0]) as connection:
-        connection.execute("CREATE TABLE kept AS SELECT 42 AS answer")
+    store_answer(first[0])
     lock = folder / "postgres" / "postmaster.pid"
     lines = lock.read_text().splitlines()
     os.kill(int(lines[0]), signal.SIGKILL)
@@ -170,8 +177,7 @@ def test_servers_start_after_a_power_cut_with_reused_pids(folder):
     lock.write_text("\n".join([str(stranger.pid), *lines[1:]]) + "\n")
     embedded_servers.stop(folder)  # this must not stop the stranger
     assert embedded_servers.start(folder) == first
-    with psycopg.connect(first[0]) as connection:
-        assert connection.execute("SELECT answer FROM kept").fetchone() == (42,)
+    assert read_answer(first[0]) == (42,)
     assert stranger.poll() is None
     stranger.kill()
     stranger.wait()
@@ -202,14 +208,12 @@ def test_copied_folder_gets_its_own_servers(folder):
 
 def test_moved_folder_serves_from_its_new_place(folder):
     database, _ = embedded_servers.start(folder)
-    with psycopg.connect(database) as connection:
-        connection.execute("CREATE TABLE kept AS SELECT 42 AS answer")
+    store_answer(database)
     embedded_servers.stop(folder)
     folder.rename(folder.parent / "moved")
     database, url = embedded_servers.start(folder.parent / "moved")
     try:
-        with psycopg.connect(database) as connection:
-            assert connection.execute("SELECT answer FROM kept").fetchone() == (42,)
+        assert read_answer(database) == (42,)
         with redis.Redis.from_url(url) as valkey:
             assert valkey.ping()
     finally:

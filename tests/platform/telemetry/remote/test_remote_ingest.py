@@ -11,7 +11,6 @@ from helpers.site.remote_telemetry import (
     ingest_page,
     membership_row,
     page,
-    report,
 )
 
 from coordinator.eventlog.models import LogEvent
@@ -93,14 +92,14 @@ def test_export_contains_only_changes_and_each_plan_once(training_run, numbered_
         empty_page.events,
     ) == ([], [], [], [], [])
     assert empty_page.position == first.position
-    report(ada, run, numbered_report(4, plan=plan))
+    ada.store_reports(run, numbered_report(4, plan=plan))
     second = export.build_page(first.position)
     assert second.machines == [elsewhere(run, ada)]
     assert [f.plan for f in second.memberships] == [None]
     assert {rollup.width for rollup in second.rollups} == {10, 60, 3600}
     assert [p.seq for p in second.points] == [4]
     changed = plan.model_copy(update={"predicted_seconds": 4.0})
-    report(ada, run, numbered_report(5, plan=changed))
+    ada.store_reports(run, numbered_report(5, plan=changed))
     assert export.build_page(second.position).memberships[0].plan == changed
     assert (
         sum(row.plan is not None for row in export.build_page(TelemetryPosition()).memberships) == 1
@@ -207,7 +206,7 @@ def test_machine_at_two_mirrors_is_shown_once_with_its_newest_report(training_ru
     assert len(list_live_memberships(run)) == 2
     ada.join(run)  # joining is not a report
     assert RunSnapshot.capture(run).workers[str(ada.machine.pk)]["activity"] == "training"
-    report(ada, run, numbered_report(10, rate=500.0))
+    ada.store_reports(run, numbered_report(10, rate=500.0))
     assert RunSnapshot.capture(run).run["rate"] == 800.0
 
 
@@ -258,9 +257,9 @@ def test_gap_in_own_reports_is_filled_by_reports_to_another_mirror(training_run,
     ingest_page(
         page(elsewhere(run, ada), memberships=[membership_row(latest=8, high_water_mark=8)])
     )
-    report(ada, run, numbered_report(9), numbered_report(10))
+    ada.store_reports(run, numbered_report(9), numbered_report(10))
     assert Membership.objects.get(machine=ada.machine).high_water_mark == 10
-    report(ada, run, numbered_report(15))
+    ada.store_reports(run, numbered_report(15))
     assert Membership.objects.get(machine=ada.machine).high_water_mark == 10, (
         "the gap from 11 to 14 was skipped"
     )
@@ -270,9 +269,9 @@ def test_gap_in_own_reports_is_filled_by_reports_to_another_mirror(training_run,
             memberships=[membership_row(latest=1 << 40, high_water_mark=1 << 40)],
         )
     )
-    report(ada, run, numbered_report(16))
+    ada.store_reports(run, numbered_report(16))
     assert Membership.objects.get(machine=ada.machine).high_water_mark == 16
-    report(ada, run, numbered_report(17))
+    ada.store_reports(run, numbered_report(17))
     assert Membership.objects.get(machine=ada.machine).high_water_mark == 17, (
         "another mirror's mark exceeded the machine's own reports"
     )
@@ -284,7 +283,7 @@ def test_machine_from_another_mirror_records_no_second_join(
     run, *_ = training_run
     (carl,) = strangers(run, 3)
     ingest_page(page(elsewhere(run, carl), memberships=[membership_row()]))
-    report(carl, run, numbered_report(10))
+    carl.store_reports(run, numbered_report(10))
     assert not RunEvent.objects.filter(machine=carl.machine).exists()
 
 
@@ -318,7 +317,7 @@ def test_lying_mirror_changes_nobodys_count(person, adas_run, volunteer, numbere
     bob, carl = volunteer(person("bob@example.org"), 2), volunteer(person("c@example.org"), 3)
     bob.join(run)
     for machine in (ada, bob):
-        report(machine, run, numbered_report(5, ledger_tokens=5000))
+        machine.store_reports(run, numbered_report(5, ledger_tokens=5000))
     lie = membership_row(age=0.0, latest=99, ledger_tokens=10**15)
     for machine in (ada, bob, carl):
         ingest_page(page(elsewhere(run, machine), memberships=[lie]))
