@@ -1,5 +1,6 @@
 """Every HTTP client of the worker uses the proxy and certificates that the environment names."""
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -55,25 +56,20 @@ def secure_site(tmp_path_factory):
 
 
 def test_worker_reaches_its_site_through_the_proxy(proxy):
-    site = FakeCoordinator()
-    client = CoordinatorClient(f"http://site.example:{site.port}", Identity(b"p" * 32))
-    try:
-        assert client.pin_mirror().key == site.identity.key
-    finally:
-        client.close()
-        site.close()
+    with closing(FakeCoordinator()) as site:
+        url = f"http://site.example:{site.port}"
+        with closing(CoordinatorClient(url, Identity(b"p" * 32))) as client:
+            assert client.pin_mirror().key == site.identity.key
     assert proxy.targets == [f"GET site.example:{site.port}"]
 
 
 def test_addresses_in_no_proxy_are_reached_directly(proxy, monkeypatch):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    site = FakeCoordinator()
-    client = CoordinatorClient(site.url, Identity(b"p" * 32))
-    try:
+    with (
+        closing(FakeCoordinator()) as site,
+        closing(CoordinatorClient(site.url, Identity(b"p" * 32))) as client,
+    ):
         assert client.pin_mirror().key == site.identity.key
-    finally:
-        client.close()
-        site.close()
     assert proxy.targets == [] and not has_proxy("http://127.0.0.1/x")
 
 

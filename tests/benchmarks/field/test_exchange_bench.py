@@ -1,13 +1,13 @@
 """Test what `make bench-exchange` does without a network: refusals, arithmetic, its last line."""
 
 import json
-import subprocess
 import sys
 import time
 from dataclasses import replace
 
 import pytest
 from helpers.paths import ROOT
+from helpers.python_code import run_python
 
 sys.path.append(str(ROOT / "benchmarks" / "field"))
 sys.path.append(str(ROOT / "benchmarks" / "shared"))
@@ -215,7 +215,5 @@ def test_benchmark_without_root_ends_with_one_sentence():
         "    try: FieldNetwork(4, 0.01, cleanup).create()\n"
         "    except NamespaceError as error: print(error)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
+    done = run_python(script, check=True)
     assert done.stdout.strip().endswith("which needs Linux and root")

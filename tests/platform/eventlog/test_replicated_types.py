@@ -395,7 +395,7 @@ def test_private_data_must_match_its_digest_and_shape(person):
     assert not intruder.is_superuser and not intruder.is_staff
 
 
-def test_hostile_texts_reach_no_row():
+def test_hostile_texts_reach_no_row(db):
     """Ingest malformed private data from a listed mirror, which may have been compromised."""
     other = LogBuilder()
     evil = {"name": "x\0", "email": "a\0@b", "password": "!\0"}
@@ -494,7 +494,7 @@ def test_rogue_mirror_makes_nobody_staff_and_sets_no_password(person):
     assert replicated.check_password("own-barn-7")
 
 
-def test_rogue_mirror_takes_over_nobody_who_joined_elsewhere():
+def test_rogue_mirror_takes_over_nobody_who_joined_elsewhere(db):
     """At this site the person never signed in: the record of the mirror where she joined counts."""
     home, rogue = LogBuilder(61), LogBuilder(62)
     eve = "01890000-0000-7000-8000-0000000000ee"

@@ -1,13 +1,12 @@
 """Test the estimate of a run: the planner's step time and the traffic between machines."""
 
 import re
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
 from django.test import Client
 from helpers.paths import ROOT
+from helpers.python_code import run_python
 from helpers.site.pages import open_client
 
 from barnraise.planning.lines import HOME_LINE, LINES, Line
@@ -99,7 +98,6 @@ def test_estimate_module_imports_no_torch():
     """Importing torch would cost each process of the site a gigabyte."""
     script = (
         "import importlib.util, sys\n"
-        "sys.path[:0] = ['platform', 'worker']\n"
         "import coordinator.runs.reference_machines\n"
         "path = 'platform/coordinator/runs/estimate.py'\n"
         "spec = importlib.util.spec_from_file_location('estimate', path)\n"
@@ -108,9 +106,7 @@ def test_estimate_module_imports_no_torch():
         "spec.loader.exec_module(module)\n"
         "assert 'torch' not in sys.modules\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = run_python(script, cwd=ROOT)
     assert done.returncode == 0, done.stderr
 
 

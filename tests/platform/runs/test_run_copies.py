@@ -112,7 +112,7 @@ def test_run_starts_from_a_checkpoint_once_its_owner_has_the_weights(
     copy = Run.objects.get(parent=run)
     assert answer["Location"] == f"/runs/{copy.slug}/edit/"
     tokenizer = json.loads(run.manifest["body"])["tokenizer"]
-    assert copy.spec.start == Start(str(run.pk), "2" * 64, 4000, tokenizer)
+    assert copy.spec.start == Start(str(run.pk), "c" * 64, 4000, tokenizer)
     assert "starts from the weights of" in client.get(answer["Location"]).content.decode()
     copy.launch()
     count = copy.spec.model.layers + 2
@@ -132,7 +132,7 @@ def test_run_starts_from_a_checkpoint_once_its_owner_has_the_weights(
     )
     assert RunSpec.from_json(copy.spec_text) == copy.spec
     second_copy = copy.clone(run.owner)
-    assert second_copy.spec.start == Start(str(run.pk), "2" * 64, 4000, tokenizer), (
+    assert second_copy.spec.start == Start(str(run.pk), "c" * 64, 4000, tokenizer), (
         "the second copy starts elsewhere"
     )
 

@@ -106,7 +106,7 @@ def test_feed_lists_run_checkpoint_and_machine_events_newest_first(
     feed = collect_activity(run, run_table.machine_rows(run)).events
     assert [event["at"] for event in feed] == sorted((event["at"] for event in feed), reverse=True)
     sentences = list_sentences(run)
-    assert f"Checkpoint at 900 tokens, {'b' * 12}" in sentences
+    assert f"Checkpoint at 900 tokens, {'c' * 12}" in sentences
     assert "The site added 5,000 tokens to the budget" in sentences, (
         "the feed names a member of the staff"
     )

@@ -2,11 +2,10 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from helpers.paths import WORKER
+from helpers.python_code import run_python
 from helpers.worker.command_line import assert_fails
 from helpers.worker.fake_coordinator import FakeCoordinator, enrol
 
@@ -38,14 +37,7 @@ main.main()
 
 def run_join(code: str, home: Path, *options: str) -> subprocess.CompletedProcess[str]:
     """Run Python code with the arguments of `barnraise join`, in a session of its own."""
-    return subprocess.run(
-        [sys.executable, "-c", code, "join", "a-run", "--home", str(home), *options],
-        env={**os.environ, "PYTHONPATH": str(WORKER)},
-        capture_output=True,
-        text=True,
-        check=False,
-        start_new_session=True,
-    )
+    return run_python(code, "join", "a-run", "--home", home, *options, start_new_session=True)
 
 
 def test_error_that_looks_like_markup_is_printed_as_it_is(tmp_path):

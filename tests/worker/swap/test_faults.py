@@ -6,18 +6,17 @@ bits of an undisturbed run.
 
 import contextlib
 import errno
-import json
 import math
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from helpers.effort import one_in
-from helpers.paths import ROOT, TESTS, WORKER
+from helpers.paths import ROOT
+from helpers.python_code import run_python
 from helpers.worker.plans import (
     bitwise,
     engine_of,
@@ -324,16 +323,14 @@ def test_non_finite_gradient_drops_the_round_with_finite_moments(clipping, tmp_p
 
 
 ALLOCATING_CHILD = """
-import sys
-sys.path[:0] = {roots}
-import resource
+import resource, sys
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
 from barnraise.errors import BarnraiseError
 from helpers.worker.plans import engine_of, from_disk, resident, sample_text
 from test_faults import WIDE, wide_plan
-engine = engine_of(wide_plan(), Path({folder!r}))
+engine = engine_of(wide_plan(), Path(sys.argv[1]))
 engine.step([sample_text(8, 0, WIDE)], position=1)
 engine.step([sample_text(8, 1, WIDE)], position=2)
 (line,) = [line for line in open("/proc/self/status") if line.startswith("VmData")]
@@ -356,12 +353,8 @@ def wide_plan():
 
 
 def test_out_of_memory_mid_run_is_one_sentence_and_state_survives(tmp_path):
-    shared = ROOT / "benchmarks" / "shared"
-    roots = json.dumps([*map(str, (WORKER, TESTS, shared, Path(__file__).parent))])
-    program = ALLOCATING_CHILD.format(roots=roots, folder=str(tmp_path))
-    child = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
-    )
+    folders = [Path(__file__).parent, ROOT / "benchmarks" / "shared"]
+    child = run_python(ALLOCATING_CHILD, tmp_path, folders=folders)
     output = child.stdout.strip()
     assert child.returncode == 0 and output.count("\n") == 0, child.stdout + child.stderr
     assert re.fullmatch(

@@ -8,13 +8,12 @@ import os
 import platform
 import signal
 import statistics
-import subprocess
 import sys
 
 import pytest
 import torch
 from example_hardware import cpu_machine
-from helpers.paths import WORKER
+from helpers.python_code import run_python
 
 from barnraise.errors import StateError
 from barnraise.planning.hardware import (
@@ -297,11 +296,6 @@ print(process.memory_info().rss - before)
 
 @pytest.mark.parametrize(("choice", "share"), [("retain", 1), ("return", 0)])
 def test_freed_block_stays_or_goes_as_the_plan_wants(choice, share):
-    done = subprocess.run(
-        [sys.executable, "-c", MEMORY_AFTER_A_BLOCK, choice],
-        env=os.environ | {"PYTHONPATH": str(WORKER)},
-        capture_output=True,
-        check=True,
-    )
+    done = run_python(MEMORY_AFTER_A_BLOCK, choice, check=True)
     least, most = (share, share) if IS_GLIBC else (0, 1)
     assert least - 0.1 <= int(done.stdout) / FREED_BYTES <= most + 0.1

@@ -4,8 +4,6 @@ import itertools
 import os
 import random
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import replace
@@ -14,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.effort import examples
-from helpers.paths import TESTS, WORKER
+from helpers.python_code import start_python
 from helpers.worker.plans import bitwise, engine_of, sample_text, state_digest, tiny_plan
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -310,8 +308,6 @@ def test_bytes_written_today_reduce_what_is_left(tmp_path):
 # ---- kill -9 -------------------------------------------------------------------------------------
 
 CHILD = """
-import sys
-sys.path[:0] = {roots}
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
@@ -328,10 +324,9 @@ while True:
 
 def train_and_kill(kind: str, folder: Path, steps: int, more: dict, dice: random.Random) -> None:
     """Let a child train in the folder, and kill it at some instant after `steps` steps."""
-    roots = [str(WORKER), str(TESTS), str(Path(__file__).parent)]
-    program = CHILD.format(roots=roots, kind=kind, more=more, folder=str(folder))
-    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
-    assert child.stdout.readline() == b"ready\n"
+    program = CHILD.format(kind=kind, more=more, folder=str(folder))
+    child = start_python(program, folders=[Path(__file__).parent])
+    assert child.stdout.readline() == "ready\n"
     started_at = time.monotonic()
     for _ in range(steps):
         assert child.stdout.readline()

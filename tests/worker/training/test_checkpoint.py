@@ -1,13 +1,11 @@
 """The checkpoint's two slots under crashes and damage."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from helpers.paths import TESTS, WORKER
+from helpers.python_code import run_python
 from helpers.updates.headers import PART, build_update
 
 from barnraise.spec import ModelSpec
@@ -161,10 +159,6 @@ for attempt in range(12):  # at random times, in the middle of larger writes
 @pytest.mark.integration
 def test_kill_9_during_a_save_never_loses_the_newest_whole_slot(tmp_path):
     """Kill a child at each file operation of a save in turn, then at random times."""
-    roots = [str(WORKER), str(TESTS), str(Path(__file__).parent)]
-    program = f"import sys; sys.path[:0] = {json.dumps(roots)}\n{KILLED_SAVES}"
-    process = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=120
-    )
+    process = run_python(KILLED_SAVES, tmp_path, folders=[Path(__file__).parent])
     assert process.returncode == 0, process.stderr
     assert int(process.stdout.split()[-1]) > 8, "a save does more file operations than this"

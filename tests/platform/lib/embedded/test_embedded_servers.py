@@ -16,6 +16,7 @@ import psycopg
 import pytest
 import redis
 from helpers.paths import ROOT
+from helpers.python_code import start_python
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
@@ -43,12 +44,7 @@ def start_in_other_process(
     folder: Path, postgres: bool = True
 ) -> tuple[subprocess.Popen, list[str]]:
     """Start the servers in another process; return it and their addresses."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", START_AND_WAIT, str(folder), str(postgres)],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "platform")},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    process = start_python(START_AND_WAIT, folder, postgres)
     return process, process.stdout.readline().split()
 
 
@@ -220,19 +216,12 @@ def test_moved_folder_serves_from_its_new_place(folder):
         embedded_servers.stop(folder.parent / "moved", force=True)
 
 
-def test_processes_started_at_once_share_one_key(folder):
+def test_processes_started_at_once_share_one_key(folder, monkeypatch):
     folder.mkdir()
     script = "from coordinator.lib import site_identity; print(site_identity.identity().key)"
-    environment = {
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "platform"), str(ROOT / "worker")]),
-        "DJANGO_SETTINGS_MODULE": "coordinator.settings",
-        "BARNRAISE_STATE": str(folder),
-    }
-    command = [sys.executable, "-c", script]
-    processes = [
-        subprocess.Popen(command, env={**os.environ, **environment}, stdout=subprocess.PIPE)
-        for _ in range(4)
-    ]
+    monkeypatch.setenv("DJANGO_SETTINGS_MODULE", "coordinator.settings")
+    monkeypatch.setenv("BARNRAISE_STATE", str(folder))
+    processes = [start_python(script) for _ in range(4)]
     assert len({process.communicate()[0] for process in processes}) == 1
     assert all(process.returncode == 0 for process in processes)
 

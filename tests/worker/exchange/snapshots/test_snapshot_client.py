@@ -69,7 +69,7 @@ def test_joiner_survives_a_restart_and_serves_the_next_joiner(world):
     d = world.machine(4)
     with stepping(c):
         # a and b are connected, but their loops take no steps.
-        snapshot = join_peers(d, c, timeout=9.0, trust_one=True)
+        snapshot = join_peers(d, c, timeout=4.0, trust_one=True)
     assert snapshot is None, "one of three volunteers confirms nothing"
     with stepping(a, b, c):
         snapshot = d.exchange.fetch_snapshot(20.0)
@@ -112,7 +112,7 @@ def test_two_disagreeing_peers_are_both_not_believed(world, caplog):
     a, b = world.start_agreed(1, 2)
     b.anchor.fragments[0][5] += 1  # bit-rot
     with stepping(a, b):
-        snapshot = join_peers(world.machine(3), a, b, timeout=8.0, trust_one=True)
+        snapshot = join_peers(world.machine(3), a, b, timeout=5.0, trust_one=True)
     assert snapshot is None
     assert any("disagree" in record.getMessage() for record in caplog.records)
 
@@ -330,7 +330,7 @@ def test_single_lying_volunteer_does_not_pass_for_the_site(world, monkeypatch, l
         a.anchor.fragments[0][5] += 1
     joiner = world.machine(4)
     with stepping(liar):
-        assert join_peers(joiner, liar, timeout=5.0, confirmed=listed) is None
+        assert join_peers(joiner, liar, timeout=3.0, confirmed=listed) is None
     assert "only one volunteer" in joiner.exchange.waiting_reason
     assert not joiner.ledger.vector() and not is_poisoned(joiner)
 
@@ -343,7 +343,7 @@ def test_lying_mirror_and_an_honest_volunteer_give_no_weights(world, monkeypatch
     joiner.add_peers(a)
     trust = SnapshotTrust(confirmed={a.anchor.vector_digest(): "f" * 64})
     with stepping(a):
-        assert joiner.exchange.fetch_snapshot(5.0, trust=trust) is None
+        assert joiner.exchange.fetch_snapshot(3.0, trust=trust) is None
     assert not joiner.ledger.vector()
 
 
