@@ -3,7 +3,11 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from barnraise.exchange.updates.transfer_budget import EXPIRY_SECONDS, ReservedTotal, TransferBudget
+from barnraise.exchange.updates.transfer_budget import (
+    EXPIRY_SECONDS,
+    ReservedTotal,
+    TransferBudget,
+)
 
 LIMIT = ReservedTotal(1000, 16)
 
