@@ -368,6 +368,21 @@ def bring_up_to_date(anchor: Anchor, ledger: Ledger) -> None:
         anchor.record(anchor_entry(update, ledger.verdicts))
 
 
+def bring_together(ledger: Ledger, anchor: Anchor, verdicts: list[VerdictSet], chance) -> None:
+    """Deliver both chains and the verdicts in an order left to chance; the anchor follows."""
+    headers = {AUTHORS[0]: list(FIRST_CHAIN), AUTHORS[1]: list(SECOND_CHAIN)}
+    while any(headers.values()) or verdicts:
+        author = chance.choice(AUTHORS)
+        if verdicts and chance.random() < 0.3:
+            ledger.apply_verdicts(verdicts.pop())
+        elif headers[author]:
+            outcome = ledger.append(*headers[author].pop(0))
+            assert outcome in (Outcome.ADDED, Outcome.RETRACTED)
+        if chance.random() < 0.3:
+            bring_up_to_date(anchor, ledger)
+    bring_up_to_date(anchor, ledger)
+
+
 def test_exclusion_after_an_earlier_verdict_cuts_off_who_came_in_between(tmp_path):
     """The earlier verdict comes before the first update, when no volunteer is known."""
     ledger = Ledger(tmp_path)
@@ -382,21 +397,9 @@ def test_exclusion_after_an_earlier_verdict_cuts_off_who_came_in_between(tmp_pat
 @settings(max_examples=examples(25, 60), deadline=None, suppress_health_check=list(HealthCheck))
 @given(some_verdicts, st.integers(0, 10**6))
 def test_retractions_bring_any_anchor_to_the_ledgers_state(tmp_path_factory, verdicts, seed):
-    chance = random.Random(seed)
-    ledger = Ledger(tmp_path_factory.mktemp("ledger"))
-    anchor = Anchor([])
-    headers = {AUTHORS[0]: list(FIRST_CHAIN), AUTHORS[1]: list(SECOND_CHAIN)}
-    remaining = [*verdicts]
-    while any(headers.values()) or remaining:
-        author = chance.choice(AUTHORS)
-        if remaining and chance.random() < 0.3:
-            ledger.apply_verdicts(VerdictSet.from_proof(remaining.pop()))
-        elif headers[author]:
-            outcome = ledger.append(*headers[author].pop(0))
-            assert outcome in (Outcome.ADDED, Outcome.RETRACTED)
-        if chance.random() < 0.3:
-            bring_up_to_date(anchor, ledger)
-    bring_up_to_date(anchor, ledger)
+    ledger, anchor = Ledger(tmp_path_factory.mktemp("ledger")), Anchor([])
+    sets = [VerdictSet.from_proof(verdict) for verdict in verdicts]
+    bring_together(ledger, anchor, sets, random.Random(seed))
     vector = ledger.vector()
     assert (anchor.vector, anchor.retracted) == (vector, ledger.verdicts.retracted_within(vector))
     bound = ledger.verdicts.bind(dict(zip(AUTHORS, VOLUNTEERS, strict=True)))
@@ -420,20 +423,11 @@ def test_dropped_verdicts_of_an_expelled_mirror_leave_no_trace(
     chance = random.Random(seed)
     rules = with_list(TWO_MIRRORS, mirror_list(1, {MIRROR: 1, SECOND: 1}))
     after = with_list(TWO_MIRRORS, mirror_list(2, {MIRROR: 1, SECOND: 1}, expelled=[MIRROR]))
-    ledger = Ledger(tmp_path_factory.mktemp("ledger"))
-    anchor = Anchor([])
-    headers = {AUTHORS[0]: list(FIRST_CHAIN), AUTHORS[1]: list(SECOND_CHAIN)}
-    remaining = [*by_owner, *(signed_by(MIRROR, verdict) for verdict in forged)]
-    chance.shuffle(remaining)
-    while any(headers.values()) or remaining:
-        author = chance.choice(AUTHORS)
-        if remaining and chance.random() < 0.3:
-            ledger.apply_verdicts(verify_proof(remaining.pop(), rules))
-        elif headers[author]:
-            ledger.append(*headers[author].pop(0))
-        if chance.random() < 0.3:
-            bring_up_to_date(anchor, ledger)
-    bring_up_to_date(anchor, ledger)
+    ledger, anchor = Ledger(tmp_path_factory.mktemp("ledger")), Anchor([])
+    proofs = [*by_owner, *(signed_by(MIRROR, verdict) for verdict in forged)]
+    sets = [verify_proof(proof, rules) for proof in proofs]
+    chance.shuffle(sets)
+    bring_together(ledger, anchor, sets, chance)
     ledger.drop_powerless_verdicts(after)
     ledger.close()
     ledger = Ledger(ledger.blobs.folder.parent)

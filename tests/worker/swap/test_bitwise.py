@@ -63,8 +63,8 @@ def test_swapped_run_has_the_same_bits_after_twenty_steps(case):
 IN_MEMORY = bitwise.Case(2, "memory", "exact", 5, 9)
 ON_DISK = bitwise.Case(2, "disk exact", "exact", 3, 85)
 MIXED = [
-    *((IN_MEMORY, dict(retained_blocks=blocks)) for blocks in (8, 3)),
-    (IN_MEMORY, dict(retained_blocks=3, kept_inputs="group")),
+    *((IN_MEMORY, dict(staged=False, retained_blocks=blocks)) for blocks in (8, 3)),
+    (IN_MEMORY, dict(staged=False, retained_blocks=3, kept_inputs="group")),
     (IN_MEMORY, dict(boundaries="host", staged=True)),
     (ON_DISK, dict(weights=("host",) * 10)),
     (ON_DISK, dict(moments=("host",) * 10)),
