@@ -205,14 +205,14 @@ class World:
         return self.machines[-1]
 
     def start_linked(self, *numbers: int) -> list[Machine]:
-        """Start machines, each of which is introduced to those before it."""
+        """Start machines and introduce each to those before it."""
         machines: list[Machine] = []
         for number in numbers:
             machines.append(self.machine(number).start().add_peers(*machines))
         return machines
 
     def start_agreed(self, *numbers: int) -> list[Machine]:
-        """Start linked machines, all of which have the one update that the first published."""
+        """Start linked machines that all have the one update that the first published."""
         machines = self.start_linked(*numbers)
         machines[0].publish_round(1)
         self.wait_for_agreement(*machines)

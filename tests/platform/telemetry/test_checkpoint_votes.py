@@ -16,6 +16,11 @@ def test_two_people_confirm_and_one_does_not():
     assert count_votes([(RIGHT, "a"), (RIGHT, "b")]) == {RIGHT: WeightsVote(2, True, False)}
 
 
+def test_one_liar_does_not_dispute_confirmed_weights():
+    votes = count_votes([(RIGHT, "a"), (RIGHT, "b"), (WRONG, "liar")])
+    assert votes == {RIGHT: WeightsVote(2, True, False), WRONG: WeightsVote(1, False, True)}
+
+
 def test_person_whose_machines_contradict_each_other_has_no_vote():
     votes = count_votes([(RIGHT, "a"), (WRONG, "a"), (RIGHT, "b"), (RIGHT, "c")])
     assert votes == {RIGHT: WeightsVote(2, True, False), WRONG: WeightsVote(0, False, True)}

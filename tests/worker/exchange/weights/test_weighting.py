@@ -99,11 +99,22 @@ def test_volunteer_that_contributes_counts_in_full_however_fast():
     assert limit_volunteers(100.0, claims, [900.0, 900.0], agreements) == [900.0, 0.0]
 
 
+def test_inflated_rate_before_two_rounds_counts_as_own_and_then_as_nothing():
+    liar = [PeerClaim("ann", announced=9e14, met_at=10.0)]
+    assert training_share(100.0, credible_rates(100.0, liar, 11.0)) == 0.5
+    assert training_share(100.0, credible_rates(100.0, liar, 10.0 + GRACE_SECONDS)) == 1.0
+
+
 def test_inflated_rate_after_two_rounds_counts_by_its_rounds():
     liar = [PeerClaim("ann", announced=9e14, measured=10.0)]
     assert credible_rates(100.0, liar, 1e6) == [MAX_EXCESS * 10.0]
     modest = [PeerClaim("ann", announced=4.0, measured=10.0)]
     assert credible_rates(100.0, modest, 1e6) == [4.0]
+
+
+def test_many_keys_of_one_volunteer_that_announce_rates_count_as_one():
+    liars = [PeerClaim("ann", announced=9e14) for _ in range(12)]
+    assert training_share(100.0, credible_rates(100.0, liars, 1.0)) == pytest.approx(0.5)
 
 
 @given(st.floats(1e-3, 1e3), st.lists(st.floats(0, 1e15), max_size=30))
