@@ -89,6 +89,14 @@ def digest_of_the_sum(run, ledger) -> str:
     return anchor.digest()
 
 
+def leave_with_all_updates(run, volunteer) -> None:
+    """Let a volunteer leave once its anchor has every update that its peers have."""
+    worker = volunteer.worker
+    run.until(lambda: worker.exchange.stats.updates_behind == 0)
+    run.until(lambda: worker.anchor.vector == worker.ledger.vector())
+    volunteer.leave()
+
+
 def test_poisoned_updates_are_retracted_everywhere_without_a_trace(swarm):
     run = swarm(token_budget=10_000_000)
     ada = start_first_worker(run)
@@ -112,13 +120,7 @@ def test_poisoned_updates_are_retracted_everywhere_without_a_trace(swarm):
     run.until(lambda: dora.status.get("updates_sent", 0) > 0)
     for volunteer in (dora, ben):
         volunteer.leave()
-    run.until(
-        lambda: (
-            ada.worker.exchange.stats.updates_behind == 0
-            and ada.worker.anchor.vector == ada.worker.ledger.vector()
-        )
-    )
-    ada.leave()
+    leave_with_all_updates(run, ada)
     ledger = Ledger(ada.worker.joined.folder.path)
     assert ledger.vector()[author] == good
     assert ada.status["anchor"] == digest_of_the_sum(run, ledger)
@@ -155,13 +157,7 @@ def test_verdict_in_a_report_reply_is_applied_by_all_workers(swarm, caplog):
         run.until(lambda: site.verdicts_after == len(site.verdicts))
         run.until(lambda: all(v.worker.anchor.vector.get(author) == 1 for v in (ada, ben)))
         ben.leave()
-        run.until(
-            lambda: (
-                ada.worker.exchange.stats.updates_behind == 0
-                and ada.worker.anchor.vector == ada.worker.ledger.vector()
-            )
-        )
-        ada.leave()
+        leave_with_all_updates(run, ada)
     finally:
         site.close()
     ledger = Ledger(ada.worker.joined.folder.path)
@@ -231,13 +227,7 @@ def test_worker_restored_from_an_old_backup_forks_and_continues(swarm):
     )
     run.until(lambda: ada.worker.anchor.vector.get(ben.worker.exchange.author, 0) > 0)
     ben.leave()
-    run.until(
-        lambda: (
-            ada.worker.exchange.stats.updates_behind == 0
-            and ada.worker.anchor.vector == ada.worker.ledger.vector()
-        )
-    )
-    ada.leave()
+    leave_with_all_updates(run, ada)
     ledger = Ledger(ada.worker.joined.folder.path)
     assert ada.status["anchor"] == digest_of_the_sum(run, ledger), (
         "neither update of the fork is left"

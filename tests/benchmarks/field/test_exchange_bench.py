@@ -178,12 +178,6 @@ def test_slow_machines_rest_in_proportion_to_their_speed():
     assert cell.rests == pytest.approx((6.0, 2.5, 0.75, 0.0))
 
 
-def test_job_survives_its_file(tmp_path):
-    job = FieldJob("alone", str(tmp_path), str(tmp_path), 1, ("10.0.0.1",), 5, options={"bits": 8})
-    (tmp_path / "job").write_text(job.to_json())
-    assert FieldJob.load(tmp_path / "job") == job
-
-
 def test_last_line_has_every_figure_when_nothing_was_measured():
     findings = Findings()
     assert summarise(findings)["pipeline"]["ratio_1p3b_20mbit_16bit"] is None
