@@ -65,11 +65,13 @@ def test_worker_reaches_its_site_through_the_proxy(proxy):
 
 def test_addresses_in_no_proxy_are_reached_directly(proxy, monkeypatch):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    with (
-        closing(FakeCoordinator()) as site,
-        closing(CoordinatorClient(site.url, Identity(b"p" * 32))) as client,
-    ):
+    site = FakeCoordinator()
+    client = CoordinatorClient(site.url, Identity(b"p" * 32))
+    try:
         assert client.pin_mirror().key == site.identity.key
+    finally:
+        client.close()
+        site.close()
     assert proxy.targets == [] and not has_proxy("http://127.0.0.1/x")
 
 

@@ -95,9 +95,12 @@ def test_cli_names_a_launched_run_as_its_pages_do(barnraise, tmp_path, live_serv
     assert "launching" in barnraise("runs", "show", "launched")
 
 
-def test_cli_removes_updates_of_a_machine(barnraise, launched_run, numbered_report, strangers):
+def test_cli_removes_updates_of_a_machine(
+    barnraise, launched_run, volunteer, person, numbered_report
+):
     run, _ = launched_run(barnraise.owner, name="Dusk")
-    (bob,) = strangers(run, 2)
+    bob = volunteer(person("bob@example.org"), 2)
+    bob.join(run)
     bob.store_reports(run, numbered_report(4))
     assert "No updates have been removed" in barnraise("runs", "verdict", "dusk")
     options = ("--from=4", "--update=2:1000", "--reason=noise", "--json")

@@ -20,7 +20,12 @@ from barnraise.exchange.updates.update_sender import requested_seqs
 from barnraise.ledger.anchor import compute_sketch
 from barnraise.ledger.codec import encode
 from barnraise.ledger.ledger import GENESIS_DIGEST, Ledger, LedgerHead, Outcome
-from barnraise.ledger.validation import EMPTY_PART, UpdateRules, decode_payload, validate_header
+from barnraise.ledger.validation import (
+    EMPTY_PART,
+    UpdateRules,
+    decode_payload,
+    validate_header,
+)
 from barnraise.ledger.verdict_set import VerdictSet
 from barnraise.protocol import messages
 from barnraise.protocol.signing import Identity, digest

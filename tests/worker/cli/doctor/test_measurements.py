@@ -8,50 +8,59 @@ import psutil
 import pytest
 from example_hardware import cpu_machine
 from helpers.worker.command_line import EXCHANGE
-from helpers.worker.fake_coordinator import FakeCoordinator, enrol
+from helpers.worker.fake_coordinator import MACHINE, FakeCoordinator
 from typer.testing import CliRunner
 
 from barnraise.cli import main
-from barnraise.cli.doctor import command, measurements
+from barnraise.cli.doctor import command
+from barnraise.cli.doctor.measurements import (
+    count_open_files,
+    describe_filesystem,
+    find_filesystem,
+    find_own_address,
+    find_write_error,
+    fit_presets,
+    measure_mirror,
+    read_line_rates,
+)
 from barnraise.cli.doctor.router_hops import find_hops, parse_offender
 from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.errors import StateError
 from barnraise.planning.limits import Limits
+from barnraise.protocol.coordinator_messages import MirrorView
 from barnraise.protocol.signing import Identity
-from barnraise.state_dir import StateDir
+from barnraise.state_dir import SiteMembership, StateDir
 
 
 def test_folder_that_cannot_be_written_is_found(tmp_path):
-    assert measurements.find_write_error(tmp_path) == "" and not list(tmp_path.iterdir())
-    assert measurements.find_write_error(tmp_path / "missing") == "No such file or directory"
+    assert find_write_error(tmp_path) == "" and not list(tmp_path.iterdir())
+    assert find_write_error(tmp_path / "missing") == "No such file or directory"
 
 
 def test_filesystem_is_the_one_mounted_closest(tmp_path, monkeypatch):
     monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
-    assert measurements.find_filesystem(tmp_path) == "", "no mounts are listed"
+    assert find_filesystem(tmp_path) == "", "no mounts are listed"
     home = tmp_path / "a home"
     home.mkdir()
     mounts = tmp_path / "self" / "mounts"
     mounts.parent.mkdir()
     escaped = str(home).replace(" ", "\\040")
     mounts.write_text(f"disk / ext4 rw 0 0\nserver:/x {escaped} nfs4 rw 0 0\nnone /proc proc rw\n")
-    assert measurements.find_filesystem(home / "state") == "nfs4"
-    assert measurements.find_filesystem(tmp_path) == "ext4"
+    assert find_filesystem(home / "state") == "nfs4"
+    assert find_filesystem(tmp_path) == "ext4"
 
 
 @pytest.mark.parametrize(("kind", "part"), [("nfs4", "network drive"), ("tmpfs", "is lost")])
 def test_unusual_filesystem_is_one_sentence_with_the_remedy(tmp_path, kind, part):
-    sentence = measurements.describe_filesystem(tmp_path, kind)
+    sentence = describe_filesystem(tmp_path, kind)
     assert part in sentence and "--home FOLDER" in sentence
-    assert measurements.describe_filesystem(tmp_path, "ext4") == ""
+    assert describe_filesystem(tmp_path, "ext4") == ""
 
 
 def test_limits_and_addresses_of_this_process_are_read():
-    files = measurements.count_open_files()
+    files = count_open_files()
     assert files is None or files > 0
-    assert measurements.find_own_address(socket.AF_INET, ("127.0.0.1", 9)) == "", (
-        "that is this machine itself"
-    )
+    assert find_own_address(socket.AF_INET, ("127.0.0.1", 9)) == "", "that is this machine itself"
 
 
 def test_routers_on_the_way_are_read_from_the_error_queue():
@@ -68,42 +77,35 @@ def test_mirror_states_latency_clock_or_the_reason(tmp_path):
     site = FakeCoordinator()
     site.clock_offset = 60.0
     try:
-        found = measurements.measure_mirror(CoordinatorClient(site.url, Identity(b"d" * 32)))
+        found = measure_mirror(CoordinatorClient(site.url, Identity(b"d" * 32)))
         assert found.seconds is not None and found.clock_seconds == pytest.approx(-60, abs=30)
     finally:
         site.close()
-    gone = measurements.measure_mirror(CoordinatorClient(site.url, Identity(b"d" * 32)))
+    gone = measure_mirror(CoordinatorClient(site.url, Identity(b"d" * 32)))
     assert gone.seconds is None and "does not answer" in gone.error
 
 
 def test_line_rates_are_those_of_the_last_workers(tmp_path):
     home = StateDir(tmp_path)
-    assert measurements.read_line_rates(home) == (0.0, 0.0)
+    assert read_line_rates(home) == (0.0, 0.0)
     folder = home.open_run("01890000-0000-7000-8000-000000000001")
     exchange = EXCHANGE | {"uplink_rate": 2e6, "received_rate": 3e6}
     (folder.path / "status.json").write_text(json.dumps({"exchange": exchange}))
-    assert measurements.read_line_rates(home) == (2e6, 3e6)
+    assert read_line_rates(home) == (2e6, 3e6)
     folder.close()
 
 
 def test_presets_are_listed_up_to_the_first_that_does_not_fit():
-    fits = list(measurements.fit_presets(cpu_machine(memory=2 * 10**9, disk=10**9), Limits()))
+    fits = list(fit_presets(cpu_machine(memory=2 * 10**9, disk=10**9), Limits()))
     assert fits[0].tokens_per_second > 0 and fits[-1].tokens_per_second == 0
     assert all(fit.tokens_per_second for fit in fits[:-1])
 
 
-@pytest.fixture
-def no_device(monkeypatch):
-    """Let no device be found that could be measured."""
-
+def test_doctor_prints_saves_and_returns_problems(tmp_path, monkeypatch):
     def fail(*arguments: object) -> None:
         raise StateError("there is no such device")
 
     monkeypatch.setattr(command, "measure_machine", fail)
-
-
-@pytest.mark.usefixtures("no_device")
-def test_doctor_prints_saves_and_returns_problems(tmp_path):
     result = CliRunner().invoke(main.app, ["doctor", "--json", "--home", str(tmp_path)])
     answer = json.loads(result.stdout)
     levels = {finding["level"] for finding in answer["findings"]}
@@ -116,11 +118,18 @@ def test_doctor_prints_saves_and_returns_problems(tmp_path):
     assert max(map(len, shown.stdout.splitlines())) <= 60 and "Python" in shown.stdout
 
 
-@pytest.mark.usefixtures("no_device")
 @pytest.mark.parametrize("is_site_gone", [False, True])
-def test_doctor_shows_its_findings_although_peers_cannot_be_asked(tmp_path, is_site_gone):
+def test_doctor_shows_its_findings_although_peers_cannot_be_asked(
+    tmp_path, monkeypatch, is_site_gone
+):
+    def fail(*arguments: object) -> None:
+        raise StateError("there is no such device")
+
+    monkeypatch.setattr(command, "measure_machine", fail)
     site = FakeCoordinator()
-    enrol(StateDir(tmp_path), site.url, site.identity.key)
+    mirror = MirrorView(key=site.identity.key, name="small", protocols=[1], time=0)
+    membership = SiteMembership(url=site.url, mirror=mirror, machine=MACHINE)
+    StateDir(tmp_path).save_membership(membership)
     try:
         if is_site_gone:
             site.close()

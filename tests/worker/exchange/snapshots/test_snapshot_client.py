@@ -192,7 +192,9 @@ def test_several_machines_join_at_once(world, caplog):
 
 def honest_machines(world, *numbers: int):
     """Return machines of as many volunteers that agree on a few updates."""
-    machines = world.start_linked(*numbers)
+    machines = [world.machine(n).start() for n in numbers]
+    for machine in machines[1:]:
+        machine.add_peers(*machines[: machines.index(machine)])
     for seed, machine in enumerate(machines):
         machine.publish_round(seed)
     world.wait_for_agreement(*machines)
@@ -330,7 +332,7 @@ def test_single_lying_volunteer_does_not_pass_for_the_site(world, monkeypatch, l
         a.anchor.fragments[0][5] += 1
     joiner = world.machine(4)
     with stepping(liar):
-        assert join_peers(joiner, liar, timeout=3.0, confirmed=listed) is None
+        assert join_peers(joiner, liar, timeout=5.0, confirmed=listed) is None
     assert "only one volunteer" in joiner.exchange.waiting_reason
     assert not joiner.ledger.vector() and not is_poisoned(joiner)
 
@@ -343,7 +345,7 @@ def test_lying_mirror_and_an_honest_volunteer_give_no_weights(world, monkeypatch
     joiner.add_peers(a)
     trust = SnapshotTrust(confirmed={a.anchor.vector_digest(): "f" * 64})
     with stepping(a):
-        assert joiner.exchange.fetch_snapshot(3.0, trust=trust) is None
+        assert joiner.exchange.fetch_snapshot(5.0, trust=trust) is None
     assert not joiner.ledger.vector()
 
 
