@@ -1,9 +1,10 @@
 """Headers of updates as their authors sign them, valid but for the fields that a test changes."""
 
+from helpers.updates.tickets import RUN
+
 from barnraise.protocol.messages import FragmentUpdate, Signed, Update
 from barnraise.protocol.signing import Identity, digest
 
-RUN = "01890000-0000-7000-8000-000000000001"
 GENESIS_DIGEST = digest("")  # without an import of the ledger, which needs torch
 PART = FragmentUpdate(digest="a" * 64, size=20, sketch="0" * 16)
 

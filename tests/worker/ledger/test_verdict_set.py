@@ -10,7 +10,7 @@ import torch
 from helpers.effort import examples
 from helpers.mirrors.mirror_lists import list_entry, signed_list
 from helpers.updates.headers import PART, build_update, sign_chain
-from helpers.updates.tickets import sign_ticket
+from helpers.updates.tickets import RUN, sign_ticket
 from hypothesis import HealthCheck, given, settings
 
 from barnraise.cli.verdict import build_verdict
@@ -42,7 +42,6 @@ from barnraise.protocol.signing import Identity, digest
 from barnraise.protocol.verdicts import SignedVerdict, Verdict, VerdictNames
 from barnraise.spec import ModelSpec, RunSpec
 
-RUN = "01890000-0000-7000-8000-000000000001"
 OWNER, MIRROR, SECOND, AUTHOR, STRANGER = (Identity(bytes([n]) * 32) for n in (1, 2, 3, 4, 5))
 MIRRORS = frozenset([MIRROR.key, SECOND.key])
 SPEC = RunSpec(
