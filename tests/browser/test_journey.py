@@ -170,9 +170,7 @@ def ban_machine(site: Site, staff_page: Page, run_page: Page, worker: Popen) -> 
     assert worker.wait(120) != 0, "a banned machine stops and prints why"
     assert "revoked" in site.log("join-mill")
     wait_until(
-        lambda: all(site.status(m)["peers"] == 1 for m in MACHINES),
-        "peers that refuse it",
-        120,
+        lambda: all(site.status(m)["peers"] == 1 for m in MACHINES), "peers that refuse it", 120
     )
     expect(run_page.locator("[data-figure=workers_alive]")).to_have_text("2")
     expect(run_page.locator("[data-events] li", has_text="mill was revoked")).to_have_count(1)

@@ -15,17 +15,16 @@ from django.db import transaction
 from django.test import Client
 from django.utils import timezone
 from helpers.mirrors.event_log_builder import LogBuilder, NotePayload
-from helpers.mirrors.fake_mirror import FakeMirror, local_entry
-from helpers.mirrors.mirror_lists import signed_list
+from helpers.mirrors.fake_mirror import FakeMirror
 from helpers.paths import GOLDEN
-from helpers.site.remote_telemetry import EXCHANGE, report
+from helpers.site.pages import open_client
+from helpers.site.remote_telemetry import EXCHANGE
 from helpers.site.second_factor import add_authenticator_app
 
 from barnraise.protocol import coordinator_messages, enums, types
 from barnraise.protocol import reports as reports_module
 from barnraise.protocol.signing import Identity, digest
 from coordinator.eventlog import registry
-from coordinator.replication import mirror_list
 
 
 class Volunteer:
@@ -71,18 +70,36 @@ class Volunteer:
             coordinator_messages.Problem.model_validate_json(answer.content)
         return answer
 
+    def request_join(self, run, **changed):
+        """Request to join the run, with `changed` fields, and return the response."""
+        fields = {"version": "0.1", "addresses": ["127.0.0.1:4000"], **changed}
+        request = coordinator_messages.JoinRequest(**fields)
+        return self.send_request("POST", f"/runs/{run.slug}/join", request)
+
     def join(self, run) -> coordinator_messages.JoinReply:
         """Join the run and return the site's answer."""
-        request = coordinator_messages.JoinRequest(version="0.1", addresses=["127.0.0.1:4000"])
-        answer = self.send_request("POST", f"/runs/{run.slug}/join", request)
+        answer = self.request_join(run)
         assert answer.status_code == 200, answer.content
         return coordinator_messages.JoinReply.model_validate_json(answer.content)
+
+    def post_manifest(self, run, document: coordinator_messages.TextManifest):
+        """Sign and send the manifest of the run's text, and return the response."""
+        signed = self.identity.sign("manifest", document)
+        return self.send_request("POST", f"/runs/{run.slug}/manifest", signed)
 
     def report(self, run, *reports: reports_module.Report):
         """Send reports about the run and return the response."""
         return self.send_request(
             "POST", f"/runs/{run.slug}/reports", coordinator_messages.Reports(reports=list(reports))
         )
+
+    def store_reports(self, run, *reports: reports_module.Report) -> None:
+        """Send reports about the run, and let the site store them."""
+        from coordinator.telemetry.rollup import drain_queue
+
+        answer = self.report(run, *reports)
+        assert answer.status_code == 200, answer.content
+        drain_queue(wait=True)
 
 
 @pytest.fixture(autouse=True)
@@ -172,10 +189,8 @@ def signed_in(person):
     """Return a function that creates a person and returns (a signed-in client, the person)."""
 
     def create(email: str = "ada@example.org", **fields) -> tuple[Client, object]:
-        client = Client()
         user = person(email, **fields)
-        client.force_login(user)
-        return client, user
+        return open_client(user), user
 
     return create
 
@@ -260,6 +275,34 @@ def launched_run(draft, manifest, volunteer):
         return run, first
 
     return launch
+
+
+@pytest.fixture
+def adas_run(person, launched_run):
+    """Return a run in training and its owner's machine."""
+    return launched_run(person())
+
+
+@pytest.fixture
+def strangers(person, volunteer):
+    """Return a function that enrols machines of as many people and lets them join a run."""
+
+    def join(run, *seeds: int) -> list[Volunteer]:
+        machines = [volunteer(person(f"{seed}@example.org"), seed) for seed in seeds]
+        for machine in machines:
+            machine.join(run)
+        return machines
+
+    return join
+
+
+@pytest.fixture
+def shared_run(adas_run, person, volunteer):
+    """Return a run in training, its owner's machine and the machine of Bob, which joined it."""
+    run, ada = adas_run
+    bob = volunteer(person("bob@example.org"), 2)
+    bob.join(run)
+    return run, ada, bob
 
 
 @pytest.fixture
@@ -369,8 +412,7 @@ def note_rows():
 def fake_mirror(log):
     """Yield a mirror that serves this log over HTTP; the current list names it and this site."""
     mirror = FakeMirror(log)
-    first = signed_list(1, local_entry(), mirror.list_entry)
-    mirror_list.ingest_lists([first], vouched=first.digest)
+    mirror.publish_list()
     yield mirror
     mirror.close()
 
@@ -384,12 +426,11 @@ def training_run(person, launched_run, volunteer, numbered_report, plan):
     same = {"vector": digest("vector"), "anchor": digest("weights")}
     for seq in (1, 2, 3):
         point = reports_module.MeasuredLoss(kind="validation", tokens=seq * 1000, loss=4.0)
-        report(
-            ada,
+        ada.store_reports(
             run,
             numbered_report(
                 seq, plan=plan, step_seconds=5.0, exchange=EXCHANGE, points=[point], **same
             ),
         )
-        report(bob, run, numbered_report(seq, rate=300.0, ledger_tokens=seq * 1000, **same))
+        bob.store_reports(run, numbered_report(seq, rate=300.0, ledger_tokens=seq * 1000, **same))
     return run, ada, bob

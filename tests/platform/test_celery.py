@@ -17,6 +17,7 @@ from django.db.models import Sum
 from django.utils import timezone
 from django_celery_beat.models import PeriodicTask
 from helpers.paths import ROOT
+from helpers.wait_for import wait_until
 from kombu.exceptions import OperationalError
 
 from barnraise.protocol import enums
@@ -62,14 +63,6 @@ def start_celery(state, transactional_db, tmp_path):
             process.kill()
 
 
-def wait_until(condition, seconds: float = 120.0) -> None:
-    """Wait until a condition holds; fail after `seconds`."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
-
-
 @pytest.mark.slow  # tests/platform/demo/test_chaos.py kills the worker as well
 def test_reports_are_stored_although_a_worker_is_killed(
     start_celery, person, draft, manifest, volunteer, numbered_report
@@ -79,9 +72,7 @@ def test_reports_are_stored_although_a_worker_is_killed(
     run = draft(person(), spec=spec_from_fields({"recipe.token_budget": 1000 * total, "seed": 7}))
     ada = volunteer(run.owner)
     run.launch()
-    ada.send_request(
-        "POST", f"/runs/{run.slug}/manifest", ada.identity.sign("manifest", manifest(run))
-    )
+    ada.post_manifest(run, manifest(run))
     ada.join(run)
     for first in range(1, total + 1, batch):
         assert (
@@ -102,10 +93,7 @@ def test_reports_are_stored_although_a_worker_is_killed(
     assert LossPoint.objects.count() == total
     assert Rollup.objects.filter(width=BUCKET_SECONDS).aggregate(
         reports=Sum("reports"), tokens=Sum("tokens")
-    ) == {
-        "reports": total,
-        "tokens": total * 1000,
-    }
+    ) == {"reports": total, "tokens": total * 1000}
     wait_until(lambda: not valkey_client().exists(report_queue.PENDING_KEY))
 
     def read_status() -> enums.RunStatus:

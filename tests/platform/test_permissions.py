@@ -270,7 +270,7 @@ for model in THIRD_PARTY_MODELS:  # for superusers only
 
 
 @pytest.fixture
-def populated_site(valkey, person, launched_run, draft, volunteer, settings) -> SimpleNamespace:
+def populated_site(valkey, person, launched_run, draft, settings) -> SimpleNamespace:
     """Create a person of each role, and one of everything that belongs to the owner."""
     for part in heartbeats.Part:  # which advance for as long as the test lasts
         valkey.hset(heartbeats.KEY, part.value, time.time() + 3600)
@@ -400,10 +400,7 @@ def test_form_of_another_site_changes_nothing(populated_site):
         for role in ("owner", "staff"):
             assert (
                 request_as(populated_site, role, request_line, enforce_csrf_checks=True) == "403"
-            ), (
-                role,
-                request_line,
-            )
+            ), (role, request_line)
 
 
 def test_csp_is_strict_except_on_admin_and_api_paths(populated_site):

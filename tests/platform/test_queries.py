@@ -6,8 +6,8 @@ import time
 
 import pytest
 from django.db import connection
-from django.test import Client
 from django.test.utils import CaptureQueriesContext
+from helpers.site.pages import open_client
 
 from barnraise.protocol.signing import digest
 from coordinator.accounts.models import Machine, User
@@ -129,8 +129,7 @@ MAX_QUERIES = {  # by path
 @pytest.mark.usefixtures("long_caches")
 def test_page_needs_few_indexed_queries_on_a_large_site(crowded_site):
     run, _, owner = crowded_site
-    client = Client()
-    client.force_login(owner)
+    client = open_client(owner)
     problems: dict[str, object] = {}
     for path, limit in MAX_QUERIES.items():
         address = path.format(run=run, owner=owner)
@@ -158,8 +157,7 @@ ADMIN_LISTS = (
 @pytest.mark.usefixtures("long_caches")
 def test_admin_list_reads_whole_tables_only_to_count_rows(crowded_site, person):
     staff = person("staff@example.org", is_staff=True)
-    client = Client()
-    client.force_login(staff)
+    client = open_client(staff)
     problems: dict[str, object] = {}
     for path in (f"/admin/{name}/" for name in ADMIN_LISTS):
         client.get(path)  # fills caches, such as the kinds of the audit log's subjects

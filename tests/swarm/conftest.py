@@ -209,6 +209,12 @@ class Swarm:
         thread.start()
         return volunteer
 
+    def join_in_agreement(self, *volunteers: Volunteer, seconds: float = 60.0) -> None:
+        """Wait until workers have ended; check that all have the same updates and weights."""
+        for volunteer in volunteers:
+            volunteer.join(seconds)
+        assert len({(v.status["vector"], v.status["anchor"]) for v in volunteers}) == 1
+
     def until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
         """Wait until the condition holds; raise the exception of a worker that fails meanwhile."""
         deadline = time.monotonic() + seconds

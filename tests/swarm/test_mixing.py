@@ -16,16 +16,10 @@ def other_names(name: str) -> list[str]:
     return [n for n in TRIO if n != name]
 
 
-def final_digests(volunteers) -> set[tuple[str, str]]:
-    return {(v.status["vector"], v.status["anchor"]) for v in volunteers}
-
-
 def test_machines_that_average_train_one_model_and_finish(swarm):
     run = swarm(strategy="decentralized-adam", mixing_bits=16, token_budget=50_000)
     pair = [run.start(name, knows=other_names(name)) for name in PAIR]
-    for volunteer in pair:
-        volunteer.join()
-    assert len(final_digests(pair)) == 1, "the published model is the same everywhere"
+    run.join_in_agreement(*pair)
     first, last = pair[0].status["validation_first"], pair[0].status["validation_last"]
     assert last[0] >= 50_000 and last[1] < first[1] - 0.7, "the published model has learnt"
     counts = [v.worker.mixing.counts for v in pair]
@@ -45,10 +39,8 @@ def test_killed_machine_returns_to_the_others_weights(swarm):
     back = run.start("ben", knows=other_names("ben"))
     run.until(lambda: back.worker.metrics.step > 40)
     LocalControl(trio[0].worker.joined.folder.path).resume()
-    for volunteer in (trio[0], back, trio[2]):
-        volunteer.join()
     everybody = [trio[0], back, trio[2]]
-    assert len(final_digests(everybody)) == 1
+    run.join_in_agreement(*everybody)
     assert back.worker.mixing.step > 40, "it went on at the others' step"
 
 

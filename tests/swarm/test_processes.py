@@ -1,28 +1,9 @@
 """Run real worker processes over iroh with a real site: kill, restart and join late."""
 
 import pytest
-from helpers.site.live_site import EMAIL, Person, Site, wait_until
+from helpers.site.live_site import Person, Site, wait_until
 
 TRIO = ("north", "east", "south")
-LAUNCH_AUTO_BY_INVITATION = f"""
-from coordinator.accounts.models import User
-from coordinator.runs.join_policy import Access, JoinPolicy
-from coordinator.runs.drafts import NewRun
-from coordinator.runs.models import Run
-from coordinator.runs.spec_form import spec_from_fields
-fields = {{
-    "recipe.strategy": "auto",
-    "recipe.token_budget": 30_000,
-    "text.tokenizer": "bytes",
-    "assumed.line": "10000/10000/0.1",
-    "assumed.machines": 2,
-}}
-policy = JoinPolicy(access=Access.INVITATION)
-new = NewRun("Auto", spec_from_fields(fields, "gpt-nano"), 1.0, 2, policy)
-run = Run.create(User.objects.get(email={EMAIL!r}), new)
-run.launch()
-print(run.pk)
-"""
 
 
 @pytest.fixture
@@ -94,17 +75,3 @@ def test_machines_that_average_weights_join_train_and_finish(site, person):
     assert len({(end["vector"], end["anchor"]) for end in ends.values()}) == 1, ends
     first, last = ends[pair[0]]["validation_first"][1], ends[pair[0]]["validation_last"][1]
     assert last < first - 0.3
-
-
-@pytest.mark.slow  # the choice itself is tested in tests/platform/runs/test_strategy_choice.py
-def test_machines_train_what_auto_stands_for(site, person):
-    run = site.manage("shell", "-v", "0", "-c", LAUNCH_AUTO_BY_INVITATION).splitlines()[-1]
-    machines = ["chooser-one", "chooser-two"]
-    for machine in machines:
-        person.enrol(machine)
-    workers = [site.barnraise(machine, "join", run, "--threads", "1") for machine in machines]
-    for machine, worker in zip(machines, workers, strict=True):
-        assert worker.wait(1200) == 0, site.log(f"join-{machine}")
-        assert site.status(machine)["updates_sent"] > 0
-    page = person.http.get(f"/runs/{run}/").text
-    assert "decentralized Adam" in page and "Chosen by auto: Decentralized Adam." in page

@@ -18,17 +18,11 @@ def other_names(name: str) -> list[str]:
     return [n for n in TRIO if n != name]
 
 
-def final_digests(volunteers) -> set[tuple[str, str]]:
-    return {(v.status["vector"], v.status["anchor"]) for v in volunteers}
-
-
 @pytest.mark.slow  # the next tests compare anchors too, of workers that were killed
 def test_three_workers_end_with_bit_identical_anchors(swarm):
     run = swarm(token_budget=120_000)
     trio = [run.start(name, knows=other_names(name)) for name in TRIO]
-    for volunteer in trio:
-        volunteer.join()
-    assert len(final_digests(trio)) == 1
+    run.join_in_agreement(*trio)
     first, last = min(v.status["validation_first"] for v in trio), trio[0].status["validation_last"]
     assert first[0] == 0 and last[0] >= 120_000
     assert last[1] < first[1] - 1.0, "the loss must fall"
@@ -47,9 +41,7 @@ def short_fragment_intervals(monkeypatch):
 def test_workers_that_stream_fragments_end_bit_identical(swarm):
     run = swarm(strategy="streams", round_steps=16)
     trio = [run.start(name, knows=other_names(name)) for name in TRIO]
-    for volunteer in trio:
-        volunteer.join()
-    assert len(final_digests(trio)) == 1
+    run.join_in_agreement(*trio)
     assert trio[0].status["validation_last"][1] < trio[0].status["validation_first"][1] - 1.0, (
         "the loss must fall"
     )
@@ -70,9 +62,7 @@ def test_worker_killed_between_two_fragments_returns_bit_identical(swarm):
     run.until(lambda: all(v.status.get("ledger_tokens", 0) > 30_000 for v in trio))
     trio[1].kill()
     back = run.start("ben", knows=other_names("ben"))
-    for volunteer in (trio[0], back, trio[2]):
-        volunteer.join()
-    assert len(final_digests([trio[0], back, trio[2]])) == 1
+    run.join_in_agreement(trio[0], back, trio[2])
 
 
 def test_killed_worker_returns_to_its_own_state(swarm):
@@ -84,9 +74,7 @@ def test_killed_worker_returns_to_its_own_state(swarm):
     before = victim.status["updates_sent"]
     assert before > 0
     back = run.start("ben", knows=other_names("ben"))
-    for volunteer in (trio[0], back, trio[2]):
-        volunteer.join()
-    assert len(final_digests([trio[0], back, trio[2]])) == 1
+    run.join_in_agreement(trio[0], back, trio[2])
     assert back.status["updates_sent"] >= before, "it knows the updates that it had published"
 
 
@@ -95,9 +83,7 @@ def test_late_joiner_fetches_anchor_and_text_from_peers(swarm):
     trio = [run.start(name, knows=other_names(name)) for name in TRIO]
     run.until(lambda: all(v.status.get("ledger_tokens", 0) > 20_000 for v in trio))
     late = run.start("dora", with_text=False, knows=["ada", "ben"])
-    for volunteer in [*trio, late]:
-        volunteer.join()
-    assert len(final_digests([*trio, late])) == 1
+    run.join_in_agreement(*trio, late)
     assert late.status["updates_sent"] > 0
     assert late.status["validation_first"][0] > 0, (
         "it started from the others' anchor, not from the seed's weights"
@@ -119,9 +105,7 @@ def test_partitioned_swarm_trains_on_and_agrees_once_healed(swarm):
     )
     assert [v.status["peers"] for v in trio] == [1, 1, 0]
     run.network.heal()
-    for volunteer in trio:
-        volunteer.join()
-    assert len(final_digests(trio)) == 1
+    run.join_in_agreement(*trio)
 
 
 def test_leaving_worker_has_published_and_saved_its_last_round(swarm):

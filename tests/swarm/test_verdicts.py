@@ -36,10 +36,6 @@ def short_intervals(monkeypatch):
     monkeypatch.setattr(verdict_sync_module, "VERDICT_RESEND_SECONDS", 1.0)
 
 
-def final_digests(volunteers) -> set[tuple[str, str]]:
-    return {(v.status["vector"], v.status["anchor"]) for v in volunteers}
-
-
 def start_first_worker(run, **options):
     """Start a run's first worker, which has every update; later ones begin at a snapshot."""
     volunteer = run.start("ada", **options)
@@ -89,6 +85,14 @@ def digest_of_the_sum(run, ledger) -> str:
     return anchor.digest()
 
 
+def leave_with_all_updates(run, volunteer) -> None:
+    """Let a volunteer leave once its anchor has every update that its peers have."""
+    worker = volunteer.worker
+    run.until(lambda: worker.exchange.stats.updates_behind == 0)
+    run.until(lambda: worker.anchor.vector == worker.ledger.vector())
+    volunteer.leave()
+
+
 def test_poisoned_updates_are_retracted_everywhere_without_a_trace(swarm):
     run = swarm(token_budget=10_000_000)
     ada = start_first_worker(run)
@@ -112,13 +116,7 @@ def test_poisoned_updates_are_retracted_everywhere_without_a_trace(swarm):
     run.until(lambda: dora.status.get("updates_sent", 0) > 0)
     for volunteer in (dora, ben):
         volunteer.leave()
-    run.until(
-        lambda: (
-            ada.worker.exchange.stats.updates_behind == 0
-            and ada.worker.anchor.vector == ada.worker.ledger.vector()
-        )
-    )
-    ada.leave()
+    leave_with_all_updates(run, ada)
     ledger = Ledger(ada.worker.joined.folder.path)
     assert ledger.vector()[author] == good
     assert ada.status["anchor"] == digest_of_the_sum(run, ledger)
@@ -155,13 +153,7 @@ def test_verdict_in_a_report_reply_is_applied_by_all_workers(swarm, caplog):
         run.until(lambda: site.verdicts_after == len(site.verdicts))
         run.until(lambda: all(v.worker.anchor.vector.get(author) == 1 for v in (ada, ben)))
         ben.leave()
-        run.until(
-            lambda: (
-                ada.worker.exchange.stats.updates_behind == 0
-                and ada.worker.anchor.vector == ada.worker.ledger.vector()
-            )
-        )
-        ada.leave()
+        leave_with_all_updates(run, ada)
     finally:
         site.close()
     ledger = Ledger(ada.worker.joined.folder.path)
@@ -231,13 +223,7 @@ def test_worker_restored_from_an_old_backup_forks_and_continues(swarm):
     )
     run.until(lambda: ada.worker.anchor.vector.get(ben.worker.exchange.author, 0) > 0)
     ben.leave()
-    run.until(
-        lambda: (
-            ada.worker.exchange.stats.updates_behind == 0
-            and ada.worker.anchor.vector == ada.worker.ledger.vector()
-        )
-    )
-    ada.leave()
+    leave_with_all_updates(run, ada)
     ledger = Ledger(ada.worker.joined.folder.path)
     assert ada.status["anchor"] == digest_of_the_sum(run, ledger), (
         "neither update of the fork is left"
@@ -253,9 +239,7 @@ def test_bit_flip_in_memory_is_found_repaired_and_reported(swarm):
     ada.worker.anchor.fragments[1][11] ^= 1 << 27
     run.until(lambda: ada.status["checksum"]["repaired"] == 1)
     assert ada.status["checksum"]["corruptions"] == 1 and ada.status["checksum"]["damaged"] is None
-    for volunteer in (ada, ben):
-        volunteer.join(120)
-    assert len(final_digests([ada, ben])) == 1
+    run.join_in_agreement(ada, ben, seconds=120)
 
 
 def test_bit_flip_in_the_anchor_file_is_found_and_recovered_on_join(swarm):

@@ -1,7 +1,7 @@
 """Fixtures: machines with keys and tickets on a network in memory, and engines."""
 
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -166,12 +166,7 @@ class World:
         return by.sign("ticket", ticket)
 
     def sign_verdict(
-        self,
-        after=None,
-        updates=None,
-        by: tuple[Identity, ...] = (),
-        run: str = RUN,
-        **fields,
+        self, after=None, updates=None, by: tuple[Identity, ...] = (), run: str = RUN, **fields
     ) -> SignedVerdict:
         """Sign a verdict, by the owner unless other identities are given."""
         verdict = Verdict(
@@ -182,18 +177,22 @@ class World:
             body=copies[0].body, signatures={signed.key: signed.signature for signed in copies}
         )
 
-    def sum_digest(self, machine: Machine, keep: Callable[[str, int], bool]) -> str:
-        """Return the digest of the initial weights plus the updates that `keep` accepts.
+    def sum_digest(self, machine: Machine, after=None, updates=None) -> str:
+        """Return the digest of the initial weights plus all updates that are not retracted.
 
         Args:
             machine: The machine whose files the updates are read from.
-            keep: Whether to add the update of an author and sequence number.
+            after: The last update of an author that counts, as in a verdict.
+            updates: Single updates of an author that do not count, as in a verdict.
         """
+        after, updates = after or {}, updates or {}
         anchor = Anchor.from_seed(TINY, self.spec.seed)
         ledger = machine.ledger
         for author in ledger.vector():
             for _, update in ledger.headers(author, 1, 1 << 40):
-                if not keep(author, update.seq):
+                if update.seq > after.get(author, update.seq) or update.seq in updates.get(
+                    author, ()
+                ):
                     continue
                 for index, part in enumerate(update.fragments):
                     size = anchor.fragments[index].numel()
@@ -204,6 +203,20 @@ class World:
         """Create a machine, which is stopped at the end of the test."""
         self.machines.append(Machine(self, number, name))
         return self.machines[-1]
+
+    def start_linked(self, *numbers: int) -> list[Machine]:
+        """Start machines and introduce each to those before it."""
+        machines: list[Machine] = []
+        for number in numbers:
+            machines.append(self.machine(number).start().add_peers(*machines))
+        return machines
+
+    def start_agreed(self, *numbers: int) -> list[Machine]:
+        """Start linked machines that all have the one update that the first published."""
+        machines = self.start_linked(*numbers)
+        machines[0].publish_round(1)
+        self.wait_for_agreement(*machines)
+        return machines
 
     def start_machine_with_clock(self, number: int) -> tuple[Machine, list[float]]:
         """Start a machine; return it and its clock, a list whose one value a test changes."""

@@ -2,13 +2,7 @@
 
 import pytest
 
-from barnraise.formats import (
-    format_byte_rate,
-    format_bytes,
-    format_duration,
-    format_parameters,
-    format_seconds,
-)
+from barnraise import formats
 
 
 @pytest.mark.parametrize(
@@ -23,7 +17,7 @@ from barnraise.formats import (
     ],
 )
 def test_number_of_parameters_has_the_unit_of_its_size(count, text):
-    assert format_parameters(count) == text
+    assert formats.format_parameters(count) == text
 
 
 @pytest.mark.parametrize(
@@ -37,8 +31,8 @@ def test_number_of_parameters_has_the_unit_of_its_size(count, text):
     ],
 )
 def test_bytes_have_the_unit_of_their_size(count, text):
-    assert format_bytes(count) == text
-    assert format_byte_rate(count) == f"{text}/s"
+    assert formats.format_bytes(count) == text
+    assert formats.format_byte_rate(count) == f"{text}/s"
 
 
 @pytest.mark.parametrize(
@@ -46,7 +40,7 @@ def test_bytes_have_the_unit_of_their_size(count, text):
     [(0.0031, "3.1 ms"), (12.0, "12.0 s"), (900.0, "15 min"), (45_000.0, "12.5 h")],
 )
 def test_duration_has_the_unit_of_its_length(seconds, text):
-    assert format_seconds(seconds) == text
+    assert formats.format_seconds(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -61,4 +55,4 @@ def test_duration_has_the_unit_of_its_length(seconds, text):
     ],
 )
 def test_duration_has_the_unit_in_which_people_wait(seconds, text):
-    assert format_duration(seconds) == text
+    assert formats.format_duration(seconds) == text

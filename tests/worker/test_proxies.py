@@ -1,14 +1,11 @@
 """Every HTTP client of the worker uses the proxy and certificates that the environment names."""
 
-import datetime
 import re
-import ssl
+from contextlib import closing
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from helpers.network.certificates import create_server_context
 from helpers.network.forward_proxy import ForwardProxy
 from helpers.network.local_server import LocalServer, QuietHandler
 from helpers.network.socks_proxy import SocksProxy
@@ -57,30 +54,7 @@ def proxy(monkeypatch):
 @pytest.fixture(scope="module")
 def secure_site(tmp_path_factory):
     """Return (port, file) of a server with a certificate of its own, for site.example."""
-    folder: Path = tmp_path_factory.mktemp("certificates")
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "site.example")])
-    now = datetime.datetime.now(datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("site.example")]), False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), True)
-        .sign(key, hashes.SHA256())
-    )
-    pem = folder / "site.pem"
-    pem.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    private = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )
-    (folder / "key.pem").write_bytes(private)
+    pem: Path = tmp_path_factory.mktemp("certificates") / "site.pem"
 
     class Handler(QuietHandler):
         def do_GET(self) -> None:
@@ -90,21 +64,16 @@ def secure_site(tmp_path_factory):
             self.end_headers()
             self.wfile.write(body)
 
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(pem, folder / "key.pem")
-    server = LocalServer(Handler, context)
+    server = LocalServer(Handler, create_server_context(pem, "site.example"))
     yield server.port, pem
     server.close()
 
 
 def test_worker_reaches_its_site_through_the_proxy(proxy):
-    site = FakeCoordinator()
-    client = CoordinatorClient(f"http://site.example:{site.port}", Identity(b"p" * 32))
-    try:
-        assert client.pin_mirror().key == site.identity.key
-    finally:
-        client.close()
-        site.close()
+    with closing(FakeCoordinator()) as site:
+        url = f"http://site.example:{site.port}"
+        with closing(CoordinatorClient(url, Identity(b"p" * 32))) as client:
+            assert client.pin_mirror().key == site.identity.key
     assert proxy.targets == [f"GET site.example:{site.port}"]
 
 

@@ -1,16 +1,13 @@
 """Test what `make bench-exchange` does without a network: refusals, arithmetic, its last line."""
 
 import json
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
-from helpers.network.loopback_network import LoopbackNetwork
 from helpers.paths import ROOT
+from helpers.python_code import run_python
 
 sys.path.append(str(ROOT / "benchmarks" / "field"))
 sys.path.append(str(ROOT / "benchmarks" / "shared"))
@@ -19,12 +16,11 @@ import field_cells
 import torch
 from bench_exchange import prepare_text
 from field_bench import LINES, FieldBench
-from field_cells import Cell, CellResult, FieldRunner, evaluate_snapshots, read_result, with_rests
+from field_cells import Cell, CellResult, evaluate_snapshots, read_result, with_rests
 from field_extent import FULL
 from field_findings import Findings, summarise
 from field_job import FieldJob, StepRecorder
 from field_model import SHAPE, FieldGPT, flatten, validate
-from field_plots import draw_plots
 from links import PACKET_BYTES, boundary_seconds, scale_line
 from measurements.pipelines import PIPELINE_STEP_TOKENS, measure_pipelines
 from measurements.time_to_loss import measure_loss
@@ -140,45 +136,6 @@ def test_our_cells_state_time_bytes_and_the_models_error():
     assert predicted == [pytest.approx(bench.step_seconds_alone, rel=0.1)] * 3
 
 
-def test_each_part_that_was_measured_has_a_plot(tmp_path):
-    row = {"line": "home", "kind": "measured", "seconds": 10.0}
-    findings = Findings(
-        pipeline=[
-            {
-                "model": "GPT 1.3B",
-                "megabits": 20,
-                "bits": bits,
-                "ratio": 20.0,
-                "kind": "measured",
-            }
-            for bits in (8, 16)
-        ],
-        alone={"seconds": 3.0, "losses": [(0.0, 5.0), (4.0, 2.0)]},
-        loss=[
-            row | {"system": "ours_updates", "losses": [(0.0, 5.0), (9.0, 2.0)]},
-            row | {"system": "torch_ddp"},
-        ],
-        utilisation={"home": 0.98, "50mbit": 0.99},
-        churn={
-            "ours_updates": {"outcome": "survives", "tokens_per_second": 100.0},
-            "torch_ddp": {"outcome": "ends", "tokens_per_second": 0.0},
-        },
-        unequal_rates={"alone": [1.0, 2.0, 4.0, 7.0], "ours": [0.9, 1.9, 3.9, 6.9]},
-        equal_work={
-            "losses": [[0, 5.0], [3, 4.0]],
-            "decent_dp_losses": [[0, 5.2], [3, 4.0]],
-            "step_time_ratios": [0.9, 1.0, 1.1],
-        },
-    )
-    draw_plots(Findings(), 2.6, tmp_path)
-    assert not list(tmp_path.iterdir())
-    draw_plots(findings, 2.6, tmp_path)
-    names = ("churn", "crossover", "equal_work", "losses", "times", "unequal", "utilisation")
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        f"exchange_{name}.png" for name in names
-    ]
-
-
 def test_equal_snapshots_are_evaluated_once_with_equal_losses(tmp_path, monkeypatch):
     prepare_text(tmp_path)
     model = FieldGPT()
@@ -200,29 +157,6 @@ def test_equal_snapshots_are_evaluated_once_with_equal_losses(tmp_path, monkeypa
     assert not list(tmp_path.glob("weights.*"))
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory) -> Iterator[FieldRunner]:
-    """Provide the benchmark's runner with two workers, which are ready for several cells."""
-    folder = tmp_path_factory.mktemp("pair")
-    prepare_text(folder)
-    with ExitStack() as cleanup:
-        yield FieldRunner(folder, LoopbackNetwork(2), {}, cleanup)
-
-
-@pytest.mark.slow  # `make bench-exchange QUICK=1` kills workers too
-@pytest.mark.integration
-@pytest.mark.parametrize(
-    ("rest", "seconds", "outcome"), [(3.0, 10.0, "survives"), (1e6, 60.0, "hangs")]
-)
-def test_system_without_a_step_between_two_kills_hangs(pair, rest, seconds, outcome):
-    small_steps = {"sequences": 1}  # so that a busy machine makes one often enough
-    cell = Cell("alone", None, seconds, options=small_steps, churn=2.0, rests=(rest, 3.0))
-    started = time.monotonic()
-    assert pair.run(cell).outcome == outcome
-    if outcome == "hangs":
-        assert time.monotonic() - started < seconds, "it was ended early"
-
-
 def test_steps_without_their_waits_are_the_arithmetic(tmp_path):
     job = FieldJob("alone", str(tmp_path), str(tmp_path), 0, ("10.0.0.1",), 5, steps=3)
     (tmp_path / "go").touch()
@@ -242,12 +176,6 @@ def test_steps_without_their_waits_are_the_arithmetic(tmp_path):
 def test_slow_machines_rest_in_proportion_to_their_speed():
     cell = with_rests(Cell("alone", None, 1.0), (1, 2, 4, 7))
     assert cell.rests == pytest.approx((6.0, 2.5, 0.75, 0.0))
-
-
-def test_job_survives_its_file(tmp_path):
-    job = FieldJob("alone", str(tmp_path), str(tmp_path), 1, ("10.0.0.1",), 5, options={"bits": 8})
-    (tmp_path / "job").write_text(job.to_json())
-    assert FieldJob.load(tmp_path / "job") == job
 
 
 def test_last_line_has_every_figure_when_nothing_was_measured():
@@ -281,7 +209,5 @@ def test_benchmark_without_root_ends_with_one_sentence():
         "    try: FieldNetwork(4, 0.01, cleanup).create()\n"
         "    except NamespaceError as error: print(error)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
+    done = run_python(script, check=True)
     assert done.stdout.strip().endswith("which needs Linux and root")

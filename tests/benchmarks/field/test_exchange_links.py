@@ -21,11 +21,7 @@ from links import (
 )
 
 from barnraise.planning.lines import HOME_LINE, Line
-from barnraise.planning.runtime_model import (
-    StepTime,
-    Swarm,
-    predict_data_parallel,
-)
+from barnraise.planning.runtime_model import StepTime, Swarm, predict_data_parallel
 
 CPU_FLOPS = 20e9
 HERE = Shape("here", 2, 64, 120_000)

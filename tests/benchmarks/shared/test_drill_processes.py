@@ -110,12 +110,6 @@ def test_wait_ends_when_the_event_has_happened(children):
     assert children.wait_until(lambda: next(answers), "an event", 60) < 60
 
 
-def test_wait_without_the_event_is_overdue(children, monkeypatch):
-    children.clock = FakeTime(monkeypatch)
-    with pytest.raises(child_processes.OverdueError, match="the end: not within 60 seconds"):
-        children.wait_until(lambda: False, "the end", 60)
-
-
 def test_wait_goes_on_until_enough_work_is_done(children, monkeypatch):
     clock = children.clock = FakeTime(monkeypatch)
     with pytest.raises(child_processes.OverdueError):

@@ -20,10 +20,8 @@ def test_probe_of_one_model_measures_only_its_sizes(monkeypatch, tmp_path):
         assert hardware.sustained_disk_write == hardware.disk_write
         assert [size for size, _ in hardware.matmul] == [64]
         assert [vocabulary for vocabulary, _ in hardware.logits] == [300]
-        assert (
-            hardware.attention_contexts == ((96, hardware.attention),)
-            and not hardware.attention_heads
-        )
+        assert hardware.attention_contexts == ((96, hardware.attention),)
+        assert not hardware.attention_heads
         parts = (
             cost_model.block_forward_seconds,
             cost_model.block_backward_seconds,

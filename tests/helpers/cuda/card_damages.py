@@ -61,9 +61,7 @@ def _finished_event() -> activations.LaneEvent:
 def prefetch_what_is_here() -> Iterator[None]:
     """Let activations be copied back although they are on the device, and drop the copies."""
     with mock.patch.object(
-        activations.HostActivations,
-        "_is_on_device",
-        lambda self, i, m: (i, m) in self._copies_in,
+        activations.HostActivations, "_is_on_device", lambda self, i, m: (i, m) in self._copies_in
     ):
         yield
 

@@ -332,11 +332,7 @@ def fake_cuda(card: Card) -> Iterator[Card]:
             empty_cache=lambda: None,
             cudart=lambda: card.runtime,
         ),
-        mock.patch.object(
-            torch.cuda.amp.common,
-            "amp_definitely_not_available",
-            lambda: False,
-        ),
+        mock.patch.object(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False),
         mock.patch.object(F, "scaled_dot_product_attention", attention),
         mock.patch.object(
             arena, "map_pages", lambda size, huge=False: torch.zeros(size, dtype=torch.uint8)

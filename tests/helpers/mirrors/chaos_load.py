@@ -27,7 +27,6 @@ CHANGE_SECONDS = 0.7
 ANSWER_SECONDS = 15.0  # after which a request is sent again, as by a worker
 BATCH_REPORTS = 45
 TOKENS_A_REPORT = 500
-LOOK_SECONDS = 0.2
 # A page may show a wrong number for so long without saying that its figures are delayed.
 WRONG_SECONDS = 5.0
 PAGE_CLIENT = ROOT / "frontend" / "tests" / "pageClient.ts"

@@ -7,13 +7,21 @@ from urllib.parse import parse_qs, urlsplit
 
 import jwt
 from helpers.mirrors.event_log_builder import LogBuilder
+from helpers.mirrors.mirror_lists import signed_list
 from helpers.network.local_server import LocalServer, QuietHandler
 
 from barnraise.protocol.coordinator_messages import MirrorView
-from barnraise.protocol.mirror_list import MirrorEntry, MirrorLists, SignedMirrorList, parse_list
+from barnraise.protocol.mirror_list import (
+    Expulsion,
+    MirrorEntry,
+    MirrorLists,
+    SignedMirrorList,
+    parse_list,
+)
 from barnraise.protocol.signing import digest
 from barnraise.protocol.types import Message
 from coordinator.lib import site_identity
+from coordinator.replication import mirror_list
 from coordinator.replication import pull as pull_module
 from coordinator.replication.protocol import (
     Acknowledgement,
@@ -34,6 +42,7 @@ class FakeMirror:
         routes: Maps "METHOD /path", without /api/v1 and the query, to a function of the query and
             the sender's key. It returns a message, (status, bytes) or an iterable of pieces. The
             request's body is query["body"].
+        log_route: The route of the log.
         requests: The routes that were requested, in order.
         lists: The mirror lists that it serves.
         proofs: The fork proofs that it serves.
@@ -51,6 +60,7 @@ class FakeMirror:
         self.clock_offset = 0.0
         self.requests: list[str] = []
         self.page_size = 100
+        self.log_route = f"GET /mirrors/logs/{log.origin}"
         self.routes: dict[str, Callable] = {
             "GET /mirror": lambda query, who: MirrorView(
                 key=self.identity.key, name="small", protocols=[1], time=time.time()
@@ -63,7 +73,7 @@ class FakeMirror:
                     if parse_list(signed).version > int(query["after"])
                 ]
             ),
-            f"GET /mirrors/logs/{log.origin}": self.page,
+            self.log_route: self.page,
             "GET /mirrors/fork-evidence": lambda query, who: ForkEvidenceList(proofs=self.proofs),
             "POST /mirrors/change-notice": lambda query, who: Acknowledgement(),
         }
@@ -92,6 +102,17 @@ class FakeMirror:
     def list_entry(self) -> MirrorEntry:
         """Return its entry in a mirror list."""
         return MirrorEntry(key=self.identity.key, url=self.url, name="the small one", admitted=1.0)
+
+    def publish_list(self) -> None:
+        """Let the first list name this site and this mirror."""
+        first = signed_list(1, local_entry(), self.list_entry)
+        mirror_list.ingest_lists([first], vouched=first.digest)
+
+    def sign_expulsion(self, at: float = 1.0, **fields) -> SignedMirrorList:
+        """Return a second list, of this site and this mirror, that expels the mirror."""
+        expulsion = Expulsion(at=at, **fields)
+        expelled = self.list_entry.model_copy(update={"expelled": expulsion})
+        return signed_list(2, local_entry(), expelled)
 
     def heads(self, who: str, **changed) -> LogHeads:
         """Return its log heads for the mirror `who`; `changed` replaces fields."""

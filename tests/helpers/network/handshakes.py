@@ -7,6 +7,8 @@ from helpers.updates.tickets import RUN, sign_ticket
 from barnraise.peering.links.copied_keys import CopiedKeys
 from barnraise.peering.links.handshake import Handshake, OwnIntroduction
 from barnraise.peering.links.hole_punch_handler import StatementSigner
+from barnraise.protocol.coordinator_messages import Directive
+from barnraise.protocol.messages import Signed
 from barnraise.protocol.run_mirrors import RunMirrors
 from barnraise.protocol.signing import Identity
 
@@ -37,3 +39,11 @@ def create_handshake(
     )
     ticket = sign_ticket(MIRROR, identity.key, issued=NOW, volunteer=volunteer)
     return Handshake(own, MIRRORS, ticket, lambda: NOW, is_excluded)
+
+
+def sign_directive(mirror: Identity, *revoked: str, issued: float = NOW, run: str = RUN) -> Signed:
+    """Return a mirror's directive that revokes machines."""
+    directive = Directive(
+        run=run, machine=RUN, status="training", revoked=list(revoked), issued=issued
+    )
+    return mirror.sign("directive", directive)

@@ -170,13 +170,7 @@ class Simulation:
                 case g.SendPeers(to, peers):
                     others = [peer for peer in peers if peer.key != to]
                     self.send_message(
-                        key,
-                        to,
-                        MESSAGE_BYTES * (1 + len(others)),
-                        self._on_peers,
-                        key,
-                        to,
-                        others,
+                        key, to, MESSAGE_BYTES * (1 + len(others)), self._on_peers, key, to, others
                     )
                 case g.PushUpdate(to, author, seq):
                     self.push(key, to, author, seq)

@@ -1,6 +1,7 @@
 """Start transports of both kinds, iroh's and the one in memory, and open channels between them."""
 
 import asyncio
+import contextlib
 
 from helpers.network.memory_transport import MemoryNetwork
 
@@ -11,17 +12,27 @@ from barnraise.protocol.signing import Identity
 IDENTITIES = [Identity(bytes([number]) * 32) for number in (1, 2, 3)]
 
 
-async def start_transports(kind: str, count: int = 2, **network):
+def create_transports(kind: str, count: int = 2, **network):
     if kind == "iroh":
-        transports = [
-            IrohTransport(identity.secret, "127.0.0.1") for identity in IDENTITIES[:count]
-        ]
-    else:
-        memory = MemoryNetwork(**network)
-        transports = [memory.transport(identity.key) for identity in IDENTITIES[:count]]
-    for transport in transports:
-        await transport.start()
-    return transports
+        return [IrohTransport(identity.secret, "127.0.0.1") for identity in IDENTITIES[:count]]
+    memory = MemoryNetwork(**network)
+    return [memory.transport(identity.key) for identity in IDENTITIES[:count]]
+
+
+@contextlib.asynccontextmanager
+async def started(*transports):
+    """Start transports, and close them in the end."""
+    try:
+        for transport in transports:
+            await transport.start()
+        yield transports
+    finally:
+        for transport in transports:
+            await transport.close()
+
+
+def start_transports(kind: str, count: int = 2, **network):
+    return started(*create_transports(kind, count, **network))
 
 
 async def open_channel(one, other):

@@ -15,8 +15,10 @@ from datetime import UTC, datetime
 from django.core import signing
 from django.db import transaction
 from helpers.paths import GOLDEN
+from helpers.updates.attestations import sign_attestation, true_statement
+from helpers.updates.headers import build_update
 
-from barnraise.protocol import coordinator_messages, messages
+from barnraise.protocol import coordinator_messages
 from barnraise.protocol import reports as reports_module
 from barnraise.protocol.signing import Identity, digest
 from coordinator.accounts.models import Enrolment, Machine, Team, TeamInvitation, User
@@ -89,11 +91,7 @@ def create_machine(owner: User, name: str, seed: int) -> tuple[Machine, Identity
 
 
 def create_launched_run(
-    owner: User,
-    name: str,
-    signer: Identity,
-    report_every: float = REPORT_SECONDS,
-    **fields: str,
+    owner: User, name: str, signer: Identity, report_every: float = REPORT_SECONDS, **fields: str
 ) -> runs.Run:
     """Create a run that was launched a day ago and whose text is prepared.
 
@@ -172,28 +170,16 @@ def attest(
     run: runs.Run, author: Identity, witness: Identity, total: int
 ) -> coordinator_messages.Attestation:
     """Attest that `witness` has applied the updates of `author`: `total` tokens."""
-    update = messages.Update(
+    update = build_update(
+        author.key,
+        144,
         run=str(run.pk),
-        peer=author.key,
         incarnation=REPORT.incarnation,
-        seq=144,
-        started_ms=0,
-        time_ms=144000,
-        ticket="0" * 64,
-        previous="0" * 64,
         tokens=TOKENS_PER_REPORT,
         total=total,
-        fragments=[],
     )
     head = author.sign("update", update)
-    statement = coordinator_messages.AttestationStatement(
-        run=str(run.pk), author=update.author, head=digest(head.body)
-    )
-    signed_statement = witness.sign("attestation", statement)
-    return coordinator_messages.Attestation(
-        head=coordinator_messages.SignedHeader(**head.model_dump()),
-        statement=coordinator_messages.SignedStatement(**signed_statement.model_dump()),
-    )
+    return sign_attestation(witness, head, true_statement(run, head))
 
 
 def create_notifications(person: User) -> None:

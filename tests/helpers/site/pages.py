@@ -1,9 +1,18 @@
-"""Read pages that the test client received."""
+"""Open pages with the test client, and read what it received."""
 
 import re
 
+from django.test import Client
+
 # The error of a new run; the field's help text says nearly the same.
 WIDTH_ERROR = re.compile(r"[Tt]he width \(\d+\) must be divisible by the heads")
+
+
+def open_client(person) -> Client:
+    """Return a client that is signed in as a person."""
+    client = Client()
+    client.force_login(person)
+    return client
 
 
 def text(answer) -> str:

@@ -4,7 +4,6 @@ from barnraise.protocol import reports as reports_module
 from coordinator.telemetry.models import RemoteCursor
 from coordinator.telemetry.remote import ingest
 from coordinator.telemetry.remote.protocol import MachineRow, TelemetryPage, TelemetryPosition
-from coordinator.telemetry.rollup import drain_queue
 
 OTHER = "b" * 64
 EXCHANGE = reports_module.ExchangeView(
@@ -17,13 +16,6 @@ EXCHANGE = reports_module.ExchangeView(
     uplink_rate=0.0,
     lag=0,
 )
-
-
-def report(volunteer, run, *reports) -> None:
-    """Send a machine's reports to this site, and wait until they are stored."""
-    answer = volunteer.report(run, *reports)
-    assert answer.status_code == 200, answer.content
-    drain_queue(wait=True)
 
 
 def membership_row(**changed) -> MachineRow:

@@ -1,7 +1,9 @@
 """Build attestations: machines confirm that they have applied other machines' updates."""
 
+from helpers.updates.headers import build_update
+
 from barnraise.protocol import coordinator_messages, messages
-from barnraise.protocol.signing import digest
+from barnraise.protocol.signing import Identity, digest
 
 LIFE, NEXT = "0123456789abcdef", "fedcba9876543210"  # incarnations
 
@@ -20,14 +22,14 @@ def witness_of(
         life: The author's incarnation.
     """
     header = sign_header(run, author, seq, total, life)
-    return sign_attestation(machine, header, true_statement(run, header))
+    return sign_attestation(machine.identity, header, true_statement(run, header))
 
 
 def altered_witness_of(machine, run, author, changes: dict) -> coordinator_messages.Attestation:
     """Let a machine sign an attestation of two updates, with changes to its statement."""
     header = sign_header(run, author, seq=2, total=2000, life=LIFE)
     statement = true_statement(run, header).model_copy(update=changes)
-    return sign_attestation(machine, header, statement)
+    return sign_attestation(machine.identity, header, statement)
 
 
 # (run, author, incarnation) → number → the last header signed with it
@@ -41,18 +43,14 @@ def sign_header(run, author, seq: int, total: int, life: str) -> messages.Signed
         previous = digest("")
     else:
         previous = digest(chain[seq - 1].body) if seq - 1 in chain else "0" * 64
-    update = messages.Update(
+    update = build_update(
+        author.identity.key,
+        seq,
         run=str(run.pk),
-        peer=author.identity.key,
         incarnation=life,
-        seq=seq,
-        started_ms=0,
-        time_ms=1000 * seq,
-        ticket="0" * 64,
         previous=previous,
         tokens=total if seq == 1 else 1,
         total=total,
-        fragments=[],
     )
     chain[seq] = author.identity.sign("update", update)
     return chain[seq]
@@ -67,9 +65,9 @@ def true_statement(run, header: messages.Signed) -> coordinator_messages.Attesta
 
 
 def sign_attestation(
-    machine, header: messages.Signed, statement: coordinator_messages.AttestationStatement
+    witness: Identity, header: messages.Signed, statement: coordinator_messages.AttestationStatement
 ) -> coordinator_messages.Attestation:
-    signed_statement = machine.identity.sign("attestation", statement)
+    signed_statement = witness.sign("attestation", statement)
     return coordinator_messages.Attestation(
         head=coordinator_messages.SignedHeader(**header.model_dump()),
         statement=coordinator_messages.SignedStatement(**signed_statement.model_dump()),

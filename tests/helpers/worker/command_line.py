@@ -6,6 +6,9 @@ import sys
 from pathlib import Path
 
 from helpers.paths import WORKER
+from typer.testing import CliRunner
+
+from barnraise.cli.main import app
 
 RUN = "01890000-0000-7000-8000-000000000001"
 EXCHANGE = {  # of a worker's status file
@@ -36,6 +39,15 @@ def run_barnraise(home: Path, *arguments: str) -> subprocess.CompletedProcess[st
         timeout=60,
         check=False,
     )
+
+
+def invoke(*arguments: str, typed: str | None = None) -> str:
+    """Return the output of a command in this process; raise what the command raised."""
+    result = CliRunner().invoke(app, list(arguments), input=typed)
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code < 2, result.output
+    return result.output
 
 
 def assert_fails(result: subprocess.CompletedProcess[str], sentence: str) -> None:

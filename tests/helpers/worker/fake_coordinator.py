@@ -19,9 +19,16 @@ from barnraise.protocol.coordinator_messages import (
 from barnraise.protocol.enums import RunStatus
 from barnraise.protocol.signing import Identity, check_request
 from barnraise.protocol.verdicts import SignedVerdict
+from barnraise.state_dir import SiteMembership, StateDir
 
 RUN = "01890000-0000-7000-8000-000000000001"
 MACHINE = "01890000-0000-7000-8000-00000000000a"
+
+
+def enrol(home: StateDir, url: str, key: str, machine: str = MACHINE) -> None:
+    """Let a state directory belong to a machine that is enrolled at a site with this key."""
+    mirror = MirrorView(key=key, name="small", protocols=[1], time=0)
+    home.save_membership(SiteMembership(url=url, mirror=mirror, machine=machine))
 
 
 class FakeCoordinator:

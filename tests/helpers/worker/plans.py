@@ -9,12 +9,13 @@ from pathlib import Path
 
 import torch
 from helpers.paths import ROOT
+from helpers.updates.headers import build_update
 from hypothesis import strategies as st
 
 from barnraise.ledger.anchor import Anchor, initial_weights
 from barnraise.ledger.codec import decode, encode
 from barnraise.planning.plan import Plan
-from barnraise.protocol.messages import FragmentUpdate, Update
+from barnraise.protocol.messages import FragmentUpdate
 from barnraise.spec import ModelSpec, Recipe
 from barnraise.swap.engine import Engine
 from barnraise.swap.executor import EngineProgress
@@ -101,19 +102,8 @@ class FakeUpdate:
     """An update as the exchange delivers it."""
 
     def __init__(self, author: str, seq: int, payloads: list[bytes]) -> None:
-        self.header = Update(
-            run="01890000-0000-7000-8000-000000000000",
-            peer=author * 64,
-            incarnation="0" * 16,
-            seq=seq,
-            started_ms=0,
-            time_ms=1000 * seq,
-            ticket="0" * 64,
-            previous="0" * 64,
-            tokens=64,
-            total=64 * seq,
-            fragments=[FRAGMENT] * len(payloads),
-        )
+        parts = [FRAGMENT] * len(payloads)
+        self.header = build_update(author * 64, seq, tokens=64, fragments=parts)
         self.payloads = payloads
 
     def decode(self, index: int) -> torch.Tensor | None:

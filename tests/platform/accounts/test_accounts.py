@@ -6,15 +6,11 @@ import pytest
 from allauth.account.models import EmailAddress
 from allauth.mfa.adapter import get_adapter
 from allauth.mfa.models import Authenticator
-from allauth.mfa.totp.internal.auth import (
-    TOTP,
-    generate_totp_secret,
-    hotp_value,
-    yield_hotp_counters_from_time,
-)
+from allauth.mfa.totp.internal import auth
 from django.core import mail
 from django.db import connection
 from django.test import Client
+from helpers.site.pages import open_client
 from helpers.site.pages import text as page
 from helpers.site.second_factor import AuthenticatorApp, add_authenticator_app
 
@@ -131,16 +127,14 @@ def test_forgotten_password_is_reset_through_the_emailed_link(
 
 def test_login_with_second_factor_requires_password_and_code(verified_person, valkey):
     ada = verified_person()
-    secret = generate_totp_secret()
-    TOTP.activate(ada, secret)
+    secret = auth.generate_totp_secret()
+    auth.TOTP.activate(ada, secret)
     client = Client()
     answer = client.post("/accounts/login/", {"login": "ada@example.org", "password": PASSWORD})
-    assert (
-        answer["Location"].startswith("/accounts/2fa/authenticate/")
-        and "_auth_user_id" not in client.session
-    )
+    assert answer["Location"].startswith("/accounts/2fa/authenticate/")
+    assert "_auth_user_id" not in client.session
     assert client.post("/accounts/2fa/authenticate/", {"code": "000000"}).status_code == 200
-    code = str(hotp_value(secret, next(iter(yield_hotp_counters_from_time())))).zfill(6)
+    code = str(auth.hotp_value(secret, next(iter(auth.yield_hotp_counters_from_time())))).zfill(6)
     assert client.post("/accounts/2fa/authenticate/", {"code": code}).status_code == 302
     assert client.session["_auth_user_id"] == str(ada.pk)
     assert Authenticator.objects.get(user=ada).data["secret"] != "", get_adapter()
@@ -250,8 +244,7 @@ def test_everybody_may_create_runs_until_staff_restrict_it(verified_person):
     assert not SiteSettings.set_organisers("granted", root)
     ada = User.objects.get(pk=ada.pk)
     assert ada.role == "volunteer" and not ada.may_create_runs
-    client = Client()
-    client.force_login(ada)
+    client = open_client(ada)
     answer = client.get("/runs/new/")
     assert answer.status_code == 403 and "ask the staff" in page(answer)
     assert "/runs/new/" not in client.get("/").content.decode()
@@ -297,8 +290,7 @@ def test_ban_ends_sessions_revokes_machines_and_shows_the_reason(
 ):
     ada, root = verified_person(), verified_person("root@example.org", is_staff=True)
     machine = volunteer(ada)
-    client = Client()
-    client.force_login(ada)
+    client = open_client(ada)
     assert ada.ban(root, "spam <b>") and not ada.ban(root, "again")
     assert client.get("/account/").status_code == 302, "signed out"
     assert machine.send_request("GET", "/runs").status_code == 403
@@ -320,8 +312,7 @@ def test_ban_ends_sessions_revokes_machines_and_shows_the_reason(
 
 def test_account_form_changes_the_name(verified_person, valkey):
     ada = verified_person()
-    client = Client()
-    client.force_login(ada)
+    client = open_client(ada)
     assert client.post("/account/", {"name": "  Ada \u202e Lovelace "}).status_code == 302
     assert User.objects.get().name == "Ada Lovelace"
     long = client.post("/account/", {"name": "x" * 61})
@@ -358,7 +349,7 @@ def test_deleted_account_leaves_no_personal_data(
     )
     team = Team.create("Weavers", ada)
     team.add_member(bob, ada)
-    TOTP.activate(ada, generate_totp_secret())
+    auth.TOTP.activate(ada, auth.generate_totp_secret())
     client = Client()
     client.post("/accounts/login/", {"login": ada.email, "password": PASSWORD})
     client.force_login(ada)

@@ -149,11 +149,9 @@ def test_sign_in_waits_until_the_second_factor_is_replicated(ada, secret):
     missing_records = move_to_another_mirror(without=secret)
     assert missing_records
     client, answer = sign_in()
-    assert (
-        answer.status_code == 503
-        and b"second factor has not been copied" in answer.content
-        and not is_signed_in(client)
-    )
+    assert answer.status_code == 503
+    assert b"second factor has not been copied" in answer.content
+    assert not is_signed_in(client)
     private_data.ingest(missing_records)
     assert sign_in()[1]["Location"].startswith("/accounts/2fa/authenticate/")
     assert is_signed_in(sign_in(totp_code(secret))[0])
@@ -162,11 +160,9 @@ def test_sign_in_waits_until_the_second_factor_is_replicated(ada, secret):
 def test_sign_in_waits_until_the_addresses_have_been_replicated(ada):
     missing_records = move_to_another_mirror(without='"verified"')
     client, answer = sign_in()
-    assert (
-        answer.status_code == 503
-        and b"addresses have not been copied" in answer.content
-        and not is_signed_in(client)
-    )
+    assert answer.status_code == 503
+    assert b"addresses have not been copied" in answer.content
+    assert not is_signed_in(client)
     assert not EmailAddress.objects.exists(), "an address was invented"
     private_data.ingest(missing_records)
     assert is_signed_in(sign_in()[0])
@@ -195,9 +191,8 @@ def test_replaced_authenticator_app_is_the_only_one_accepted(ada, secret):
     ingest.ingest_events(later_events)
     assert sign_in()[1].status_code == 503, "a factor was accepted before the new one arrived"
     private_data.ingest(later_records)
-    assert not is_signed_in(sign_in(totp_code(secret))[0]) and is_signed_in(
-        sign_in(totp_code(new_secret))[0]
-    )
+    assert not is_signed_in(sign_in(totp_code(secret))[0])
+    assert is_signed_in(sign_in(totp_code(new_secret))[0])
 
 
 def test_latest_addresses_and_verification_are_replicated(ada):
@@ -255,10 +250,8 @@ def test_events_hold_no_secret_and_deletion_erases_factors(ada, secret):
     after = all_events()
     for _ in ("here", "elsewhere"):
         assert not Authenticator.objects.exists() and not EmailAddress.objects.exists()
-        assert (
-            not PrivateData.objects.exists()
-            and projection.current_state(f"access:{ada.pk}") is None
-        )
+        assert not PrivateData.objects.exists()
+        assert projection.current_state(f"access:{ada.pk}") is None
         empty_tables()
         rebuild_in_random_order(*before)
         ingest.ingest_events(after)
@@ -314,9 +307,7 @@ def test_passkey_and_its_name_are_replicated(ada, registered_passkey):
     registered_passkey.save()
     move_to_another_mirror()
     (authenticator,) = Authenticator.objects.filter(type="webauthn")
-    assert (
-        authenticator.wrap().name == "The old laptop"
-        and mfa_forms.passkey_host(authenticator) == "a.example.org"
-    )
+    assert authenticator.wrap().name == "The old laptop"
+    assert mfa_forms.passkey_host(authenticator) == "a.example.org"
     assert authenticator.wrap().authenticator_data.credential_data.credential_id == b"credential"
     assert credential_sync.missing_credentials(ada) == ""

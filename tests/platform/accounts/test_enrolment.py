@@ -41,7 +41,7 @@ def test_enrolment_of_a_foreign_or_revoked_key_is_refused(person):
         code.approve(ada)
 
 
-def test_tidying_deletes_only_long_expired_codes(person):
+def test_tidying_deletes_only_long_expired_codes(db):
     def create_expired_code(seed: int, hours: float) -> Enrolment:
         code = open_code(seed)
         expired = timezone.now() - timedelta(hours=hours)

@@ -5,21 +5,19 @@ from contextlib import closing
 
 import pytest
 from django.utils import timezone
-from typer.testing import CliRunner
+from helpers.worker.command_line import invoke
+from helpers.worker.fake_coordinator import enrol
 
 from barnraise.cli.addresses import parse_run_address
-from barnraise.cli.main import app
 from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.errors import CoordinatorError, CoordinatorUnreachableError, StateError
 from barnraise.protocol import reports
-from barnraise.protocol.coordinator_messages import MirrorView
 from barnraise.protocol.verdicts import Verdict
-from barnraise.state_dir import SiteMembership, StateDir
+from barnraise.state_dir import StateDir
 from coordinator.accounts.models import Machine
 from coordinator.fleet.machine_state import MachinePause
 from coordinator.lib import site_identity
 from coordinator.runs.models import Run
-from coordinator.telemetry.rollup import drain_queue
 from coordinator.tokens.models import SCOPES, Token
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -33,11 +31,8 @@ class CommandLine:
 
     def __call__(self, *arguments: str):
         """Return the output, parsed if `arguments` have --json; raise what the command raised."""
-        result = CliRunner().invoke(app, list(arguments), catch_exceptions=True)
-        if result.exception and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        assert result.exit_code == 0, result.output
-        return json.loads(result.stdout) if "--json" in arguments else result.stdout
+        output = invoke(*arguments)
+        return json.loads(output) if "--json" in arguments else output
 
 
 @pytest.fixture
@@ -94,8 +89,7 @@ def test_cli_names_a_launched_run_as_its_pages_do(barnraise, tmp_path, live_serv
     machine = Machine.objects.create(
         key=home.identity.key, owner=barnraise.owner, hostname="pc", confirmed=timezone.now()
     )
-    site = MirrorView(key=site_identity.identity().key, name="s", protocols=[1], time=0)
-    home.save_membership(SiteMembership(url=live_server.url, mirror=site, machine=str(machine.pk)))
+    enrol(home, live_server.url, site_identity.identity().key, str(machine.pk))
     for name, options in (("Draft", ()), ("Launched", ("--launch",))):
         barnraise("runs", "create", f"--name={name}", "--place=a/stories", *options)
     states = {row.split()[0]: row.split()[-1] for row in barnraise("runs").splitlines()[1:]}
@@ -123,8 +117,7 @@ def test_cli_removes_updates_of_a_machine(
     run, _ = launched_run(barnraise.owner, name="Dusk")
     bob = volunteer(person("bob@example.org"), 2)
     bob.join(run)
-    bob.report(run, numbered_report(4))
-    drain_queue()
+    bob.store_reports(run, numbered_report(4))
     assert "No updates have been removed" in barnraise("runs", "verdict", "dusk")
     options = ("--from=4", "--update=2:1000", "--reason=noise", "--json")
     issued = barnraise("runs", "verdict", "dusk", "pc-2", *options)
@@ -140,15 +133,13 @@ def test_cli_removes_updates_of_a_machine(
 
 
 def test_cli_shows_a_runs_progress_and_prints_its_history(
-    barnraise, launched_run, volunteer, person, numbered_report
+    barnraise, launched_run, numbered_report, strangers
 ):
     run, _ = launched_run(barnraise.owner, name="Dawn")
-    bob = volunteer(person("bob@example.org"), 2)
-    bob.join(run)
+    (bob,) = strangers(run, 2)
     losses = (("train", 1000, 3.5), ("train", 2000, 3.25), ("validation", 2000, 3.125))
     points = [reports.MeasuredLoss(kind=k, tokens=t, loss=loss) for k, t, loss in losses]
-    bob.report(run, numbered_report(1).model_copy(update={"points": points, "rate": 500.0}))
-    drain_queue()
+    bob.store_reports(run, numbered_report(1).model_copy(update={"points": points, "rate": 500.0}))
     shown = barnraise("runs", "show", "dawn")
     assert "3.250 training, 3.125 validation" in shown and "at work, 500 tokens/s" in shown
     assert "2,000" in barnraise("runs", "history", "dawn")
@@ -165,11 +156,9 @@ def test_cli_shows_a_runs_progress_and_prints_its_history(
 def test_cli_estimates_a_run(barnraise):
     options = ("--preset=gpt2-1.5b", "--volunteers=25", "--tokens=1e10")
     output = barnraise("runs", "estimate", *options)
-    assert (
-        "12 GB GPU" in output
-        and "25 of them, 15 Mb/s" in " ".join(output.split())
-        and "days" in output
-    )
+    assert "12 GB GPU" in output
+    assert "25 of them, 15 Mb/s" in " ".join(output.split())
+    assert "days" in output
     output = barnraise("runs", "estimate", "--preset", "gpt3-175b")
     assert "may use" in " ".join(output.split()), "the model does not fit"
 

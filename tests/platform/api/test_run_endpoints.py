@@ -14,7 +14,6 @@ from coordinator.runs.invitations import RunInvitation
 from coordinator.runs.join_policy import JoinPolicy
 from coordinator.runs.models import Run
 from coordinator.telemetry.checkpoints import Checkpoint
-from coordinator.telemetry.rollup import drain_queue
 
 pytestmark = pytest.mark.django_db
 
@@ -40,7 +39,7 @@ def test_run_list_with_invalid_cursor_is_refused(person, volunteer, after):
     assert response.status_code == 422 and "after" in problem(response).fields
 
 
-def test_script_creates_launches_cancels_and_archives_a_run(script, launched_run):
+def test_script_creates_launches_cancels_and_archives_a_run(script):
     ada = script()
     body = {
         "name": "  Night\u202e shift ",
@@ -111,8 +110,8 @@ def test_script_of_person_who_may_not_create_runs_is_refused(script, person, lau
         assert response.status_code == 403 and "organisers" in problem(response).error
 
 
-def test_terms_update_changes_only_the_given_fields(script, launched_run, person):
-    run, _ = launched_run(person())
+def test_terms_update_changes_only_the_given_fields(script, adas_run):
+    run, _ = adas_run
     ada = script(run.owner)
     path = f"/runs/{run.slug}/terms"
     ada.send_request("PATCH", path, {"access": "invitation", "min_memory": 5})
@@ -120,8 +119,8 @@ def test_terms_update_changes_only_the_given_fields(script, launched_run, person
     assert (terms["access"], terms["min_memory"], terms["notes"]) == ("invitation", 5, "*hi*")
 
 
-def test_script_creates_and_revokes_an_invitation(script, launched_run, person):
-    run, _ = launched_run(person())
+def test_script_creates_and_revokes_an_invitation(script, adas_run):
+    run, _ = adas_run
     ada = script(run.owner)
     path = f"/runs/{run.slug}/invitations"
     invitation = ada.send_request("POST", path, {"note": "chess"}).json()
@@ -131,11 +130,9 @@ def test_script_creates_and_revokes_an_invitation(script, launched_run, person):
     assert ada.send_request("GET", path).json() == []
 
 
-def test_pages_of_a_list_contain_every_row_exactly_once(
-    script, launched_run, volunteer, person, monkeypatch
-):
+def test_pages_of_a_list_contain_every_row_exactly_once(script, adas_run, volunteer, monkeypatch):
     monkeypatch.setattr(lookups, "PAGE", 2)
-    run, first = launched_run(person())
+    run, first = adas_run
     machines = [first, *(volunteer(run.owner, seed) for seed in range(2, 7))]
     for machine in machines[1:]:
         machine.join(run)
@@ -151,10 +148,8 @@ def test_pages_of_a_list_contain_every_row_exactly_once(
         assert sorted(ids) == sorted(str(machine.machine.pk) for machine in machines)
 
 
-def test_script_reads_machines_checkpoints_and_an_estimate(
-    script, launched_run, person, golden_hardware
-):
-    run, machine = launched_run(person())
+def test_script_reads_machines_checkpoints_and_an_estimate(script, adas_run, golden_hardware):
+    run, machine = adas_run
     HardwareMeasurement.record(machine.machine, golden_hardware)
     Checkpoint.objects.create(
         run=run, tokens=9, vector="a" * 64, digest="b" * 64, checksum="c" * 16, size=4
@@ -198,14 +193,9 @@ def test_hidden_run_is_not_found_by_strangers(script, launched_run, person):
     assert stranger.send_request("GET", "/runs").json()["runs"] == []
 
 
-def test_script_excludes_a_volunteer_by_a_machines_name(
-    script, launched_run, volunteer, person, numbered_report
-):
-    run, _ = launched_run(person())
-    bob = volunteer(person("bob@example.org"), 2)
-    bob.join(run)
-    bob.report(run, numbered_report(1))
-    drain_queue()
+def test_script_excludes_a_volunteer_by_a_machines_name(script, shared_run, numbered_report):
+    run, _, bob = shared_run
+    bob.store_reports(run, numbered_report(1))
     ada = script(run.owner)
     path = f"/runs/{run.slug}/verdicts"
     for nobody in ({"exclude": "nobody"}, {"author": "nobody", "first": 1}, {}):
@@ -215,5 +205,4 @@ def test_script_excludes_a_volunteer_by_a_machines_name(
     assert json.loads(issued["body"])["volunteers"] and issued["proven"]
     assert ada.send_request("GET", path).json() == [issued]
     assert ada.send_request("POST", f"{path}/{issued['id']}/sign").json()["id"] == issued["id"]
-    request = coordinator_messages.JoinRequest(version="1", addresses=[])
-    assert bob.send_request("POST", f"/runs/{run.slug}/join", request).status_code == 403
+    assert bob.request_join(run).status_code == 403

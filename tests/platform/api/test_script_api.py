@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from django.test import Client
 from django.utils import timezone
+from helpers.site.pages import open_client
 from helpers.site.script_client import ALL_SCOPES, problem
 
 from barnraise.protocol import coordinator_messages
@@ -156,8 +157,7 @@ def test_script_route_status_depends_on_the_role(script, world, undo):
         narrow = [WRONG_SCOPES[scope]] if scope else ALL_SCOPES
         tokens = ((world.owner, narrow), (world.stranger, ALL_SCOPES), (world.owner, ALL_SCOPES))
         with undo():
-            session = Client()
-            session.force_login(world.owner)
+            session = open_client(world.owner)
             no_token = session.generic(
                 method, f"/api/v1{address}", json.dumps(body or {}), content_type="application/json"
             )
@@ -247,8 +247,7 @@ def test_token_page_shows_a_new_token_once_and_revokes_it(person, valkey):
     assert Token.find_by_text(TOKEN_PREFIX + text) == token and "no-store" in page["Cache-Control"]
     html = client.get("/account/tokens/").content.decode()
     assert text not in html and "&lt;b&gt;nightly" in html and token.begins in html
-    stranger = Client()
-    stranger.force_login(person("eve@example.org"))
+    stranger = open_client(person("eve@example.org"))
     assert stranger.post(f"/account/tokens/{token.pk}/").status_code == 404
     assert client.post(f"/account/tokens/{token.pk}/").status_code == 302
     token.refresh_from_db()
@@ -257,8 +256,7 @@ def test_token_page_shows_a_new_token_once_and_revokes_it(person, valkey):
 
 def test_token_page_limits_the_tokens_of_a_person(person, monkeypatch, valkey):
     monkeypatch.setattr("coordinator.web.token_views.MAX_TOKENS", 1)
-    client = Client()
-    client.force_login(person())
+    client = open_client(person())
     fields = {"name": "one", "days": "30", "scopes": ["runs:read"]}
     assert client.post("/account/tokens/", fields).status_code == 200
     response = client.post("/account/tokens/", fields)

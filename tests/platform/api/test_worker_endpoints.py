@@ -5,11 +5,12 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 from helpers.site.enrolment_requests import ABOUT, enrolment_request
+from helpers.site.machine_replies import read_directive, read_reply
 
 from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.errors import CoordinatorError
 from barnraise.protocol import coordinator_messages, enums
-from barnraise.protocol.signing import Identity, digest, open_signed
+from barnraise.protocol.signing import Identity, digest
 from barnraise.spec import RunSpec
 from coordinator.accounts.models import Enrolment, Machine
 from coordinator.api import worker_endpoints
@@ -27,14 +28,12 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.mark.django_db(transaction=True)
-def test_machine_that_joins_again_and_again_is_put_off(person, launched_run, monkeypatch):
+def test_machine_that_joins_again_and_again_is_put_off(adas_run, monkeypatch):
     """Each join reads the run's checkpoints and signs a ticket."""
     monkeypatch.setattr(worker_endpoints, "MAX_JOINS", 2)
     monkeypatch.setattr(worker_endpoints, "JOINS_SECONDS", 10**9)
-    run, ada = launched_run(person())
-    request = coordinator_messages.JoinRequest(version="1", addresses=[])
-    path = f"/runs/{run.slug}/join"
-    statuses = [ada.send_request("POST", path, request).status_code for _ in range(4)]
+    run, ada = adas_run
+    statuses = [ada.request_join(run).status_code for _ in range(4)]
     assert 200 in statuses and statuses[-1] == 429
 
 
@@ -58,11 +57,7 @@ def test_machine_is_enrolled_by_a_code_that_a_person_approves(live_server, perso
 
 @pytest.mark.parametrize(
     ("changed", "status"),
-    [
-        ({"mirror": "a" * 64}, 422),
-        ({"key": "1" * 64}, 422),
-        ({"issued": 1.0}, 401),
-    ],
+    [({"mirror": "a" * 64}, 422), ({"key": "1" * 64}, 422), ({"issued": 1.0}, 401)],
 )
 def test_enrolment_for_another_mirror_key_or_time_is_refused(client, valkey, changed, status):
     identity = Identity(b"\x05" * 32)
@@ -98,21 +93,14 @@ def test_directive_asks_the_owners_machine_to_prepare_a_draft(person, draft, vol
     run = draft(person())
     ada = volunteer(run.owner)
     reply = ada.join(run)
-    directive = open_signed(
-        reply.directive,
-        "directive",
-        coordinator_messages.Directive,
-        key=site_identity.identity().key,
-    )
+    directive = read_directive(reply)
     assert reply.ticket is None and directive.prepare and directive.status is enums.RunStatus.DRAFT
     run.launch()
-    answer = ada.send_request(
-        "POST", f"/runs/{run.pk}/manifest", ada.identity.sign("manifest", manifest(run))
-    )
+    answer = ada.post_manifest(run, manifest(run))
     view = coordinator_messages.RunView.model_validate_json(answer.content)
     assert view.status is enums.RunStatus.RECRUITING
     reply = ada.join(run)
-    directive = open_signed(reply.directive, "directive", coordinator_messages.Directive)
+    directive = read_directive(reply)
     assert not directive.prepare and reply.ticket
 
 
@@ -130,12 +118,9 @@ def test_manifest_that_does_not_fit_is_refused_at_its_field(
 ):
     run = draft(person())
     ada = volunteer(run.owner)
-    signed = ada.identity.sign("manifest", manifest(run, **changed))
-    answer = ada.send_request("POST", f"/runs/{run.slug}/manifest", signed)
-    assert (
-        answer.status_code == 422
-        and field in coordinator_messages.Problem.model_validate_json(answer.content).fields
-    )
+    answer = ada.post_manifest(run, manifest(run, **changed))
+    assert answer.status_code == 422
+    assert field in coordinator_messages.Problem.model_validate_json(answer.content).fields
     run.refresh_from_db()
     assert run.manifest is None
 
@@ -148,7 +133,7 @@ def test_manifest_signed_by_another_key_is_refused(person, draft, volunteer, man
 
 
 def test_machine_of_a_phished_code_does_not_sign_for_a_run_unnoticed(
-    person, draft, volunteer, manifest, signed_in
+    draft, volunteer, manifest, signed_in
 ):
     client, ada = signed_in()
     run = draft(ada)
@@ -156,7 +141,7 @@ def test_machine_of_a_phished_code_does_not_sign_for_a_run_unnoticed(
     foreign = volunteer(ada, 9)
     Machine.objects.update(confirmed=None)
     reply = foreign.join(run)
-    directive = open_signed(reply.directive, "directive", coordinator_messages.Directive)
+    directive = read_directive(reply)
     assert not directive.prepare
     signed = foreign.identity.sign("manifest", manifest(run))
     path = f"/runs/{run.slug}/manifest"
@@ -175,28 +160,20 @@ def test_machine_of_a_phished_code_does_not_sign_for_a_run_unnoticed(
     assert "sign for your runs?" not in page
 
 
-def test_revoked_machine_is_refused_and_named_in_directives(
-    person, launched_run, volunteer, numbered_report
-):
-    run, ada = launched_run(person())
-    bob = volunteer(person("bob@example.org"), 2)
-    bob.join(run)
+def test_revoked_machine_is_refused_and_named_in_directives(shared_run, numbered_report):
+    run, ada, bob = shared_run
     bob.machine.revoke()
     assert bob.report(run, numbered_report(1)).status_code == 403
     TtlCache.clear_all()  # the broadcast is cached for a second
-    reply = coordinator_messages.ReportReply.model_validate_json(
-        ada.report(run, numbered_report(1)).content
-    )
-    assert open_signed(reply.directive, "directive", coordinator_messages.Directive).revoked == [
-        bob.identity.key
-    ]
+    reply = read_reply(ada.report(run, numbered_report(1)))
+    assert read_directive(reply).revoked == [bob.identity.key]
     assert reply.peers == []
 
 
 def test_machine_learns_from_which_address_its_requests_come(
-    person, launched_run, volunteer, numbered_report
+    person, adas_run, volunteer, numbered_report
 ):
-    run, _ = launched_run(person())
+    run, _ = adas_run
     bob = volunteer(person("bob@example.org"), 2)
     bob.client.defaults["REMOTE_ADDR"] = "::ffff:8.8.4.4"
     assert bob.join(run).source_ip == "8.8.4.4"
@@ -205,21 +182,17 @@ def test_machine_learns_from_which_address_its_requests_come(
     assert bob.join(run).source_ip is None
 
 
-def test_join_of_a_cancelled_run_is_refused(person, launched_run, volunteer):
-    run, _ = launched_run(person())
+def test_join_of_a_cancelled_run_is_refused(person, adas_run, volunteer):
+    run, _ = adas_run
     run.cancel()
     bob = volunteer(person("bob@example.org"), 2)
-    answer = bob.send_request(
-        "POST",
-        f"/runs/{run.slug}/join",
-        coordinator_messages.JoinRequest(version="1", addresses=[]),
-    )
+    answer = bob.request_join(run)
     assert answer.status_code == 409 and b"cancelled" in answer.content
 
 
-def test_join_during_the_launch_returns_one_consistent_run(person, launched_run, monkeypatch):
+def test_join_during_the_launch_returns_one_consistent_run(adas_run, monkeypatch):
     """Read the run before its launch; a machine refuses a ticket that does not match the run."""
-    run, ada = launched_run(person())
+    run, ada = adas_run
     get_visible_run = worker_endpoints.get_visible_run
 
     def read_before_the_launch(*arguments):
@@ -230,11 +203,7 @@ def test_join_during_the_launch_returns_one_consistent_run(person, launched_run,
         return draft_run
 
     monkeypatch.setattr(worker_endpoints, "get_visible_run", read_before_the_launch)
-    answer = ada.send_request(
-        "POST",
-        f"/runs/{run.slug}/join",
-        coordinator_messages.JoinRequest(addresses=[], version="1"),
-    )
+    answer = ada.request_join(run)
     reply = coordinator_messages.JoinReply.model_validate_json(answer.content)
     assert reply.ticket and reply.run.manifest
     assert digest(reply.run.manifest.body) == RunSpec.from_json(reply.run.spec).manifest
@@ -257,16 +226,8 @@ def test_text_of_a_draft_can_be_prepared_again(person, draft, manifest, voluntee
     assert state["manifest"]["body"] == another.body, "other mirrors see the newer one, too"
 
 
-def test_text_of_a_launched_run_cannot_be_discarded(person, launched_run):
-    run, owner = launched_run(person())
-    refused = owner.send_request("DELETE", f"/runs/{run.slug}/manifest")
-    assert refused.status_code == 409 and "copy the run" in refused.content.decode()
-    run.refresh_from_db()
-    assert run.manifest is not None
-
-
-def test_queued_goodbye_does_not_override_a_later_join(person, launched_run, numbered_report):
-    run, ada = launched_run(person())
+def test_queued_goodbye_does_not_override_a_later_join(adas_run, numbered_report):
+    run, ada = adas_run
     # The report is queued when the worker starts again.
     ada.report(run, numbered_report(1, activity=enums.Activity.LEFT))
     ada.join(run)
@@ -274,10 +235,8 @@ def test_queued_goodbye_does_not_override_a_later_join(person, launched_run, num
     assert run.memberships.alive().count() == 1
 
 
-def test_join_acknowledges_reports_that_are_being_stored(
-    person, launched_run, numbered_report, monkeypatch
-):
-    run, ada = launched_run(person())
+def test_join_acknowledges_reports_that_are_being_stored(adas_run, numbered_report, monkeypatch):
+    run, ada = adas_run
     ada.report(run, numbered_report(1), numbered_report(2), numbered_report(3))
     # Another process is draining the queue.
     monkeypatch.setattr("coordinator.api.worker_endpoints.drain_queue", lambda wait: 0)
@@ -323,8 +282,7 @@ def test_manifest_of_a_draft_that_was_edited_meanwhile_is_refused(
         assert Run.objects.get().edit("A run", spec_from_fields({"text.tokenizer": "bytes"}))
 
     monkeypatch.setattr(worker_endpoints, "check_manifest", edit_after_the_check)
-    signed = ada.identity.sign("manifest", manifest(run))
-    answer = ada.send_request("POST", f"/runs/{run.slug}/manifest", signed)
+    answer = ada.post_manifest(run, manifest(run))
     assert answer.status_code == 409 and b"was edited meanwhile" in answer.content
     assert Run.objects.get().manifest is None
 
@@ -343,17 +301,13 @@ def test_machine_polls_what_was_decided_about_its_code(client, valkey, person):
         assert client.get(f"/api/v1/enrolments/{wrong}").status_code == 404, wrong
 
 
-def test_directive_without_a_report_has_the_mark_and_the_status(
-    person, launched_run, numbered_report
-):
-    run, ada = launched_run(person())
+def test_directive_without_a_report_has_the_mark_and_the_status(adas_run, numbered_report):
+    run, ada = adas_run
     ada.report(run, numbered_report(1), numbered_report(3))  # and not the second
     path = f"/runs/{run.slug}/directive"
     for acknowledged, status in ((0, "training"), (1, "paused")):
-        reply = coordinator_messages.ReportReply.model_validate_json(
-            ada.send_request("GET", path).content
-        )
-        directive = open_signed(reply.directive, "directive", coordinator_messages.Directive)
+        reply = read_reply(ada.send_request("GET", path))
+        directive = read_directive(reply)
         assert (reply.acknowledged, directive.status) == (acknowledged, status)
         drain_queue()
         run.pause()

@@ -9,6 +9,7 @@ from django.test import Client
 from django.utils import timezone
 from helpers.effort import examples
 from helpers.mirrors.mirror_lists import list_entry, signed_list
+from helpers.site.pages import open_client
 from helpers.updates.attestations import LIFE, NEXT, altered_witness_of, witness_of
 from hypothesis import HealthCheck, given, settings
 
@@ -86,22 +87,20 @@ def count_credited_tokens(machine) -> int:
 
 
 def test_attested_updates_count_once_however_often_attested(
-    credit_run, report_attestations, person, volunteer
+    credit_run, report_attestations, strangers
 ):
     run, ada, _, bob = credit_run
     report_attestations(run, ada, 3000)
     report_attestations(run, bob, 0, (ada, 2, 2000))
     report_attestations(run, bob, 0, (ada, 2, 2000))
     assert count_credited_tokens(ada) == 2000
-    carl = volunteer(person("carl@example.org"), 4)
-    carl.join(run)
+    (carl,) = strangers(run, 4)
     report_attestations(run, carl, 0, (ada, 2, 2000))
     report_attestations(run, carl, 0, (ada, 1, 1000))
     assert count_credited_tokens(ada) == 2000
     report_attestations(run, carl, 0, (ada, 3, 3000))
     assert count_credited_tokens(ada) == 2000, "one person who is not the owner earned her credit"
-    dora = volunteer(person("dora@example.org"), 5)
-    dora.join(run)
+    (dora,) = strangers(run, 5)
     report_attestations(run, dora, 0, (ada, 3, 3000))
     row = Credit.objects.get()
     assert (row.first, row.last, row.tokens) == (1, 3, 3000)
@@ -171,15 +170,13 @@ def test_two_accounts_that_witness_each_other_earn_no_credit(
 
 
 def test_colluding_accounts_earn_no_more_than_the_runs_own_count(
-    credit_run, report_attestations, person, volunteer
+    credit_run, report_attestations, strangers
 ):
     run, ada, _, bob = credit_run
     run.record_ledger_tokens(100_000)
     report_attestations(run, ada, 60_000)
     report_attestations(run, bob, 0, (ada, 9, 60_000))
-    liars = [volunteer(person(f"{n}@example.org"), 10 + n) for n in range(3)]
-    for machine in liars:
-        machine.join(run)
+    liars = strangers(run, 10, 11, 12)
     for author in liars:
         report_attestations(run, author, 10**14)
         for witness in liars:
@@ -190,14 +187,12 @@ def test_colluding_accounts_earn_no_more_than_the_runs_own_count(
 
 
 def test_three_colluders_who_claim_first_take_what_the_count_leaves_once(
-    credit_run, report_attestations, person, volunteer
+    credit_run, report_attestations, strangers
 ):
     """Let three accounts claim before the honest do, again and again, while the run goes on."""
     run, ada, _, bob = credit_run
     run.record_ledger_tokens(100_000)
-    liars = [volunteer(person(f"{n}@example.org"), 10 + n) for n in range(3)]
-    for machine in liars:
-        machine.join(run)
+    liars = strangers(run, 10, 11, 12)
     for count, seq in ((100_000, 10**6), (150_000, 2 * 10**6)):
         run.record_ledger_tokens(count)
         for author in liars:
@@ -213,11 +208,10 @@ def test_three_colluders_who_claim_first_take_what_the_count_leaves_once(
 
 
 def test_author_who_signs_two_histories_earns_nothing_more(
-    credit_run, report_attestations, person, volunteer
+    credit_run, report_attestations, strangers
 ):
     run, ada, _, bob = credit_run
-    carl = volunteer(person("carl@example.org"), 4)
-    carl.join(run)
+    (carl,) = strangers(run, 4)
     report_attestations(run, ada, 9000)
     report_attestations(run, bob, 0, (ada, 2, 2000))
     report_attestations(run, carl, 0, (ada, 5, 5000))
@@ -279,16 +273,11 @@ def test_attestation_with_a_bad_signature_is_refused_with_its_report(
         "another's": lambda: witness_of(ada, run, ada, 2, 2000),
     }[kind]()
     answer = post_report(bob, run, numbered_report(1), [invalid])
-    assert (
-        answer.status_code == 422
-        and "attestations"
-        in coordinator_messages.Problem.model_validate_json(answer.content).fields
-    )
+    assert answer.status_code == 422
+    assert "attestations" in coordinator_messages.Problem.model_validate_json(answer.content).fields
     drain_queue()
-    assert (
-        not Credit.objects.exists()
-        and run.memberships.get(machine=bob.machine).high_water_mark == 0
-    )
+    assert not Credit.objects.exists()
+    assert run.memberships.get(machine=bob.machine).high_water_mark == 0
 
 
 @settings(
@@ -359,12 +348,11 @@ def test_credit_api_lists_ranges_with_both_signatures(credit_run, report_attesta
 
 
 def test_leaderboards_rank_people_teams_machines_and_runs(
-    credit_run, report_attestations, person, volunteer, django_assert_max_num_queries
+    credit_run, report_attestations, django_assert_max_num_queries, strangers
 ):
     run, ada, other, bob = credit_run
     team = Team.create("Weavers", ada.machine.owner)
-    carl = volunteer(person("carl@example.org"), 4)
-    carl.join(run)
+    (carl,) = strangers(run, 4)
     for machine, done in ((ada, 3000), (other, 1000), (bob, 2000)):
         report_attestations(run, machine, done)
     report_attestations(run, bob, 2000, (ada, 3, 3000), (other, 1, 1000))
@@ -396,12 +384,9 @@ def test_volunteer_page_is_public_once_there_is_credit(credit_run, report_attest
     run, ada, _, bob = credit_run
     owner = ada.machine.owner
     volunteer_path = f"/volunteers/{owner.pk}/"
-    own_client = Client()
-    own_client.force_login(owner)
-    assert (
-        Client().get(volunteer_path).status_code == 404
-        and b"No credit yet" in own_client.get(volunteer_path).content
-    )
+    own_client = open_client(owner)
+    assert Client().get(volunteer_path).status_code == 404
+    assert b"No credit yet" in own_client.get(volunteer_path).content
     report_attestations(run, ada, 200_000)
     report_attestations(run, bob, 0, (ada, 2, 200_000))
     page = Client().get(volunteer_path).content.decode()
@@ -412,10 +397,8 @@ def test_volunteer_page_is_public_once_there_is_credit(credit_run, report_attest
     assert (from_machine.status_code, from_machine["Location"]) == (302, volunteer_path)
     delete_account(owner, owner)
     assert Client().get(volunteer_path).status_code == 404
-    assert (
-        "Ada" not in Client().get("/credit/").content.decode()
-        and count_credited_tokens(ada) == 200_000
-    )
+    assert "Ada" not in Client().get("/credit/").content.decode()
+    assert count_credited_tokens(ada) == 200_000
 
 
 def test_badges_are_earned_in_order_of_tokens():

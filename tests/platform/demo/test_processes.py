@@ -10,6 +10,7 @@ import psutil
 import pytest
 from helpers import wait_for
 from helpers.paths import ROOT
+from helpers.python_code import run_python
 
 from barnraise.protocol.mirror_list import parse_list
 from coordinator.demo.mirrors import (
@@ -63,7 +64,6 @@ def test_failed_child_is_named_and_its_log_is_readable(tmp_path):
 START_AND_DIE = """
 import os, signal, sys
 from pathlib import Path
-sys.path.insert(0, "platform")
 from coordinator.demo.processes import ProcessGroup
 child = ProcessGroup(Path(sys.argv[1])).start("orphan", *sys.argv[2:])
 print(child.pid, flush=True)
@@ -73,14 +73,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 def start_and_die(folder) -> int:
     """Start a child in a process that is killed then, and return the child's pid."""
-    done = subprocess.run(
-        [sys.executable, "-c", START_AND_DIE, folder, sys.executable, *SLEEP],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return int(done.stdout)
+    return int(run_python(START_AND_DIE, folder, sys.executable, *SLEEP, cwd=ROOT).stdout)
 
 
 def has_ended(pid: int) -> bool:

@@ -154,11 +154,9 @@ def test_events_stored_before_a_crash_are_folded_after_it(db, note_rows):
     ingest.ingest_events(other.events[3:], defer=True)
     before = projection.state_hash()
     assert list_stale_names() == {"note:a"}
-    assert (
-        ingest.project_pending() == 0
-        and projection.state_hash() == before
-        and not list_stale_names()
-    )
+    assert ingest.project_pending() == 0
+    assert projection.state_hash() == before
+    assert not list_stale_names()
 
 
 def test_row_with_a_missing_dependency_is_stored_later(db, note_rows):
@@ -168,10 +166,8 @@ def test_row_with_a_missing_dependency_is_stored_later(db, note_rows):
     assert note_rows == {} and Aggregate.objects.get(projected=False).name == "note:a"
     other.append("note.write", "other", {"text": "here"})
     ingest.ingest_events(other.events)
-    assert (
-        note_rows == {"a": "wait", "other": "here"}
-        and not Aggregate.objects.filter(projected=False).exists()
-    )
+    assert note_rows == {"a": "wait", "other": "here"}
+    assert not Aggregate.objects.filter(projected=False).exists()
 
 
 def test_fork_is_recorded_as_proof_and_its_effects_are_undone(db, note_rows):

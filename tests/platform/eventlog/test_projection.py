@@ -28,59 +28,42 @@ ids = st.integers(1, 14).map(event_id)
 PERSON = histories(
     "person",
     {
-        "join": st.builds(
-            lambda at, content_digest, organiser: {
-                "joined": at,
-                "content_digest": content_digest,
-                "organiser": organiser,
-            },
-            AT,
-            DIGESTS,
-            st.booleans(),
+        "join": st.fixed_dictionaries(
+            {"joined": AT, "content_digest": DIGESTS, "organiser": st.booleans()}
         ),
-        "change_profile": DIGESTS.map(lambda found: {"content_digest": found}),
-        "change_right": st.builds(
-            lambda right, given: {"right": right, "given": given},
-            st.just("organiser"),
-            st.booleans(),
+        "change_profile": st.fixed_dictionaries({"content_digest": DIGESTS}),
+        "change_right": st.fixed_dictionaries(
+            {"right": st.just("organiser"), "given": st.booleans()}
         ),
-        "ban": AT.map(lambda at: {"at": at}),
-        "unban": st.lists(ids, max_size=4).map(lambda lifts: {"lifts": lifts}),
-        "leave": AT.map(lambda at: {"at": at}),
+        "ban": st.fixed_dictionaries({"at": AT}),
+        "unban": st.fixed_dictionaries({"lifts": st.lists(ids, max_size=4)}),
+        "leave": st.fixed_dictionaries({"at": AT}),
     },
 )
 MACHINE = histories(
     "machine",
     {
-        "enrol": st.builds(
-            lambda id, owner, at, content_digest: {
-                "id": id,
-                "owner": owner,
-                "enrolled": at,
-                "content_digest": content_digest,
-            },
-            st.sampled_from(IDS),
-            st.sampled_from(PEOPLE),
-            AT,
-            DIGESTS,
+        "enrol": st.fixed_dictionaries(
+            {
+                "id": st.sampled_from(IDS),
+                "owner": st.sampled_from(PEOPLE),
+                "enrolled": AT,
+                "content_digest": DIGESTS,
+            }
         ),
-        "describe": st.one_of(st.none(), DIGESTS).map(lambda found: {"content_digest": found}),
-        "revoke": AT.map(lambda at: {"at": at}),
+        "describe": st.fixed_dictionaries({"content_digest": st.one_of(st.none(), DIGESTS)}),
+        "revoke": st.fixed_dictionaries({"at": AT}),
     },
 )
-membership = st.builds(
-    lambda membership, person, at, leads: {
-        "membership": membership,
-        "person": person,
-        "joined": at,
-        "leads": leads,
-    },
-    st.sampled_from(IDS),
-    st.sampled_from(PEOPLE),
-    AT,
-    st.booleans(),
+membership = st.fixed_dictionaries(
+    {
+        "membership": st.sampled_from(IDS),
+        "person": st.sampled_from(PEOPLE),
+        "joined": AT,
+        "leads": st.booleans(),
+    }
 )
-memberships = st.lists(st.sampled_from(IDS), max_size=3).map(lambda ids: {"memberships": ids})
+memberships = st.fixed_dictionaries({"memberships": st.lists(st.sampled_from(IDS), max_size=3)})
 TEAM = histories(
     "team",
     {
@@ -88,29 +71,23 @@ TEAM = histories(
             lambda first: first | {"name": "Weavers", "slug": "weavers", "created": first["joined"]}
         ),
         "join": membership,
-        "rename": st.sampled_from(["Wool", "Weavers too"]).map(lambda name: {"name": name}),
+        "rename": st.fixed_dictionaries({"name": st.sampled_from(["Wool", "Weavers too"])}),
         "leave": memberships,
         "promote": memberships,
         "disband": st.just({}),
     },
 )
 text_ids = st.sampled_from(["a" * 16, "b" * 16])
-edit = st.builds(
-    lambda n, content_digest, text_id, slug_digest: {
-        "version": n,
-        "content_digest": content_digest,
-        "text_id": text_id,
-        "slug_digest": slug_digest,
-    },
-    st.integers(0, 3),
-    DIGESTS,
-    text_ids,
-    DIGESTS,
+edit = st.fixed_dictionaries(
+    {
+        "version": st.integers(0, 3),
+        "content_digest": DIGESTS,
+        "text_id": text_ids,
+        "slug_digest": DIGESTS,
+    }
 )
-join_policy = st.builds(
-    lambda n, memory: {"version": n, "access": "anyone", "min_memory": memory},
-    st.integers(0, 3),
-    st.integers(0, 9),
+join_policy = st.fixed_dictionaries(
+    {"version": st.integers(0, 3), "access": st.just("anyone"), "min_memory": st.integers(0, 9)}
 )
 
 
@@ -127,19 +104,15 @@ def runs(spec: str) -> st.SearchStrategy[list[Fact]]:
     from coordinator.runs.replicated.run_events import compress_manifest
 
     signed = [{"key": "a" * 64, "body": body, "signature": "b" * 128} for body in ("one", "two")]
-    create = st.builds(
-        lambda draft, policy, at, owner: {
-            "owner": owner,
-            "report_every": 1.0,
-            "quorum": 1,
-            "created": at,
-            "draft": draft,
-            "join_policy": policy,
-        },
-        edit,
-        join_policy,
-        AT,
-        st.sampled_from(PEOPLE),
+    create = st.fixed_dictionaries(
+        {
+            "owner": st.sampled_from(PEOPLE),
+            "report_every": st.just(1.0),
+            "quorum": st.just(1),
+            "created": AT,
+            "draft": edit,
+            "join_policy": join_policy,
+        }
     )
     return histories(
         "run",
@@ -167,14 +140,17 @@ def runs(spec: str) -> st.SearchStrategy[list[Fact]]:
                 AT,
                 st.sampled_from(["one", "two"]),
             ),
-            "change_status": st.builds(
-                lambda status, epoch, at: {"status": status, "epoch": epoch, "at": at},
-                st.sampled_from(["recruiting", "training", "paused", "finished", "cancelled"]),
-                st.integers(0, 3),
-                AT,
+            "change_status": st.fixed_dictionaries(
+                {
+                    "status": st.sampled_from(
+                        ["recruiting", "training", "paused", "finished", "cancelled"]
+                    ),
+                    "epoch": st.integers(0, 3),
+                    "at": AT,
+                }
             ),
-            "extend": st.integers(1, 100).map(lambda n: {"tokens": n}),
-            "archive": st.one_of(st.none(), AT).map(lambda at: {"at": at}),
+            "extend": st.fixed_dictionaries({"tokens": st.integers(1, 100)}),
+            "archive": st.fixed_dictionaries({"at": st.one_of(st.none(), AT)}),
             "delete": st.just({}),
         },
     )
@@ -210,42 +186,36 @@ def test_run_state_ignores_order_and_duplicates(spec, data, seed):
 CHECKPOINT = histories(
     "checkpoint",
     {
-        "announce": st.builds(
-            lambda id, tokens, at: {
-                "id": id,
-                "tokens": tokens,
-                "checksum": "0" * 16,
-                "size": 1,
-                "announced": at,
-            },
-            st.sampled_from(IDS),
-            st.integers(0, 5),
-            AT,
+        "announce": st.fixed_dictionaries(
+            {
+                "id": st.sampled_from(IDS),
+                "tokens": st.integers(0, 5),
+                "checksum": st.just("0" * 16),
+                "size": st.just(1),
+                "announced": AT,
+            }
         ),
-        "confirm": st.dictionaries(DIGESTS, AT, min_size=1).map(
-            lambda holders: {"holders": holders}
-        ),
+        "confirm": st.fixed_dictionaries({"holders": st.dictionaries(DIGESTS, AT, min_size=1)}),
         "delete": st.just({}),
     },
 )
-PAUSE = histories("pause", {"start": st.builds(lambda at: {"at": at}, AT), "end": st.just({})})
+PAUSE = histories("pause", {"start": st.fixed_dictionaries({"at": AT}), "end": st.just({})})
 LEASE = histories(
     "lease",
     {
-        "acquire": st.builds(
-            lambda mirror, epoch: {"mirror": mirror, "epoch": epoch}, DIGESTS, st.integers(1, 4)
-        ),
-        "done": DIGESTS.map(lambda mirror: {"mirror": mirror}),
+        "acquire": st.fixed_dictionaries({"mirror": DIGESTS, "epoch": st.integers(1, 4)}),
+        "done": st.fixed_dictionaries({"mirror": DIGESTS}),
     },
 )
 PREFERENCE = histories(
     "preference",
     {
-        "set": st.builds(
-            lambda kind, channel, wanted: {"kind": kind, "channel": channel, "wanted": wanted},
-            st.sampled_from(["run.started", "run.ended"]),
-            st.sampled_from(["site", "email"]),
-            st.booleans(),
+        "set": st.fixed_dictionaries(
+            {
+                "kind": st.sampled_from(["run.started", "run.ended"]),
+                "channel": st.sampled_from(["site", "email"]),
+                "wanted": st.booleans(),
+            }
         ),
         "delete": st.just({}),
     },
@@ -253,16 +223,13 @@ PREFERENCE = histories(
 WEBHOOK = histories(
     "webhook",
     {
-        "set": st.builds(
-            lambda at, active, content_digest: {
-                "person": PEOPLE[0],
-                "created": at,
-                "active": active,
-                "content_digest": content_digest,
-            },
-            AT,
-            st.booleans(),
-            DIGESTS,
+        "set": st.fixed_dictionaries(
+            {
+                "person": st.just(PEOPLE[0]),
+                "created": AT,
+                "active": st.booleans(),
+                "content_digest": DIGESTS,
+            }
         ),
         "remove": st.just({}),
     },

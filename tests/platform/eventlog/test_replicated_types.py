@@ -19,10 +19,10 @@ from helpers.mirrors.rebuild_site import (
     rebuild_in_random_order,
     replicated_rows,
 )
+from helpers.site.checkpoint_views import build_checkpoint
 from helpers.site.enrolment_requests import ABOUT, enrolment_request
 from helpers.site.second_factor import add_authenticator_app
 
-from barnraise.protocol import reports
 from barnraise.protocol.signing import Identity, digest
 from coordinator.accounts import credential_sync
 from coordinator.accounts.deletion import delete_account
@@ -111,18 +111,14 @@ def test_deleted_account_is_erased_at_a_mirror_that_knew_it(person, volunteer, d
     assert not PrivateData.objects.filter(body__contains="Lovelace").exists()
     events = all_events()
     rebuild_in_random_order(*other_mirror)  # a mirror that knew her before she left
-    assert (
-        User.objects.get(pk=ada.pk).name == "Ada Lovelace"
-        and Run.objects.get().name == "Secret plans"
-    )
+    assert User.objects.get(pk=ada.pk).name == "Ada Lovelace"
+    assert Run.objects.get().name == "Secret plans"
     ingest.ingest_events(events)
     erased = User.objects.get(pk=ada.pk)
-    assert (
-        erased.name == ""
-        and erased.email.endswith("@left.invalid")
-        and erased.left
-        and not erased.is_active
-    )
+    assert erased.name == ""
+    assert erased.email.endswith("@left.invalid")
+    assert erased.left
+    assert not erased.is_active
     assert not Run.objects.exists() and Machine.objects.get().hostname == ""
     assert not PrivateData.objects.filter(body__contains="Lovelace").exists()
 
@@ -215,31 +211,21 @@ def test_run_is_rebuilt_after_its_whole_life_cycle(person, launched_run, rebuilt
     ]
     rows = rebuilt_rows(*(f"run.{name}" for name in types))
     first = rows["Run"][0]
-    assert (
-        (first["status"], first["extra_tokens"]) == ("finished", 7_000)
-        and first["archived"]
-        and first["started"]
-    )
+    assert (first["status"], first["extra_tokens"]) == ("finished", 7_000)
+    assert first["archived"]
+    assert first["started"]
 
 
 def test_draft_and_its_edits_are_rebuilt(person, draft, manifest, volunteer, rebuilt_rows):
     ada = person()
     run = draft(ada)
     machine = volunteer(ada)
-    signed = machine.identity.sign("manifest", manifest(run))
-    assert machine.send_request("POST", f"/runs/{run.slug}/manifest", signed).status_code == 200
+    assert machine.post_manifest(run, manifest(run)).status_code == 200
     run.refresh_from_db()
     run.edit("Another name", run.spec, actor=ada)  # the manifest remains
     draft(ada).cancel(actor=ada)
     other = draft(ada, "A third")
-    assert (
-        machine.send_request(
-            "POST",
-            f"/runs/{other.slug}/manifest",
-            machine.identity.sign("manifest", manifest(other)),
-        ).status_code
-        == 200
-    )
+    assert machine.post_manifest(other, manifest(other)).status_code == 200
     other.refresh_from_db()
     longer = spec_from_fields({"recipe.token_budget": 100_000, "seed": 7, "model.context": 64})
     assert other.edit("A third", longer, actor=ada)  # the manifest no longer fits
@@ -284,11 +270,10 @@ def test_machine_pauses_are_rebuilt(person, volunteer, rebuilt_rows):
 
 
 @pytest.fixture
-def joined_run(person, launched_run, volunteer):
+def joined_run(person, launched_run, strangers):
     """Return a run and the machines of Ada and Bob, which joined it."""
     run, ada = launched_run(person(name="Ada"))
-    bob = volunteer(person("bob@example.org"), 3)
-    bob.join(run)
+    (bob,) = strangers(run, 3)
     return run, ada, bob
 
 
@@ -310,9 +295,7 @@ def earn_credit(run, machine, witness, day: int, updates: tuple[int, int], token
 def test_reports_write_no_events(joined_run, numbered_report):
     run, ada, bob = joined_run
     before = LogEvent.objects.count()
-    view = reports.CheckpointView(
-        tokens=60, vector="a" * 64, digest="c" * 64, checksum="0" * 16, size=1
-    )
+    view = build_checkpoint(vector="a" * 64, digest="c" * 64)
     for seq in range(1, 6):
         ada.report(run, numbered_report(seq, checkpoint=view))
         bob.report(run, numbered_report(seq))
@@ -328,14 +311,10 @@ def test_reports_write_no_events(joined_run, numbered_report):
 
 def test_checkpoints_and_their_holders_are_rebuilt(joined_run, numbered_report, rebuilt_rows):
     run, ada, bob = joined_run
-    view = reports.CheckpointView(
-        tokens=60, vector="a" * 64, digest="c" * 64, checksum="0" * 16, size=1
-    )
-    ada.report(run, numbered_report(1, checkpoint=view))
-    drain_queue()
+    view = build_checkpoint(vector="a" * 64, digest="c" * 64)
+    ada.store_reports(run, numbered_report(1, checkpoint=view))
     tasks.record_events()
-    bob.report(run, numbered_report(1, vector="a" * 64, anchor="c" * 64))
-    drain_queue()
+    bob.store_reports(run, numbered_report(1, vector="a" * 64, anchor="c" * 64))
     tasks.record_events()
     rows = rebuilt_rows("checkpoint.announce", "checkpoint.confirm")
     assert len(rows["Checkpoint"]) == 1 and len(rows["CheckpointHolder"]) == 2
@@ -343,11 +322,8 @@ def test_checkpoints_and_their_holders_are_rebuilt(joined_run, numbered_report, 
 
 def test_deleted_checkpoint_is_not_rebuilt(joined_run, numbered_report, rebuilt_rows, monkeypatch):
     run, ada, _ = joined_run
-    view = reports.CheckpointView(
-        tokens=60, vector="a" * 64, digest="c" * 64, checksum="0" * 16, size=1
-    )
-    ada.report(run, numbered_report(1, checkpoint=view))
-    drain_queue()
+    view = build_checkpoint(vector="a" * 64, digest="c" * 64)
+    ada.store_reports(run, numbered_report(1, checkpoint=view))
     tasks.record_events()
     monkeypatch.setattr(checkpoints, "MAX_CHECKPOINTS", 0)
     assert checkpoints.prune_checkpoints(run) == 1
@@ -419,7 +395,7 @@ def test_private_data_must_match_its_digest_and_shape(person):
     assert not intruder.is_superuser and not intruder.is_staff
 
 
-def test_hostile_texts_reach_no_row(person):
+def test_hostile_texts_reach_no_row(db):
     """Ingest malformed private data from a listed mirror, which may have been compromised."""
     other = LogBuilder()
     evil = {"name": "x\0", "email": "a\0@b", "password": "!\0"}
@@ -449,7 +425,7 @@ def test_site_older_than_its_log_records_its_rows(person, launched_run, rebuilt_
     assert rebuilt_rows("run.create", "run.change_status", "team.join") == before
 
 
-def test_events_of_an_expelled_mirror_are_undone(person, draft):
+def test_events_of_an_expelled_mirror_are_undone(person):
     ada = person()
     before = replicated_rows(), projection.state_hash()
     other = LogBuilder()
@@ -461,8 +437,8 @@ def test_events_of_an_expelled_mirror_are_undone(person, draft):
     assert re.fullmatch("[0-9a-f]{64}", projection.state_hash())
 
 
-def test_run_that_a_rogue_mirror_cancelled_goes_on_once_it_is_expelled(person, launched_run):
-    run, _ = launched_run(person())
+def test_run_that_a_rogue_mirror_cancelled_goes_on_once_it_is_expelled(adas_run):
+    run, _ = adas_run
     run.refresh_from_db()
     status = run.status
     rogue = LogBuilder()
@@ -518,7 +494,7 @@ def test_rogue_mirror_makes_nobody_staff_and_sets_no_password(person):
     assert replicated.check_password("own-barn-7")
 
 
-def test_rogue_mirror_takes_over_nobody_who_joined_elsewhere(person):
+def test_rogue_mirror_takes_over_nobody_who_joined_elsewhere(db):
     """At this site the person never signed in: the record of the mirror where she joined counts."""
     home, rogue = LogBuilder(61), LogBuilder(62)
     eve = "01890000-0000-7000-8000-0000000000ee"

@@ -26,9 +26,8 @@ def test_recorded_event_is_numbered_chained_signed_and_folded(db, note_rows):
     origin = Origin.objects.get()
     assert (origin.key, origin.ours, origin.head_seq) == (site_identity.identity().key, True, 3)
     first_event, *notes = writer.read_events(origin.pk, 0)
-    assert (
-        open_event(first_event).type == "origin.begin" and open_event(first_event).prev == NO_DIGEST
-    )
+    assert open_event(first_event).type == "origin.begin"
+    assert open_event(first_event).prev == NO_DIGEST
     assert [open_event(signed).seq for signed in notes] == [2, 3]
     assert open_event(notes[1]).prev == digest(notes[0].body) == first.digest
     assert second.hlc > first.hlc

@@ -5,6 +5,7 @@ from datetime import timedelta
 
 import pytest
 from django.utils import timezone
+from helpers.site.machine_replies import read_reply
 
 from barnraise.protocol import coordinator_messages, enums, messages
 from barnraise.protocol.signing import TicketPolicy, check_ticket, open_signed
@@ -12,14 +13,13 @@ from coordinator.fleet import run_broadcast
 from coordinator.fleet.lifecycle_facts import gather_facts
 from coordinator.fleet.models import Membership
 from coordinator.telemetry.models import RunEvent
-from coordinator.telemetry.rollup import drain_queue
 from coordinator.telemetry.run_table import machine_rows
 
 pytestmark = pytest.mark.django_db
 
 
-def test_join_returns_a_valid_ticket_and_peers_to_try(person, launched_run, volunteer):
-    run, first = launched_run(person())
+def test_join_returns_a_valid_ticket_and_peers_to_try(person, adas_run, volunteer):
+    run, first = adas_run
     bob = volunteer(person("bob@example.org"), 2)
     reply = bob.join(run)
     policy = TicketPolicy(str(run.pk), frozenset(run.spec.roots))
@@ -32,8 +32,8 @@ def test_join_returns_a_valid_ticket_and_peers_to_try(person, launched_run, volu
     assert reply.run.spec == run.spec_text
 
 
-def test_machines_of_one_person_have_the_same_volunteer_pseudonym(person, launched_run, volunteer):
-    run, first = launched_run(person())
+def test_machines_of_one_person_have_the_same_volunteer_pseudonym(adas_run, volunteer):
+    run, first = adas_run
     second = volunteer(run.owner, 2)
     tickets = [
         open_signed(machine.join(run).ticket, "ticket", messages.Ticket)
@@ -43,23 +43,17 @@ def test_machines_of_one_person_have_the_same_volunteer_pseudonym(person, launch
     assert str(run.owner.pk) not in tickets[0].model_dump_json()
 
 
-def test_ticket_near_its_expiry_is_renewed_with_a_report(person, launched_run, numbered_report):
-    run, ada = launched_run(person())
-    reply = coordinator_messages.ReportReply.model_validate_json(
-        ada.report(run, numbered_report(1)).content
-    )
+def test_ticket_near_its_expiry_is_renewed_with_a_report(adas_run, numbered_report):
+    run, ada = adas_run
+    reply = read_reply(ada.report(run, numbered_report(1)))
     assert reply.ticket is None
     Membership.objects.update(ticket_expires=timezone.now() + timedelta(hours=11))
-    reply = coordinator_messages.ReportReply.model_validate_json(
-        ada.report(run, numbered_report(2)).content
-    )
+    reply = read_reply(ada.report(run, numbered_report(2)))
     assert open_signed(reply.ticket, "ticket", messages.Ticket).expires > time.time() + 23 * 3600
 
 
-def test_peer_hints_list_reachable_machines_newest_first(
-    person, launched_run, volunteer, monkeypatch
-):
-    run, ada = launched_run(person())
+def test_peer_hints_list_reachable_machines_newest_first(person, adas_run, volunteer, monkeypatch):
+    run, ada = adas_run
     others = {seed: volunteer(person(f"{seed}@example.org"), seed) for seed in range(2, 8)}
     for machine in others.values():
         machine.join(run)
@@ -91,9 +85,9 @@ def test_peer_hints_list_reachable_machines_newest_first(
 
 
 def test_machines_that_strangers_reach_are_hinted_first_few_of_each_person(
-    person, launched_run, volunteer
+    person, adas_run, volunteer
 ):
-    run, ada = launched_run(person())
+    run, ada = adas_run
     liar = person("mallory@example.org")
     owners = [person(f"{seed}@example.org") for seed in (2, 3)]
     members = [volunteer(owner, seed) for seed, owner in enumerate((*owners, *[liar] * 3), 2)]
@@ -111,14 +105,13 @@ def test_machines_that_strangers_reach_are_hinted_first_few_of_each_person(
 
 
 def test_address_of_a_stranger_that_a_machine_announces_is_not_passed_on(
-    person, launched_run, volunteer, numbered_report
+    person, adas_run, volunteer, numbered_report
 ):
-    run, ada = launched_run(person())
+    run, ada = adas_run
     liar = volunteer(person("mallory@example.org"), 2)
     liar.client.defaults["REMOTE_ADDR"] = "8.8.4.4"
     addresses = ["1.1.1.1:53", "8.8.4.4:4000", "192.168.1.9:4000"]
-    request = coordinator_messages.JoinRequest(version="1", addresses=addresses)
-    liar.send_request("POST", f"/runs/{run.slug}/join", request)
+    liar.request_join(run, addresses=addresses)
     assert [peer.addresses for peer in ada.join(run).peers] == [["8.8.4.4:4000"]]
     neighbour = volunteer(person("bob@example.org"), 3)
     neighbour.client.defaults["REMOTE_ADDR"] = "8.8.4.4"
@@ -129,21 +122,17 @@ def test_address_of_a_stranger_that_a_machine_announces_is_not_passed_on(
 
 
 def test_machine_that_fetches_the_weights_is_no_machine_of_the_run(
-    person, launched_run, volunteer, numbered_report
+    person, adas_run, volunteer, numbered_report
 ):
-    run, ada = launched_run(person())
+    run, ada = adas_run
     ada.join(run)
     bob = volunteer(person("bob@example.org"), 2)
-    request = coordinator_messages.JoinRequest(
-        version="1", addresses=["127.0.0.1:4001"], purpose=enums.JoinPurpose.FETCH
-    )
-    answer = bob.send_request("POST", f"/runs/{run.slug}/join", request)
+    answer = bob.request_join(run, purpose=enums.JoinPurpose.FETCH)
     reply = coordinator_messages.JoinReply.model_validate_json(answer.content)
     assert reply.ticket is not None and len(reply.peers) == 1
     fetching = {"activity": enums.Activity.FETCHING, "tokens": 0}
     bob.report(run, numbered_report(1).model_copy(update=fetching))
-    ada.report(run, numbered_report(1))
-    drain_queue()
+    ada.store_reports(run, numbered_report(1))
     run.refresh_from_db()
     assert gather_facts(run).alive == 1, "a quorum of two would wait for another machine"
     assert [row["name"] for row in machine_rows(run)] == ["pc-1"]

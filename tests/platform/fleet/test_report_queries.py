@@ -49,10 +49,8 @@ def test_machine_for_key_reads_owner_and_pause_in_one_query(members, django_asse
     assert_same_columns(machine, Machine)
     with django_assert_num_queries(1):
         assert getattr(machine_for_key(ada.key), "pause", None) is None
-    assert (
-        machine_for_key("0" * 64) is None
-        and machine_for_key("'; DROP TABLE fleet_machinepause; --") is None
-    )
+    assert machine_for_key("0" * 64) is None
+    assert machine_for_key("'; DROP TABLE fleet_machinepause; --") is None
 
 
 def test_membership_for_run_reads_the_run_by_id_or_slug(members, django_assert_num_queries):
@@ -60,27 +58,21 @@ def test_membership_for_run_reads_the_run_by_id_or_slug(members, django_assert_n
     for name in (str(run.pk), run.slug):
         with django_assert_num_queries(1):
             membership = membership_for_run(ada, name)
-            assert (
-                membership.machine is ada
-                and membership.run.pk == run.pk
-                and membership.has_verdicts is False
-            )
+            assert membership.machine is ada
+            assert membership.run.pk == run.pk
+            assert membership.has_verdicts is False
             assert (membership.high_water_mark, membership.addresses) == (
                 7,
                 ["192.0.2.1:41000", "[2001:db8::1]:9"],
             )
-            assert (
-                membership.run.max_plausible_tokens == 2 * membership.run.token_budget
-                and membership.run.state.value == membership.run.status
-            )
+            assert membership.run.max_plausible_tokens == 2 * membership.run.token_budget
+            assert membership.run.state.value == membership.run.status
         assert_same_columns(membership, Membership)
         assert_same_columns(membership.run, Run)
     assert membership_for_run(ada, other.slug).run.pk == other.pk
-    assert (
-        membership_for_run(bob, other.slug) is None
-        and membership_for_run(bob, "no-such-run") is None
-        and membership_for_run(bob, "a b'; --") is None
-    )
+    assert membership_for_run(bob, other.slug) is None
+    assert membership_for_run(bob, "no-such-run") is None
+    assert membership_for_run(bob, "a b'; --") is None
 
 
 def test_membership_reported_by_another_mirror_is_not_returned(members):

@@ -23,10 +23,8 @@ pytestmark = pytest.mark.django_db
 REQUEST = JoinRequest(version="0.1.0", addresses=[])
 
 
-def test_ticket_of_a_mirror_whose_clock_is_wrong_has_the_others_time(
-    launched_run, volunteer, person
-):
-    run, _ = launched_run(person())
+def test_ticket_of_a_mirror_whose_clock_is_wrong_has_the_others_time(adas_run, volunteer, person):
+    run, _ = adas_run
     member = admit_machine(run, volunteer(person("ben@example.org"), 2).machine, REQUEST)
     for key in ("1", "2"):
         writer.record_peer_clock(key * 64, time.time() - 3600)
@@ -45,9 +43,9 @@ def test_suspension_takes_half_of_the_people():
 
 
 def test_machine_that_is_not_measured_gets_a_conservative_rate(
-    launched_run, volunteer, person, settings
+    adas_run, volunteer, person, settings
 ):
-    run, _ = launched_run(person())
+    run, _ = adas_run
     ben = person("ben@example.org")
     member = admit_machine(run, volunteer(ben, 2).machine, REQUEST)
     expected = math.ceil(2 * token_limits.UNMEASURED_FLOPS / (6 * run.spec.model.parameters))
@@ -75,8 +73,8 @@ def test_machines_of_one_volunteer_share_a_limit(launched_run, volunteer, person
     assert not join_refusal(run, fifth), "tickets that no update can use do not count"
 
 
-def test_machine_that_outgrows_its_ticket_receives_another(launched_run, volunteer, person):
-    run, first = launched_run(person())
+def test_machine_that_outgrows_its_ticket_receives_another(adas_run):
+    run, first = adas_run
     member = admit_machine(run, first.machine, REQUEST)
     assert renew_ticket(member, always=True)
     member.refresh_from_db()

@@ -8,6 +8,7 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 from helpers.mirrors.mirror_lists import list_entry, signed_list
+from helpers.site.machine_replies import read_reply
 from helpers.updates.attestations import witness_of
 from hypothesis import given, settings
 
@@ -63,9 +64,7 @@ def build_retraction(machine, first: int | None = 3, **more) -> RetractionReques
 def send_report(machine, run, report, after: int = 0) -> coordinator_messages.ReportReply:
     """Send a report that says up to which verdict the machine has applied them."""
     request = coordinator_messages.Reports(reports=[report], verdicts_after=after)
-    return coordinator_messages.ReportReply.model_validate_json(
-        machine.send_request("POST", f"/runs/{run.slug}/reports", request).content
-    )
+    return read_reply(machine.send_request("POST", f"/runs/{run.slug}/reports", request))
 
 
 def collect_problems(run, *requests, reason="") -> dict[str, str]:
@@ -85,11 +84,9 @@ def test_verdict_is_valid_for_the_exchange_and_sent_until_applied(verdict_run, n
     author = f"{bob.identity.key}.{LIFE}"
     assert verified.limits == {author: 2} and list(verified.rulings) == [record.digest]
     entry = AuditEntry.objects.get(action="run.verdict")
-    assert (
-        entry.detail["after"] == {author: 2}
-        and entry.detail["reason"] == "noise"
-        and entry.actor == run.owner
-    )
+    assert entry.detail["after"] == {author: 2}
+    assert entry.detail["reason"] == "noise"
+    assert entry.actor == run.owner
     assert send_report(ada, run, numbered_report(5)).verdicts == [record.signed_verdict]
     assert send_report(ada, run, numbered_report(6)).verdicts == [record.signed_verdict], (
         "the verdict is no longer sent although it is not applied"
@@ -116,9 +113,7 @@ def test_pending_verdicts_are_sent_in_order_whatever_their_number(
     assert applied == [item.digest for item in records]
 
 
-def test_run_without_verdicts_adds_no_query_to_reports(
-    verdict_run, numbered_report, django_assert_num_queries
-):
+def test_run_without_verdicts_adds_no_query_to_reports(verdict_run, django_assert_num_queries):
     run, ada, bob = verdict_run
     member = membership_for_run(ada.machine, run.slug)
     assert member.has_verdicts is False
@@ -162,23 +157,18 @@ def attest(witness, author, run, seq: int) -> None:
     record_witnesses([(member, [attestation])])
 
 
-def test_too_old_retraction_is_refused_with_the_first_possible_update(
-    verdict_run, person, volunteer
-):
+def test_too_old_retraction_is_refused_with_the_first_possible_update(verdict_run, strangers):
     run, ada, bob = verdict_run
-    carl = volunteer(person("carl@example.org"), 3)
-    carl.join(run)
+    (carl,) = strangers(run, 3)
     run.record_ledger_tokens(40_000)
     for author in (ada, bob):
         for witness in (ada, bob, carl):
             if witness is not author:
                 attest(witness, author, run, 40)
     field_problems = collect_problems(run, build_retraction(bob, 5))
-    assert (
-        "too old" in field_problems["first"]
-        and "to update 20" in field_problems["first"]
-        and "new run" in field_problems["first"]
-    )
+    assert "too old" in field_problems["first"]
+    assert "to update 20" in field_problems["first"]
+    assert "new run" in field_problems["first"]
     assert (
         "to update 20"
         in collect_problems(run, build_retraction(bob, None, updates={19: 1000}))["updates"]
@@ -188,15 +178,13 @@ def test_too_old_retraction_is_refused_with_the_first_possible_update(
     assert "too old" in collect_problems(run, build_retraction(bob, 40))["first"]
 
 
-def test_accused_machine_cannot_make_itself_immune(verdict_run, numbered_report, person, volunteer):
+def test_accused_machine_cannot_make_itself_immune(verdict_run, numbered_report, strangers):
     """Let the accused report a million updates, and an accomplice witness them."""
     run, ada, bob = verdict_run
-    accomplice = volunteer(person("eve@example.org"), 3)
-    accomplice.join(run)
+    (accomplice,) = strangers(run, 3)
     attest(ada, bob, run, 4)
     attest(bob, ada, run, 4)
-    bob.report(run, numbered_report(5, updates_sent=10**6, ledger_tokens=0))
-    drain_queue()
+    bob.store_reports(run, numbered_report(5, updates_sent=10**6, ledger_tokens=0))
     VerdictRecord.issue(run, [build_retraction(bob, 1)])
     attest(accomplice, bob, run, 10**6)
     VerdictRecord.issue(run, [build_retraction(bob, 2)])
@@ -224,8 +212,7 @@ def test_verdict_is_not_sent_before_enough_mirrors_signed_it(
 
 def test_incarnations_are_listed_apart_and_resolved_by_any_name(verdict_run, numbered_report):
     run, _, bob = verdict_run
-    bob.report(run, numbered_report(5, incarnation=EARLIER, updates_sent=6))
-    drain_queue()
+    bob.store_reports(run, numbered_report(5, incarnation=EARLIER, updates_sent=6))
     incarnations = [
         (listed.author[-16:], listed.updates, listed.is_present)
         for listed in list_authors(run)
@@ -249,19 +236,15 @@ def test_incarnation_update_counts_never_shrink(reports):
     counts: dict[str, int] = {}
     for incarnation, updates in reports:
         after = count_incarnation_updates(counts, incarnation, updates, most=3)
-        assert (
-            len(after) <= 3
-            and after[incarnation] >= counts.get(incarnation, 0)
-            and all(count >= 0 for count in after.values())
-        )
+        assert len(after) <= 3
+        assert after[incarnation] >= counts.get(incarnation, 0)
+        assert all(count >= 0 for count in after.values())
         counts = after
 
 
 def test_parse_single_updates_accepts_spaces_and_commas():
-    assert (
-        parse_single_updates(" 7, 9:40960 12 ") == {7: 0, 9: 40960, 12: 0}
-        and parse_single_updates("") == {}
-    )
+    assert parse_single_updates(" 7, 9:40960 12 ") == {7: 0, 9: 40960, 12: 0}
+    assert parse_single_updates("") == {}
     for text in ("x", ":7", "7:-1", "٣", "7:x", "9" * 50):
         with pytest.raises(SpecError):
             parse_single_updates(text)
@@ -279,19 +262,15 @@ def test_verdict_page_issues_verdicts_and_shows_field_problems(verdict_run, clie
         path, {"author": author, "first": "two", "updates": "7:", "reason": "<b>noise"}
     )
     html = page.content.decode()
-    assert (
-        page.status_code == 422
-        and "be a whole number, not" in html
-        and 'value="&lt;b&gt;noise"' in html
-    )
+    assert page.status_code == 422
+    assert "be a whole number, not" in html
+    assert 'value="&lt;b&gt;noise"' in html
     assert "Say from which update on" in client.post(path, {"author": author}).content.decode()
     assert not VerdictRecord.objects.exists()
     form = {"author": author, "first": "2", "updates": "1:1000", "reason": "<b>noise"}
     assert client.post(path, form).status_code == 302
-    assert (
-        VerdictRecord.objects.get().message.after == {author: 1}
-        and VerdictRecord.objects.get().by == run.owner
-    )
+    assert VerdictRecord.objects.get().message.after == {author: 1}
+    assert VerdictRecord.objects.get().by == run.owner
     assert "&lt;b&gt;noise" in client.get(path).content.decode()
     Run.objects.filter(pk=run.pk).update(status="cancelled")
     assert "is cancelled" in client.post(path, {"author": author, "first": "1"}).content.decode()
@@ -312,9 +291,8 @@ def test_staff_revoke_a_machine_and_retract_its_updates(verdict_run, client, per
     assert client.post(path, form).status_code == 200 and not VerdictRecord.objects.exists()
     assert client.post(path, form | {"first": "3"}).status_code == 302
     bob.machine.refresh_from_db()
-    assert bob.machine.revoked and VerdictRecord.objects.get().message.after == {
-        f"{bob.identity.key}.{LIFE}": 2
-    }
+    assert bob.machine.revoked
+    assert VerdictRecord.objects.get().message.after == {f"{bob.identity.key}.{LIFE}": 2}
     actions = AuditEntry.objects.order_by("id").values_list("action", flat=True)
     assert list(actions)[-2:] == ["machine.revoke", "run.verdict"]
     assert client.post(path, form | {"first": ""}).status_code == 302, (
@@ -366,11 +344,7 @@ def test_excluded_volunteer_gets_no_ticket_with_any_machine(verdict_run, volunte
     assert verified.excludes("f" * 64, pseudonym)
     another = volunteer(bob.machine.owner, 3)  # a key that he enrols afterwards
     for machine in (bob, another):
-        answer = machine.send_request(
-            "POST",
-            f"/runs/{run.slug}/join",
-            coordinator_messages.JoinRequest(version="1", addresses=[]),
-        )
+        answer = machine.request_join(run)
         assert answer.status_code == 403
         assert "has excluded you from it: noise" in answer.json()["error"]
     answer = bob.send_request("GET", f"/runs/{run.slug}/directive")
@@ -390,11 +364,10 @@ def test_exclusion_removes_updates_or_keeps_them(verdict_run):
 
 
 @pytest.fixture
-def vouched_run(verdict_run, person, volunteer):
+def vouched_run(verdict_run, strangers):
     """Return the run with a third volunteer, Carl, and forty witnessed updates of Ada and Bob."""
     run, ada, bob = verdict_run
-    carl = volunteer(person("carl@example.org"), 3)
-    carl.join(run)
+    (carl,) = strangers(run, 3)
     run.record_ledger_tokens(80_000)
     for author, witnesses in ((ada, (bob, carl)), (bob, (ada, carl))):
         for witness in witnesses:
@@ -425,15 +398,12 @@ def test_excluded_volunteer_cannot_reserve_updates_by_reporting_a_million(
 ):
     run, _, bob = vouched_run
     bob.report(run, numbered_report(5, updates_sent=10**6))
-    bob.report(run, numbered_report(6, incarnation=EARLIER, updates_sent=2 * 10**6))
-    drain_queue()
+    bob.store_reports(run, numbered_report(6, incarnation=EARLIER, updates_sent=2 * 10**6))
     keeping = exclude(run, bob.machine.owner, remove_updates=False).message
     assert keeping.keys == {bob.identity.key: {f"{bob.identity.key}.{LIFE}": 40}}
 
 
-def test_excluded_volunteer_cannot_hide_updates_of_another_incarnation(
-    vouched_run, numbered_report
-):
+def test_excluded_volunteer_cannot_hide_updates_of_another_incarnation(vouched_run):
     """Let Bob report nothing of an incarnation whose payloads machines have pruned."""
     run, _, bob = vouched_run
     run.memberships.filter(machine=bob.machine).update(updates_by_incarnation={})
@@ -453,7 +423,7 @@ def test_verdict_that_no_reply_can_contain_is_refused_when_it_is_issued(verdict_
     assert ada.send_request("GET", f"/runs/{run.slug}/directive").status_code == 200
 
 
-def test_owner_excludes_a_machine_that_is_not_there_in_a_sentence(verdict_run, person):
+def test_owner_excludes_a_machine_that_is_not_there_in_a_sentence(verdict_run):
     run, _, _ = verdict_run
     _, text = Token.create(run.owner, "t", ["runs:write"], 1)
     answer = Client().post(

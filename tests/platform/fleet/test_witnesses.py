@@ -18,12 +18,10 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def witnessed(person, launched_run, volunteer):
+def witnessed(person, launched_run, strangers):
     """Return (a run of two days, its owner's machine, machines of four other people in it)."""
     run, owner = launched_run(person("owner@example.org"), seed=9)
-    others = [volunteer(person(f"{n}@example.org"), n) for n in range(1, 5)]
-    for machine in others:
-        machine.join(run)
+    others = strangers(run, 1, 2, 3, 4)
     Run.objects.update(created=timezone.now() - timedelta(days=2))
     run.refresh_from_db()
     for author in (owner, *others):

@@ -64,9 +64,9 @@ def move_to_new_machine(valkey, settings, tmp_path):
 
 @pytest.mark.django_db(transaction=True)
 def test_site_is_restored_whole_on_a_new_machine(
-    person, launched_run, numbered_report, move_to_new_machine, tmp_path, client
+    adas_run, numbered_report, move_to_new_machine, tmp_path, client
 ):
-    run, ada = launched_run(person())
+    run, ada = adas_run
     ada.report(run, numbered_report(1))
     own_key = site_identity.identity().key
     digests_before = table_digests()
@@ -89,10 +89,8 @@ def test_site_is_restored_whole_on_a_new_machine(
     )
     assert digests_after == digests_before and len(digests_before) > 30
     assert site_identity.identity().key == own_key, "the restored site has another key"
-    assert (
-        client.get("/readyz").status_code == 200
-        and run.name in client.get(f"/runs/{run.slug}/").content.decode()
-    )
+    assert client.get("/readyz").status_code == 200
+    assert run.name in client.get(f"/runs/{run.slug}/").content.decode()
     assert ada.report(run, numbered_report(2)).status_code == 200, (
         "a machine is unknown after the restore"
     )
@@ -142,7 +140,7 @@ def test_every_environment_variable_is_in_the_table_of_settings():
 
 
 @pytest.mark.django_db(transaction=True)
-def test_backup_is_checked_in_a_scratch_database(valkey, settings, tmp_path, person):
+def test_backup_is_checked_in_a_scratch_database(valkey, settings, tmp_path):
     with connection.cursor() as cursor:
         cursor.execute("SELECT datname FROM pg_database")
         before = set(cursor.fetchall())

@@ -8,6 +8,7 @@ import pytest
 from asgiref.sync import sync_to_async
 from django.test import Client
 from helpers.mirrors.mirror_lists import list_entry, signed_list
+from helpers.site.pages import open_client
 from helpers.site.websocket_client import SECONDS, WatcherSocket
 
 from barnraise.protocol.mirror_list import Expulsion
@@ -52,8 +53,7 @@ def test_csp_allows_other_mirrors_on_public_run_pages_only(
 ):
     owner = person()
     run, _ = launched_run(owner)
-    client = Client()
-    client.force_login(owner)
+    client = open_client(owner)
     page = client.get(f"/runs/{run.slug}/")
     assert connect_sources(page) == f"'self' {B} wss://b.example.org"
     html = page.content.decode()
@@ -70,8 +70,8 @@ def test_csp_allows_other_mirrors_on_public_run_pages_only(
     }
 
 
-def test_run_page_without_mirror_list_connects_to_this_site_only(person, launched_run, valkey):
-    run, _ = launched_run(person())
+def test_run_page_without_mirror_list_connects_to_this_site_only(adas_run, valkey):
+    run, _ = adas_run
     page = Client().get(f"/runs/{run.slug}/")
     assert connect_sources(page) == "'self'" and 'data-mirrors="[]"' in page.content.decode()
 
@@ -96,8 +96,7 @@ def test_snapshot_allows_origins_of_listed_mirrors_only(
             assert response.status_code == 200 and "Access-Control-Allow-Origin" not in response
         assert "Access-Control-Allow-Credentials" not in response
     hidden = draft(owner, name="B run")
-    client = Client()
-    client.force_login(owner)
+    client = open_client(owner)
     assert client.get(f"/live/{hidden.pk}/").status_code == 200
     assert client.get(f"/live/{hidden.pk}/", headers={"Origin": B}).status_code == 404
 

@@ -10,9 +10,8 @@ from helpers.site.websocket_client import SECONDS, WatcherSocket, snapshot
 from barnraise.protocol import reports
 from coordinator.live import run_snapshot
 from coordinator.live.broadcaster import Broadcaster
-from coordinator.live.run_snapshot import COLUMNS, RunSnapshot, build_delta, mean_series
+from coordinator.live.run_snapshot import COLUMNS, RunSnapshot, mean_series
 from coordinator.live.snapshot_cache import SnapshotCache
-from coordinator.runs.models import Run
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -76,31 +75,12 @@ def test_snapshot_while_broadcasting_is_served_without_reading_the_run(training,
     assert built["run"]["tokens"] == 3000, "without a broadcaster it is built from the database"
 
 
-def test_delta_has_the_machines_that_reported_and_no_others(
-    person, launched_run, volunteer, numbered_report
-):
-    run, ada = launched_run(person())
-    bob = volunteer(person("bob@example.org"), 2)
-    bob.join(run)
-    for reporter in (ada, bob):
-        reporter.report(run, numbered_report(1))
-    before = RunSnapshot.capture(run)
-    ada.report(run, numbered_report(2))
-    Run.objects.filter(pk=run.pk).update(ledger_tokens=9000)
-    run.refresh_from_db()
-    delta = build_delta(before, RunSnapshot.capture(run), [])
-    assert [row["id"] for row in delta["worker_changes"]] == [str(ada.machine.pk)]
-    assert "name" not in delta["worker_changes"][0] and "workers" not in delta
-
-
 def test_snapshot_of_many_machines_lists_alive_and_counts_all(
-    person, launched_run, volunteer, numbered_report, monkeypatch
+    adas_run, numbered_report, monkeypatch, strangers
 ):
     monkeypatch.setattr(run_snapshot, "MAX_ROWS", 2)
-    run, ada = launched_run(person())
-    others = [volunteer(person(f"p{n}@example.org", name=f"p{n}"), n) for n in (2, 3, 4)]
-    for member in others:
-        member.join(run)
+    run, ada = adas_run
+    others = strangers(run, 2, 3, 4)
     for n, reporter in enumerate((ada, *others)):
         reporter.report(run, numbered_report(1, activity="left" if n < 2 else "training"))
     captured = RunSnapshot.capture(run)
@@ -108,8 +88,8 @@ def test_snapshot_of_many_machines_lists_alive_and_counts_all(
     assert (captured.run["workers_known"], captured.run["workers_alive"]) == (4, 2)
 
 
-def test_snapshot_of_an_ended_run_has_the_time_of_its_end(person, launched_run):
-    run, _ = launched_run(person())
+def test_snapshot_of_an_ended_run_has_the_time_of_its_end(adas_run):
+    run, _ = adas_run
     assert RunSnapshot.capture(run).run["ended"] is None
     assert run.finish()
     run.refresh_from_db()

@@ -5,6 +5,7 @@ import json
 import pytest
 from django.test import Client
 from helpers.paths import GOLDEN
+from helpers.site.pages import open_client
 
 from barnraise.protocol import reports
 from coordinator.live.broadcaster import Broadcaster
@@ -48,10 +49,8 @@ def test_golden_message_follows_its_schema(model, name):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_messages_of_a_training_run_follow_their_schema(
-    person, launched_run, numbered_report, plan
-):
-    run, volunteer = launched_run(person())
+def test_messages_of_a_training_run_follow_their_schema(adas_run, numbered_report, plan):
+    run, volunteer = adas_run
     exchange = reports.ExchangeView(
         round_steps=20,
         scheme="dense4",
@@ -89,7 +88,6 @@ def test_messages_of_a_training_run_follow_their_schema(
 def test_messages_of_a_draft_follow_their_schema(person, draft, valkey):
     owner = person()
     run = draft(owner)
-    client = Client()
-    client.force_login(owner)
+    client = open_client(owner)
     assert_follows_schema(SnapshotMessage, client.get(f"/live/{run.pk}/").content)
     assert_follows_schema(DeltaMessage, Broadcaster(str(run.pk)).next_delta())

@@ -35,16 +35,15 @@ def test_has_risen_needs_three_rises_in_a_row(losses, risen):
     assert has_risen(losses) is risen
 
 
-def test_rising_validation_loss_alerts_the_owner_once(person, launched_run, numbered_report):
-    run, ada = launched_run(person())
+def test_rising_validation_loss_alerts_the_owner_once(adas_run, numbered_report):
+    run, ada = adas_run
     for seq, loss in enumerate((4.0, 3.0, 3.1, 3.2), 1):
         point = reports.MeasuredLoss(kind="validation", tokens=1000 * seq, loss=loss)
         ada.report(run, numbered_report(seq, points=[point]))
     drain_queue()
     assert detect() == {}
     point = reports.MeasuredLoss(kind="validation", tokens=5_000, loss=3.3)
-    ada.report(run, numbered_report(5, points=[point]))
-    drain_queue()
+    ada.store_reports(run, numbered_report(5, points=[point]))
     draft = detect()["run.rising"]
     assert draft.person == run.owner and "from 3.000 to 3.300" in draft.text
     assert detect()["run.rising"].key == draft.key
@@ -72,20 +71,15 @@ def test_rise_that_one_person_reports_alerts_nobody(curves, curve):
     assert choose_rising_curve(curves, "ada") == curve
 
 
-def test_liar_with_most_tokens_neither_causes_nor_hides_an_alert(
-    person, launched_run, volunteer, numbered_report
-):
-    run, ada = launched_run(person())
-    bob = volunteer(person("bob@example.org"), 2)
-    bob.join(run)
+def test_liar_with_most_tokens_neither_causes_nor_hides_an_alert(shared_run, numbered_report):
+    run, ada, bob = shared_run
 
     def report_curve(machine, curve, **fields) -> None:
         points = [
             reports.MeasuredLoss(kind="validation", tokens=tokens, loss=loss)
             for tokens, loss in curve
         ]
-        machine.report(run, numbered_report(1, points=points, **fields))
-        drain_queue()
+        machine.store_reports(run, numbered_report(1, points=points, **fields))
 
     report_curve(bob, RISING, ledger_tokens=90_000)
     assert "run.rising" in detect(), "nobody else reports yet"
@@ -93,24 +87,19 @@ def test_liar_with_most_tokens_neither_causes_nor_hides_an_alert(
     assert "run.rising" not in detect()
 
 
-def test_machine_with_implausible_tokens_hides_no_rising_loss(
-    person, launched_run, volunteer, numbered_report
-):
-    run, ada = launched_run(person())
-    bob = volunteer(person("bob@example.org"), 2)
-    bob.join(run)
+def test_machine_with_implausible_tokens_hides_no_rising_loss(shared_run, numbered_report):
+    run, ada, bob = shared_run
     points = [
         reports.MeasuredLoss(kind="validation", tokens=1000 * place, loss=2.0 + place)
         for place in (1, 2, 3, 4)
     ]
     ada.report(run, numbered_report(1, points=points))
-    bob.report(run, numbered_report(1, ledger_tokens=1 << 62))
-    drain_queue()
+    bob.store_reports(run, numbered_report(1, ledger_tokens=1 << 62))
     assert "from 3.000 to 6.000" in detect()["run.rising"].text
 
 
-def test_spent_budget_alerts_the_owner_and_again_after_an_extension(person, launched_run):
-    run, _ = launched_run(person())
+def test_spent_budget_alerts_the_owner_and_again_after_an_extension(adas_run):
+    run, _ = adas_run
     run.record_ledger_tokens(89_000)
     assert detect() == {}
     run.record_ledger_tokens(90_000)
@@ -122,22 +111,18 @@ def test_spent_budget_alerts_the_owner_and_again_after_an_extension(person, laun
     assert detect()["run.budget"].key != draft.key
 
 
-def test_steps_without_a_finite_loss_alert_the_owner(
-    person, launched_run, volunteer, numbered_report
-):
-    run, _ = launched_run(person())
+def test_steps_without_a_finite_loss_alert_the_owner(person, adas_run, volunteer, numbered_report):
+    run, _ = adas_run
     bob = volunteer(person("bob@example.org", name="Bob"), 2)
     bob.join(run)
-    bob.report(run, numbered_report(1, abandoned_steps=7))
-    drain_queue()
+    bob.store_reports(run, numbered_report(1, abandoned_steps=7))
     draft = detect()["run.diverged"]
     assert draft.person == run.owner and "pc-2 of Bob has dropped 7 steps" in draft.text
 
 
-def test_machine_at_half_its_usual_speed_alerts_its_owner(person, launched_run, numbered_report):
-    run, ada = launched_run(person())
-    ada.report(run, numbered_report(1))
-    drain_queue()
+def test_machine_at_half_its_usual_speed_alerts_its_owner(adas_run, numbered_report):
+    run, ada = adas_run
+    ada.store_reports(run, numbered_report(1))
     Rollup.objects.all().delete()
     member = Membership.objects.get(run=run)
     now = time.time()
@@ -159,8 +144,8 @@ def test_machine_at_half_its_usual_speed_alerts_its_owner(person, launched_run, 
     assert detect() == {}
 
 
-def test_runs_that_do_not_train_alert_nobody(person, launched_run):
-    run, _ = launched_run(person())
+def test_runs_that_do_not_train_alert_nobody(adas_run):
+    run, _ = adas_run
     run.record_ledger_tokens(95_000)
     Membership.objects.update(last_seen=timezone.now() - timedelta(minutes=6))
     assert detect() == {}

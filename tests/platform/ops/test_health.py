@@ -101,10 +101,8 @@ def test_part_that_never_advanced_counts_from_the_first_look(client, valkey, mon
     assert "Celery has moved no reports" in client.get("/readyz").json()["background"]
 
 
-def test_metrics_label_views_and_never_machines_or_runs(
-    person, launched_run, numbered_report, client, valkey
-):
-    run, ada = launched_run(person())
+def test_metrics_label_views_and_never_machines_or_runs(adas_run, numbered_report, client, valkey):
+    run, ada = adas_run
     for seq in range(1, 4):
         ada.report(run, numbered_report(seq))
     drain_queue()
@@ -119,13 +117,10 @@ def test_metrics_label_views_and_never_machines_or_runs(
     )
     assert samples['barnraise_requests_total{method="GET",status="200",view="run"}'] == 1
     assert samples['barnraise_requests_total{method="GET",status="404",view="none"}'] == 1
-    assert (
-        samples['barnraise_runs{status="training"}'] == 1
-        and samples["barnraise_machines_alive"] == 1
-    )
-    assert (
-        samples["barnraise_reports_total"] == 3 and samples['barnraise_queue{queue="reports"}'] == 0
-    )
+    assert samples['barnraise_runs{status="training"}'] == 1
+    assert samples["barnraise_machines_alive"] == 1
+    assert samples["barnraise_reports_total"] == 3
+    assert samples['barnraise_queue{queue="reports"}'] == 0
     for secret in (
         run.slug,
         str(run.pk),
@@ -148,10 +143,8 @@ def test_histogram_buckets_are_cumulative(client, valkey):
         counters.observe("barnraise_task_seconds", seconds, task="x")
     samples = parse_metrics(client.get("/metrics").content.decode())
     buckets = {s: v for s, v in samples.items() if s.startswith("barnraise_task_seconds_bucket")}
-    assert (
-        list(buckets.values()) == sorted(buckets.values())
-        and len(buckets) == len(counters.BUCKETS) + 1
-    )
+    assert list(buckets.values()) == sorted(buckets.values())
+    assert len(buckets) == len(counters.BUCKETS) + 1
     assert samples['barnraise_task_seconds_bucket{le="0.005",task="x"}'] == 2
     assert samples['barnraise_task_seconds_bucket{le="0.5",task="x"}'] == 4
     assert (

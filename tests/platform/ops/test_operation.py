@@ -34,8 +34,8 @@ DELAYED = "Figures are delayed since"
 # ---- the background parts
 
 
-def test_pages_say_since_when_figures_are_delayed(client, valkey, person, launched_run):
-    run, _ = launched_run(person())
+def test_pages_say_since_when_figures_are_delayed(client, valkey, adas_run):
+    run, _ = adas_run
     set_heartbeats(valkey)
     for path in ("/runs/", f"/runs/{run.slug}/"):
         assert DELAYED not in client.get(path).content.decode().replace("hidden><span>Figures", "")
@@ -61,7 +61,7 @@ def test_run_page_says_what_it_waits_for_only_while_figures_are_current(signed_i
     assert "data-waiting hidden>" in page and DELAYED in page
 
 
-def test_staff_dashboard_says_that_figures_are_delayed(valkey, person):
+def test_staff_dashboard_says_that_figures_are_delayed(valkey):
     set_heartbeats(valkey)
     assert collect_dashboard()["delayed_since"] is None
     set_heartbeats(valkey, schedule=60.0)
@@ -104,12 +104,10 @@ def test_access_log_has_the_request_id_of_the_client(person, launched_run):
         access.removeHandler(handler)
         access.setLevel(logging.NOTSET)
     line = json.loads(lines[-1])
-    assert (
-        line["request_id"] == "a-workers-own-1"
-        and line["path"] == "/api/v1/mirror"
-        and line["view"].endswith("get_mirror")
-        and line["status"] == 200
-    )
+    assert line["request_id"] == "a-workers-own-1"
+    assert line["path"] == "/api/v1/mirror"
+    assert line["view"].endswith("get_mirror")
+    assert line["status"] == 200
     assert set(line) >= {"at", "level", "logger", "text", "seconds", "method"}
 
 
@@ -165,11 +163,9 @@ def test_log_writes_other_objects_as_text_and_tracebacks_whole():
         )
         record.exc_info = __import__("sys").exc_info()
     line = json.loads(log_format.JsonFormatter().format(record))
-    assert (
-        "ValueError: ours" in line["traceback"]
-        and line["thing"]
-        and "\n" not in log_format.JsonFormatter().format(record)
-    )
+    assert "ValueError: ours" in line["traceback"]
+    assert line["thing"]
+    assert "\n" not in log_format.JsonFormatter().format(record)
 
 
 # ---- tasks
@@ -244,8 +240,8 @@ def test_task_without_database_is_retried_a_limited_number_of_times(valkey, clie
 
 
 @pytest.fixture
-def member(person, launched_run) -> Membership:
-    run, _ = launched_run(person())
+def member(adas_run) -> Membership:
+    run, _ = adas_run
     return Membership.objects.get(run=run)
 
 
@@ -290,10 +286,7 @@ def test_old_losses_are_thinned_hourly_and_validations_stay(member):
     assert LossPoint.objects.filter(kind="validation").count() == 5
     assert sorted(
         LossPoint.objects.filter(kind="train", at__lt=now - DAY).values_list("at", flat=True)
-    ) == [
-        old,
-        old + 3600,
-    ]
+    ) == [old, old + 3600]
 
 
 def test_old_report_receipts_are_deleted(member):
@@ -304,11 +297,9 @@ def test_old_report_receipts_are_deleted(member):
     assert delete_old_rows() == 1 and ReportReceipt.objects.get().seq == 6
 
 
-def test_machine_silent_for_a_day_has_left_the_run(member, volunteer, person, numbered_report):
+def test_machine_silent_for_a_day_has_left_the_run(member, numbered_report, strangers):
     run = member.run
-    machines = [volunteer(person(f"{n}@example.org"), n + 2) for n in range(3)]
-    for machine in machines:
-        machine.join(run)
+    machines = strangers(run, 2, 3, 4)
     for machine, hours in zip(machines, (0, 2, 25), strict=True):
         seen = timezone.now() - timedelta(hours=hours)
         Membership.objects.filter(machine=machine.machine).update(last_seen=seen)

@@ -9,8 +9,8 @@ from django.core import mail
 from django.utils import timezone
 from helpers.mirrors.event_log_builder import LogBuilder
 from helpers.mirrors.fake_mirror import FakeMirror
-from helpers.mirrors.mirror_lists import list_entry, signed_list
 from helpers.mirrors.rebuild_site import all_events, all_private_data, rebuild_in_random_order
+from helpers.site.notices import notify
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,8 +20,8 @@ from coordinator.eventlog.projection import current_state
 from coordinator.lib import site_identity
 from coordinator.notify import tasks
 from coordinator.notify.models import Delivery, Notification, NotificationPreference, Webhook
-from coordinator.notify.notification_types import NotificationDraft, NotificationType
-from coordinator.replication import leases, mirror_list
+from coordinator.notify.notification_types import NotificationType
+from coordinator.replication import leases
 from coordinator.replication.lease_election import (
     CANDIDATE_TIMEOUT,
     ISOLATION_WAIT,
@@ -153,9 +153,7 @@ def test_isolated_mirror_waits_before_it_acquires_a_lease(duty, mirrors):
 def other():
     """Yield a second mirror of the list, which was seen just now."""
     mirror = FakeMirror(LogBuilder())
-    own_entry = list_entry(site_identity.identity(), "https://here.example.org")
-    first = signed_list(1, own_entry, mirror.list_entry)
-    mirror_list.ingest_lists([first], vouched=first.digest)
+    mirror.publish_list()
     set_last_seen(mirror, 0)
     yield mirror
     mirror.close()
@@ -173,9 +171,7 @@ def create_notification(person, other: FakeMirror, first_candidate: str) -> Noti
     for n in range(100):
         duty = leases.lease_name("email", person.pk, f"key {n}")
         if rank_candidates(duty, keys.values())[0] == keys[first_candidate]:
-            notification = Notification.create_once(
-                NotificationDraft(person, NotificationType.RUN_STARTED, f"key {n}", "It started")
-            )
+            notification = notify(person, key=f"key {n}")
             assert notification and notification.lease_name == duty
             return notification
     raise AssertionError("no key among a hundred has that first candidate")
@@ -199,11 +195,9 @@ def test_email_is_sent_once_by_its_lease_holder(person, other):
         "done": True,
     }
     for notification in Notification.objects.filter(pk=theirs.pk):
-        assert (
-            notification.email_due
-            and notification.email_tries == 0
-            and notification.emailed is None
-        )
+        assert notification.email_due
+        assert notification.email_tries == 0
+        assert notification.emailed is None
     other.log.append("lease.done", theirs.lease_name, {"mirror": other.list_entry.key})
     ingest.ingest_events(other.log.events)
     make_due()
@@ -252,9 +246,8 @@ def test_email_is_not_retried_after_another_mirror_took_the_lease(person, other,
     notification = create_notification(person(), other, "ours")
     settings.EMAIL_BACKEND = "django.core.mail.backends.smtp.EmailBackend"
     settings.EMAIL_HOST, settings.EMAIL_PORT, settings.EMAIL_TIMEOUT = "127.0.0.1", 1, 1
-    assert (
-        tasks.send_emails() == 0 and current_state(f"lease:{notification.lease_name}")["epoch"] == 1
-    )
+    assert tasks.send_emails() == 0
+    assert current_state(f"lease:{notification.lease_name}")["epoch"] == 1
     other.log.append(
         "lease.acquire", notification.lease_name, {"mirror": other.list_entry.key, "epoch": 2}
     )
@@ -267,9 +260,7 @@ def test_email_is_not_retried_after_another_mirror_took_the_lease(person, other,
 @pytest.mark.django_db
 @pytest.mark.usefixtures("valkey")
 def test_single_site_records_no_lease(person):
-    Notification.create_once(
-        NotificationDraft(person(), NotificationType.RUN_STARTED, "one", "It started")
-    )
+    notify(person())
     assert tasks.send_emails() == 1
     assert not LogEvent.objects.filter(type__startswith="lease.").exists()
 
@@ -307,9 +298,7 @@ def test_webhooks_and_preferences_are_rebuilt(person):
     assert (choice.kind, choice.site, choice.email) == (NotificationType.RUN_STALLED, True, False)
     hook.refresh_from_db()
     hook.set_active(False)
-    notification = Notification.create_once(
-        NotificationDraft(ada, NotificationType.RUN_STARTED, "one", "It started")
-    )
+    notification = notify(ada)
     assert (
         hook.create_delivery(notification, {}).message_id
         == f"msg_{leases.lease_name('call', hook.pk, 'one')[:32]}"

@@ -1,22 +1,16 @@
 """Test pulling from another mirror over real HTTP, with right and with malformed answers."""
 
-import ssl
 import time
-from datetime import UTC, datetime, timedelta
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from django.test import Client
 from helpers.mirrors.event_log_builder import LogBuilder, count_stored
 from helpers.mirrors.fake_mirror import FakeMirror, local_entry, pull
 from helpers.mirrors.mirror_lists import signed_list
+from helpers.network.certificates import create_server_context
 
-from barnraise.errors import MirrorListError
 from barnraise.protocol import messages
-from barnraise.protocol.mirror_list import Expulsion, MirrorLists
+from barnraise.protocol.mirror_list import MirrorLists
 from barnraise.protocol.signing import Identity, digest
 from coordinator.eventlog.models import ForkProof, LogEvent, Origin, PeerClock
 from coordinator.eventlog.projection import state_hash
@@ -45,9 +39,8 @@ def test_log_is_pulled_page_by_page_and_only_once(fake_mirror, log):
     fake_mirror.page_size = 3
     assert pull(fake_mirror).stored == 10 and count_stored(log) == 10
     before = len(fake_mirror.requests)
-    assert pull(fake_mirror) == pull_module.PullResult() and fake_mirror.requests[before:] == [
-        "GET /mirrors/heads"
-    ]
+    assert pull(fake_mirror) == pull_module.PullResult()
+    assert fake_mirror.requests[before:] == ["GET /mirrors/heads"]
     log.append("weather.seen", 1, {"rain": 0})
     assert pull(fake_mirror).stored == 1
     status = PeerStatus.objects.get(pk=fake_mirror.identity.key)
@@ -90,10 +83,8 @@ def test_pulled_fork_proof_truncates_the_log(fake_mirror, log):
     second = log.sign("weather.seen", 4, {"rain": 99}, seq=5, prev=digest(log.events[3].body))
     fake_mirror.proofs = [ForkEvidence(first=log.events[4], second=second)]
     pull(fake_mirror)
-    assert (
-        ForkProof.objects.get().seq == 5
-        and LogEvent.objects.filter(origin=log.origin, accepted=True).count() == 4
-    )
+    assert ForkProof.objects.get().seq == 5
+    assert LogEvent.objects.filter(origin=log.origin, accepted=True).count() == 4
 
 
 def test_mirror_that_replaces_an_event_proves_its_own_fork(fake_mirror, log):
@@ -122,24 +113,22 @@ def test_status_reports_whether_each_mirror_is_in_sync(fake_mirror, log):
     assert (status["in_sync"], status["last_seen"], status["last_error"]) == (None, None, "")
     pull(fake_mirror)
     (status,) = Client().get("/status").json()["mirrors"]
-    assert (
-        status["in_sync"] is (state_hash() == "0" * 64)
-        and status["last_seen"] > 0
-        and status["url"] == fake_mirror.url
-    )
+    assert status["in_sync"] is (state_hash() == "0" * 64)
+    assert status["last_seen"] > 0
+    assert status["url"] == fake_mirror.url
 
 
 # ---- failures and refusals
 
 
 def test_log_with_a_hole_is_refused_and_later_pulled_whole(fake_mirror, log):
-    serve_whole_log = fake_mirror.routes[f"GET /mirrors/logs/{log.origin}"]
-    fake_mirror.routes[f"GET /mirrors/logs/{log.origin}"] = lambda query, who: LogPart(
+    serve_whole_log = fake_mirror.routes[fake_mirror.log_route]
+    fake_mirror.routes[fake_mirror.log_route] = lambda query, who: LogPart(
         events=[*log.events[:4], *log.events[5:]]
     )
     assert "has a hole: event 6 came, and 4 is the last" in pull(fake_mirror).refused[0]
     assert count_stored(log) == 0, "events before the hole were stored"
-    fake_mirror.routes[f"GET /mirrors/logs/{log.origin}"] = serve_whole_log
+    fake_mirror.routes[fake_mirror.log_route] = serve_whole_log
     assert pull(fake_mirror).stored == 10 and count_stored(log) == 10
 
 
@@ -153,9 +142,9 @@ def test_pull_continues_after_the_pages_stored_before_a_broken_one(fake_mirror, 
             return page
         return 200, page.model_dump_json().encode()[:-40]
 
-    fake_mirror.routes[f"GET /mirrors/logs/{log.origin}"] = serve_broken_pages
+    fake_mirror.routes[fake_mirror.log_route] = serve_broken_pages
     assert "it may be cut off" in pull(fake_mirror).refused[0] and count_stored(log) == 4
-    fake_mirror.routes[f"GET /mirrors/logs/{log.origin}"] = serve_page
+    fake_mirror.routes[fake_mirror.log_route] = serve_page
     assert pull(fake_mirror).stored == 6
 
 
@@ -171,7 +160,7 @@ def test_page_with_false_events_is_refused_whole(fake_mirror, log, fault):
         "cut short": log.events[:3],
         "nothing": [],
     }[fault]
-    fake_mirror.routes[f"GET /mirrors/logs/{log.origin}"] = lambda query, who: LogPart(
+    fake_mirror.routes[fake_mirror.log_route] = lambda query, who: LogPart(
         events=events[int(query["after"]) :]
     )
     result = pull(fake_mirror)
@@ -182,10 +171,8 @@ def test_page_with_false_events_is_refused_whole(fake_mirror, log, fault):
         "cut short": "",
         "nothing": "has 10 events of log",
     }[fault]
-    assert (
-        sentence in "".join(result.refused)
-        and not Origin.objects.filter(pk=stranger.origin).exists()
-    )
+    assert sentence in "".join(result.refused)
+    assert not Origin.objects.filter(pk=stranger.origin).exists()
 
 
 def send_endlessly():
@@ -232,7 +219,7 @@ def send_nothing_in_time():
 def test_malformed_answer_names_the_mirror_and_changes_nothing(
     fake_mirror, log, monkeypatch, route, answer, sentence
 ):
-    route = f"GET /mirrors/logs/{log.origin}" if route == "the log" else route
+    route = fake_mirror.log_route if route == "the log" else route
     correct_route = fake_mirror.routes[route]
     fake_mirror.routes[route] = lambda query, who: answer()
     result = pull(fake_mirror)
@@ -241,11 +228,6 @@ def test_malformed_answer_names_the_mirror_and_changes_nothing(
     fake_mirror.routes[route] = correct_route
     monkeypatch.undo()
     assert pull(fake_mirror).stored == 10 and PeerStatus.objects.get().last_error == ""
-
-
-def test_unreachable_mirror_is_named_in_the_error(fake_mirror, log):
-    fake_mirror.close()
-    assert "does not answer" in pull(fake_mirror).refused[0]
 
 
 def test_failing_mirror_is_retried_later_each_time_and_after_a_notice(fake_mirror, log):
@@ -259,12 +241,10 @@ def test_failing_mirror_is_retried_later_each_time_and_after_a_notice(fake_mirro
         pull_module.retry_delay(PeerStatus(key=key, failures=n)).total_seconds()
         for n in (1, 4, 100)
     ]
-    assert (
-        status.failures == 1
-        and 2.5 <= waits[0] <= 5
-        and 20 <= waits[1] <= 40
-        and 60 <= waits[2] <= 120
-    )
+    assert status.failures == 1
+    assert 2.5 <= waits[0] <= 5
+    assert 20 <= waits[1] <= 40
+    assert 60 <= waits[2] <= 120
     fake_mirror.routes["GET /mirrors/heads"] = right
     tasks.pull_task(key)
     assert count_stored(log) == 10 and PeerStatus.objects.get().failures == 0
@@ -300,13 +280,13 @@ def test_slow_mirror_is_cut_off_and_left_alone_for_a_while(fake_mirror, log, mon
     monkeypatch.setattr(pull_module, "PULL_SECONDS", 2.5)
     monkeypatch.setattr(slow_mirrors, "FREE_SECONDS", 0.5)
     fake_mirror.page_size = 1
-    page = fake_mirror.routes[f"GET /mirrors/logs/{log.origin}"]
+    page = fake_mirror.routes[fake_mirror.log_route]
 
     def answer_slowly(query, who):
         time.sleep(0.4)
         return page(query, who)
 
-    fake_mirror.routes[f"GET /mirrors/logs/{log.origin}"] = answer_slowly
+    fake_mirror.routes[fake_mirror.log_route] = answer_slowly
     result = pull_module.pull_from_all()[key]
     assert 0 < result.stored < 10 and "kept this site waiting for 2.5" in result.refused[0]
     assert PeerStatus.objects.get().failures == 0, "what came is no failure"
@@ -315,7 +295,7 @@ def test_slow_mirror_is_cut_off_and_left_alone_for_a_while(fake_mirror, log, mon
     tasks.pull_task(key)
     tasks.notify_mirrors()
     assert len(fake_mirror.requests) == requests, "a slow mirror was called again at once"
-    fake_mirror.routes[f"GET /mirrors/logs/{log.origin}"] = page
+    fake_mirror.routes[fake_mirror.log_route] = page
     pull(fake_mirror)
     assert count_stored(log) == 10, "an operator's pull waits as long as it takes"
 
@@ -371,34 +351,9 @@ def test_heads_by_another_key_or_for_another_site_are_refused(fake_mirror):
     assert "not for this site" in pull(fake_mirror).refused[0]
 
 
-def create_tls_context(folder, host: str) -> ssl.SSLContext:
-    """Create a TLS context with a self-signed certificate, which nobody trusts."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
-    now = datetime.now(UTC)
-    signed = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=1))
-        .sign(key, hashes.SHA256())
-    )
-    private = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    (folder / "tls.pem").write_bytes(signed.public_bytes(serialization.Encoding.PEM) + private)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(folder / "tls.pem")
-    return context
-
-
 def test_mirror_with_an_untrusted_certificate_is_refused(log, tmp_path):
-    small = FakeMirror(log, create_tls_context(tmp_path, "elsewhere.example.org"))
-    first = signed_list(1, local_entry(), small.list_entry)
-    mirror_list.ingest_lists([first], vouched=first.digest)
+    small = FakeMirror(log, create_server_context(tmp_path / "tls.pem", "elsewhere.example.org"))
+    small.publish_list()
     assert "certificate verify failed" in pull(small).refused[0] and count_stored(log) == 0
     small.close()
 
@@ -408,10 +363,7 @@ def test_mirror_with_an_untrusted_certificate_is_refused(log, tmp_path):
 
 def test_pulled_list_withdraws_late_events_of_an_expelled_mirror(fake_mirror, log):
     pull(fake_mirror)
-    expelled_entry = fake_mirror.list_entry.model_copy(
-        update={"expelled": Expulsion(at=1.0, last={log.origin: 6}, reason="it lied")}
-    )
-    fake_mirror.lists = [signed_list(2, local_entry(), expelled_entry)]
+    fake_mirror.lists = [fake_mirror.sign_expulsion(last={log.origin: 6}, reason="it lied")]
     pull(fake_mirror)
     assert mirror_list.newest_list().version == 2 and mirror_list.other_mirrors() == []
     assert LogEvent.objects.filter(origin=log.origin, accepted=True).count() == 6
@@ -420,15 +372,7 @@ def test_pulled_list_withdraws_late_events_of_an_expelled_mirror(fake_mirror, lo
 
 def test_log_not_named_by_an_expulsion_is_withdrawn(fake_mirror, log):
     pull(fake_mirror)
-    mirror_list.ingest_lists(
-        [
-            signed_list(
-                2,
-                local_entry(),
-                fake_mirror.list_entry.model_copy(update={"expelled": Expulsion(at=1.0)}),
-            )
-        ]
-    )
+    mirror_list.ingest_lists([fake_mirror.sign_expulsion()])
     assert not LogEvent.objects.filter(origin=log.origin, accepted=True).exists()
     assert mirror_list.trusted_keys(log.origin) == {site_identity.identity().key}
 
@@ -463,9 +407,3 @@ def test_invalid_list_is_refused_and_the_log_is_pulled_anyway(
     result = pull(fake_mirror)
     assert sentence in result.refused[0] and result.stored == 10
     assert [version.version for version in MirrorListVersion.objects.all()] == [1]
-
-
-def test_older_mirror_list_is_refused(fake_mirror):
-    mirror_list.ingest_lists([signed_list(3, local_entry(), fake_mirror.list_entry)])
-    with pytest.raises(MirrorListError, match="older than 3"):
-        mirror_list.ingest_lists([signed_list(2, local_entry(), fake_mirror.list_entry)])

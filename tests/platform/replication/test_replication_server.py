@@ -6,21 +6,16 @@ import pytest
 from django.test import Client
 from helpers.mirrors.fake_mirror import local_entry, pull
 from helpers.mirrors.mirror_lists import signed_list
+from helpers.site.machine_replies import read_directive
 
-from barnraise.protocol import coordinator_messages, messages
-from barnraise.protocol.mirror_list import Expulsion, MirrorLists
+from barnraise.protocol import messages
+from barnraise.protocol.mirror_list import MirrorLists
 from barnraise.protocol.signing import Identity, digest, open_signed
 from coordinator.eventlog import private_data
 from coordinator.eventlog.models import PrivateData
 from coordinator.lib import site_identity
-from coordinator.replication import encryption, mirror_list, tasks
+from coordinator.replication import encryption, mirror_list, protocol, tasks
 from coordinator.replication.models import MirrorListVersion
-from coordinator.replication.protocol import (
-    EncryptedPrivateData,
-    LogHeads,
-    LogPart,
-    PrivateDataRequest,
-)
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("valkey")]
 STRANGER = Identity(b"x" * 32)
@@ -48,18 +43,16 @@ def test_listed_mirror_gets_heads_and_any_stored_log(fake_mirror, log):
     heads = open_signed(
         messages.Signed.model_validate_json(answer.content),
         "heads",
-        LogHeads,
+        protocol.LogHeads,
         site_identity.identity().key,
     )
-    assert (
-        heads.heads[log.origin].seq == 10
-        and heads.to == fake_mirror.identity.key
-        and heads.mirrors == 1
-    )
+    assert heads.heads[log.origin].seq == 10
+    assert heads.to == fake_mirror.identity.key
+    assert heads.mirrors == 1
     answer = send_request(fake_mirror.identity, "GET", f"/mirrors/logs/{log.origin}?after=6&most=2")
-    page = LogPart.model_validate_json(answer.content)
+    page = protocol.LogPart.model_validate_json(answer.content)
     assert page.events == log.events[6:8] and page.more
-    page = LogPart.model_validate_json(
+    page = protocol.LogPart.model_validate_json(
         send_request(fake_mirror.identity, "GET", f"/mirrors/logs/{log.origin}?after=8").content
     )
     assert page.events == log.events[8:] and not page.more
@@ -68,7 +61,7 @@ def test_listed_mirror_gets_heads_and_any_stored_log(fake_mirror, log):
 def test_log_page_is_bounded_in_bytes(fake_mirror, log, monkeypatch):
     pull(fake_mirror)
     monkeypatch.setattr("coordinator.api.replication_endpoints.protocol.PAGE_BYTES", 1000)
-    page = LogPart.model_validate_json(
+    page = protocol.LogPart.model_validate_json(
         send_request(fake_mirror.identity, "GET", f"/mirrors/logs/{log.origin}").content
     )
     assert 1 <= len(page.events) < 10 and page.more
@@ -103,15 +96,7 @@ def test_request_of_unlisted_or_expelled_mirror_or_a_replay_is_refused(fake_mirr
         send_request(fake_mirror.identity, "GET", "/mirrors/fork-evidence", token=token).status_code
         == 401
     )
-    mirror_list.ingest_lists(
-        [
-            signed_list(
-                2,
-                local_entry(),
-                fake_mirror.list_entry.model_copy(update={"expelled": Expulsion(at=1.0)}),
-            )
-        ]
-    )
+    mirror_list.ingest_lists([fake_mirror.sign_expulsion()])
     answer = send_request(fake_mirror.identity, "GET", "/mirrors/heads")
     assert answer.status_code == 403 and "was expelled" in answer.json()["error"]
 
@@ -134,7 +119,7 @@ def test_mirror_list_and_its_predecessors_are_public(fake_mirror):
 def test_directive_names_the_newest_mirror_list(fake_mirror, person, launched_run):
     run, machine = launched_run(person(organiser=True))
     reply = machine.join(run)
-    directive = coordinator_messages.Directive.model_validate_json(reply.directive.body)
+    directive = read_directive(reply)
     assert (directive.mirror_list_version, directive.mirror_list_digest) == (
         1,
         MirrorListVersion.objects.get().signed.digest,
@@ -146,9 +131,9 @@ def test_private_data_is_encrypted_for_the_request(fake_mirror):
         digest=digest("s" * 32 + "{}"), aggregate="person:x", salt="s" * 32, body="{}"
     )
     request_key, other_key = encryption.RequestKey(), encryption.RequestKey()
-    request = PrivateDataRequest(digests=[digest("s" * 32 + "{}")], key=request_key.key)
+    request = protocol.PrivateDataRequest(digests=[digest("s" * 32 + "{}")], key=request_key.key)
     answer = send_request(fake_mirror.identity, "POST", "/mirrors/private-data", request)
-    encrypted = EncryptedPrivateData.model_validate_json(answer.content)
+    encrypted = protocol.EncryptedPrivateData.model_validate_json(answer.content)
     assert request_key.decrypt(encrypted) == [
         private_data.PrivateRecord(request.digests[0], "s" * 32, "{}")
     ]
@@ -159,7 +144,7 @@ def test_private_data_is_encrypted_for_the_request(fake_mirror):
             fake_mirror.identity,
             "POST",
             "/mirrors/private-data",
-            PrivateDataRequest.model_construct(digests=request.digests, key="0" * 64),
+            protocol.PrivateDataRequest.model_construct(digests=request.digests, key="0" * 64),
         ).status_code
         == 422
     )

@@ -4,11 +4,10 @@ import time
 
 import pytest
 from django.core.management import call_command
-from django.test import Client
 from helpers.mirrors.event_log_builder import LogBuilder
 from helpers.mirrors.fake_mirror import FakeMirror
-from helpers.mirrors.mirror_lists import list_entry, signed_list
 from helpers.mirrors.rebuild_site import all_events, all_private_data
+from helpers.site.pages import open_client
 
 from barnraise.protocol.coordinator_messages import JoinReply
 from barnraise.protocol.messages import Ticket
@@ -30,10 +29,7 @@ pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("valkey")]
 def other():
     """Yield another mirror, which also has what this site wrote."""
     mirror = FakeMirror(LogBuilder())
-    first = signed_list(
-        1, list_entry(site_identity.identity(), "https://here.example.org"), mirror.list_entry
-    )
-    mirror_list.ingest_lists([first], vouched=first.digest)
+    mirror.publish_list()
     yield mirror
     mirror.close()
 
@@ -78,10 +74,9 @@ def restored(other, person):
     return ada, own_events
 
 
-def test_restored_site_is_read_only_until_its_log_is_pulled_back(restored, other, person):
+def test_restored_site_is_read_only_until_its_log_is_pulled_back(restored, other):
     ada, _ = restored
-    client = Client()
-    client.force_login(ada)
+    client = open_client(ada)
     assert writer.is_restore_pending() and client.get("/runs/").status_code == 200
     before = LogEvent.objects.count()
     answer = client.post("/account/", {"name": "Ada again"})
@@ -113,10 +108,8 @@ def test_restored_site_keeps_waiting_if_its_log_does_not_come_back_whole(restore
     result = pull.pull_from(mirror_list.other_mirrors()[0])
     assert result.refused and writer.is_restore_pending()
     other.close()
-    assert (
-        "does not answer" in pull.pull_from(mirror_list.other_mirrors()[0]).refused[0]
-        and writer.is_restore_pending()
-    )
+    assert "does not answer" in pull.pull_from(mirror_list.other_mirrors()[0]).refused[0]
+    assert writer.is_restore_pending()
 
 
 def test_operator_resumes_a_restored_site_without_other_mirrors(restored, other, capsys):

@@ -2,6 +2,7 @@
 
 import json
 import time
+from functools import partial
 from random import Random
 
 import pytest
@@ -26,6 +27,13 @@ PEOPLE = [f"01890000-0000-7000-8000-{n:012x}" for n in range(3)]
 AT = "2026-01-01T00:00:00.000001Z"
 
 
+def store_record(records: list[private_data.PrivateRecord], **fields) -> str:
+    """Store private data, and return its digest."""
+    body = projection.canonical_json(fields)
+    records.append(private_data.PrivateRecord(digest("0" * 32 + body), "0" * 32, body))
+    return records[-1].digest
+
+
 def random_logs(random: Random) -> tuple[list[LogBuilder], list[private_data.PrivateRecord]]:
     """Write the logs of three disconnected mirrors about the same people, teams and runs.
 
@@ -37,11 +45,7 @@ def random_logs(random: Random) -> tuple[list[LogBuilder], list[private_data.Pri
     spec = spec_from_fields({"seed": 1})
     clock = time.time() - 1000
 
-    def store_private(**fields) -> str:
-        body = projection.canonical_json(fields)
-        record = private_data.PrivateRecord(digest("0" * 32 + body), "0" * 32, body)
-        private_records.append(record)
-        return record.digest
+    store_private = partial(store_record, private_records)
 
     def build_draft(version: int) -> dict:
         draft = json.loads(spec.to_json())
@@ -145,11 +149,7 @@ def test_team_that_was_empty_for_a_while_gets_its_runs_back():
     memberships = [team.replace("-9000-", f"-a{n}00-") for n in (1, 2)]
     private_records: list[private_data.PrivateRecord] = []
 
-    def store_private(**fields) -> str:
-        body = projection.canonical_json(fields)
-        private_records.append(private_data.PrivateRecord(digest("0" * 32 + body), "0" * 32, body))
-        return private_records[-1].digest
-
+    store_private = partial(store_record, private_records)
     north, east, south = (LogBuilder(n) for n in (1, 2, 3))
     content_digest = store_private(name="P0", email="0@example.org", password="!")
     member = {"person": person, "joined": AT}

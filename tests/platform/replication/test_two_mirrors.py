@@ -11,6 +11,8 @@ from helpers.mirrors.mirror_pair import (
 )
 from helpers.site.live_site import wait_until
 
+PASSWORD = ("--password", "raise-the-frame-7")
+
 
 @pytest.fixture
 def sites(state, tmp_path):
@@ -38,15 +40,7 @@ def pull_and_read_state_hash(site: MirrorProcess) -> str:
 def test_second_mirror_joins_and_each_works_while_the_other_is_dead(sites, tmp_path):
     a, b = sites
     digest = publish_list(a, b, tmp_path)
-    a.manage(
-        "prepare_owner",
-        "--email",
-        "ida@example.org",
-        "--password",
-        "raise-the-frame-7",
-        "--name",
-        "Ida",
-    )
+    a.manage("prepare_owner", *PASSWORD, "--email", "ida@example.org", "--name", "Ida")
     a.start()
     assert "Nothing was taken" in b.manage(
         "replication", "join", a.url, "--list", "0" * 64, fails=True
@@ -58,15 +52,7 @@ def test_second_mirror_joins_and_each_works_while_the_other_is_dead(sites, tmp_p
 
     a.kill()
     assert "does not answer" in b.manage("replication", "pull")
-    b.manage(
-        "prepare_owner",
-        "--email",
-        "bob@example.org",
-        "--password",
-        "raise-the-frame-7",
-        "--name",
-        "Bob",
-    )
+    b.manage("prepare_owner", *PASSWORD, "--email", "bob@example.org", "--name", "Bob")
     b.start()
     state_at_first = pull_and_read_state_hash(a)
     assert state_at_first != state_after_join and "Bob" in list_names(a) and "Ida" in list_names(a)

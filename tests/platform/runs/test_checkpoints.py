@@ -5,9 +5,9 @@ from django.db import connection
 from django.db.models.signals import post_init
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
+from helpers.site.checkpoint_views import build_checkpoint
 from helpers.updates.attestations import witness_of
 
-from barnraise.protocol import reports
 from coordinator.accounts.models import Machine
 from coordinator.fleet.models import Membership
 from coordinator.fleet.witnesses import record_witnesses
@@ -26,35 +26,19 @@ VECTOR, OTHER_VECTOR = "a" * 64, "b" * 64
 RIGHT, WRONG = "c" * 64, "d" * 64
 
 
-def build_checkpoint_view(**changed) -> reports.CheckpointView:
-    """Build the announcement of a checkpoint; fields given replace the usual ones."""
-    fields = {
-        "tokens": 60_000,
-        "vector": VECTOR,
-        "digest": RIGHT,
-        "checksum": "0123456789abcdef",
-        "size": 5_505_024,
-    }
-    return reports.CheckpointView(**{**fields, **changed})
-
-
-def test_checkpoint_announced_repeatedly_is_stored_once(person, launched_run, numbered_report):
-    run, ada = launched_run(person())
-    ada.report(
+def test_checkpoint_announced_repeatedly_is_stored_once(adas_run, numbered_report):
+    run, ada = adas_run
+    ada.store_reports(
         run,
         *(
-            numbered_report(
-                seq, checkpoint=build_checkpoint_view(), vector=OTHER_VECTOR, anchor=None
-            )
+            numbered_report(seq, checkpoint=build_checkpoint(), vector=OTHER_VECTOR, anchor=None)
             for seq in range(1, 6)
         ),
     )
-    drain_queue()
-    ada.report(
+    ada.store_reports(
         run,
-        numbered_report(6, checkpoint=build_checkpoint_view(), vector=OTHER_VECTOR, anchor=None),
+        numbered_report(6, checkpoint=build_checkpoint(), vector=OTHER_VECTOR, anchor=None),
     )
-    drain_queue()
     checkpoint = Checkpoint.objects.get()
     assert (checkpoint.tokens, checkpoint.digest, checkpoint.checksum, checkpoint.size) == (
         60_000,
@@ -69,54 +53,50 @@ def test_checkpoint_announced_repeatedly_is_stored_once(person, launched_run, nu
 
 
 def test_repeated_announcement_needs_no_query(
-    person, launched_run, numbered_report, django_capture_on_commit_callbacks
+    adas_run, numbered_report, django_capture_on_commit_callbacks
 ):
-    run, ada = launched_run(person())
-    ada.report(run, numbered_report(1, checkpoint=build_checkpoint_view(), anchor=None))
+    run, ada = adas_run
+    ada.report(run, numbered_report(1, checkpoint=build_checkpoint(), anchor=None))
     with django_capture_on_commit_callbacks(execute=True):
         drain_queue()
     member = Membership.objects.select_related("run", "machine").get(run=run)
     with CaptureQueriesContext(connection) as queries:
         checkpoints.record_announcements(
-            [(member, [numbered_report(2, checkpoint=build_checkpoint_view(), anchor=None)])]
+            [(member, [numbered_report(2, checkpoint=build_checkpoint(), anchor=None)])]
         )
     assert not queries.captured_queries and CheckpointHolder.objects.count() == 1
 
 
 def test_checkpoint_is_confirmed_by_another_persons_machine(
-    person, launched_run, volunteer, numbered_report
+    person, adas_run, volunteer, numbered_report
 ):
-    run, ada = launched_run(person())
-    ada.report(run, numbered_report(1, checkpoint=build_checkpoint_view()))
-    drain_queue()
+    run, ada = adas_run
+    ada.store_reports(run, numbered_report(1, checkpoint=build_checkpoint()))
     own_machine, bob = volunteer(run.owner, 2), volunteer(person("bob@example.org"), 3)
     for machine in (own_machine, bob):
         machine.join(run)
     member = run.memberships.get(machine=ada.machine)
     record_witnesses([(member, [witness_of(ada, run, bob, 1, 1000)])])
     # This report confirms the checkpoint without announcing one.
-    own_machine.report(run, numbered_report(1, vector=VECTOR, anchor=RIGHT))
-    drain_queue()
+    own_machine.store_reports(run, numbered_report(1, vector=VECTOR, anchor=RIGHT))
     assert not list_checkpoint_rows(run)[0].confirmed, (
         "a second machine of the same person confirmed it"
     )
-    bob.report(
+    bob.store_reports(
         run,
         numbered_report(1, vector=OTHER_VECTOR, anchor=RIGHT),
         numbered_report(2, vector=VECTOR, anchor=None),
     )
-    drain_queue()
     assert list_checkpoint_rows(run)[0].machines == 2, (
         "a report of other updates, or without a digest, confirmed it"
     )
-    bob.report(run, numbered_report(3, vector=VECTOR, anchor=RIGHT))
-    drain_queue()
+    bob.store_reports(run, numbered_report(3, vector=VECTOR, anchor=RIGHT))
     listed = list_checkpoint_rows(run)[0]
     assert listed.confirmed and (listed.machines, listed.people) == (3, 2)
 
 
-def test_checkpoints_of_many_machines_are_listed_without_their_models(person, launched_run):
-    run, ada = launched_run(person())
+def test_checkpoints_of_many_machines_are_listed_without_their_models(adas_run):
+    run, ada = adas_run
     machines = Machine.objects.bulk_create(
         Machine(key=f"{n:064x}", owner=run.owner, hostname=f"pc-{n}") for n in range(30)
     )
@@ -163,23 +143,19 @@ def test_one_liars_report_does_not_dispute_a_confirmed_checkpoint(
     for number, (seed, digest) in enumerate(((2, RIGHT), (3, RIGHT), (4, WRONG))):
         machine = volunteer(person(f"{number}@example.org"), seed)
         machine.join(run)
-        machine.report(run, numbered_report(1, checkpoint=build_checkpoint_view(digest=digest)))
+        machine.report(run, numbered_report(1, checkpoint=build_checkpoint(digest=digest)))
     drain_queue()
     assert vote_lines(run) == {(RIGHT, 2, True, False), (WRONG, 1, False, True)}
     html = Client().get(f"/runs/{run.slug}/checkpoints/").content.decode()
     assert "By 2 people" in html and "Disputed" in html
 
 
-def test_two_accounts_do_not_confirm_what_a_majority_denies(
-    person, launched_run, volunteer, numbered_report
-):
+def test_two_accounts_do_not_confirm_what_a_majority_denies(adas_run, numbered_report, strangers):
     """Let two accounts announce weights that three others report otherwise, unannounced."""
-    run, ada = launched_run(person())
-    machines = [volunteer(person(f"{n}@example.org"), 2 + n) for n in range(5)]
-    for machine in machines:
-        machine.join(run)
+    run, ada = adas_run
+    machines = strangers(run, 2, 3, 4, 5, 6)
     for machine in machines[:2]:
-        machine.report(run, numbered_report(1, checkpoint=build_checkpoint_view(digest=WRONG)))
+        machine.report(run, numbered_report(1, checkpoint=build_checkpoint(digest=WRONG)))
     drain_queue()
     assert vote_lines(run) == {(WRONG, 2, True, False)}
     for machine in machines[2:]:
@@ -193,45 +169,41 @@ def test_two_accounts_do_not_confirm_what_a_majority_denies(
 
 
 def test_strangers_confirm_nothing_next_to_vouched_people(
-    person, launched_run, volunteer, numbered_report
+    person, adas_run, volunteer, numbered_report
 ):
-    run, ada = launched_run(person())
-    ada.report(run, numbered_report(1, checkpoint=build_checkpoint_view()))
+    run, ada = adas_run
+    ada.report(run, numbered_report(1, checkpoint=build_checkpoint()))
     for number in range(3):
         machine = volunteer(person(f"{number}@example.org"), 2 + number)
         machine.join(run)
-        machine.report(run, numbered_report(1, checkpoint=build_checkpoint_view(digest=WRONG)))
+        machine.report(run, numbered_report(1, checkpoint=build_checkpoint(digest=WRONG)))
     drain_queue()
     assert vote_lines(run) == {(RIGHT, 1, False, False), (WRONG, 0, False, False)}
 
 
-def test_checkpoint_with_implausible_tokens_is_not_stored(person, launched_run, numbered_report):
-    run, ada = launched_run(person())
-    ada.report(run, numbered_report(1, checkpoint=build_checkpoint_view(tokens=2**62)))
-    drain_queue()
+def test_checkpoint_with_implausible_tokens_is_not_stored(adas_run, numbered_report):
+    run, ada = adas_run
+    ada.store_reports(run, numbered_report(1, checkpoint=build_checkpoint(tokens=2**62)))
     assert not Checkpoint.objects.exists()
 
 
 def announce_many(machine, run, report, first: int, count: int) -> None:
     """Report checkpoints of ever more tokens, one in each report."""
     for number in range(first, first + count):
-        view = build_checkpoint_view(tokens=1000 * number, vector=f"{number:064x}")
+        view = build_checkpoint(tokens=1000 * number, vector=f"{number:064x}")
         machine.report(run, report(number, checkpoint=view))
     drain_queue()
 
 
-def test_flood_of_announcements_hides_no_confirmed_checkpoint(
-    person, launched_run, volunteer, numbered_report
-):
+def test_flood_of_announcements_hides_no_confirmed_checkpoint(adas_run, numbered_report, strangers):
     """Carl trains with the others, and announces weights that nobody else has."""
-    run, ada = launched_run(person())
-    bob, carl = (volunteer(person(f"{n}@example.org"), 2 + n) for n in range(2))
+    run, ada = adas_run
+    bob, carl = strangers(run, 2, 3)
     for machine in (bob, carl):
-        machine.join(run)
         member = run.memberships.get(machine=ada.machine)
         record_witnesses([(member, [witness_of(ada, run, machine, 1, 1000)])])
     for machine in (ada, bob):
-        machine.report(run, numbered_report(1, checkpoint=build_checkpoint_view(tokens=1)))
+        machine.report(run, numbered_report(1, checkpoint=build_checkpoint(tokens=1)))
     announce_many(carl, run, numbered_report, 2, 30)
     assert Checkpoint.objects.count() == 31
     (confirmed,) = [row for row in list_checkpoint_rows(run) if row.confirmed]
@@ -239,27 +211,22 @@ def test_flood_of_announcements_hides_no_confirmed_checkpoint(
     assert [anchor.vector for anchor in ada.join(run).confirmed_anchors] == [VECTOR]
 
 
-def test_person_adds_a_bounded_number_of_checkpoints(
-    person, launched_run, volunteer, numbered_report, monkeypatch
-):
+def test_person_adds_a_bounded_number_of_checkpoints(shared_run, numbered_report, monkeypatch):
     monkeypatch.setattr(checkpoints, "MAX_OF_PERSON", 5)
-    run, ada = launched_run(person())
-    bob = volunteer(person("bob@example.org"), 2)
-    bob.join(run)
+    run, ada, bob = shared_run
     announce_many(bob, run, numbered_report, 1, 9)
     for number in range(10, 20):  # other weights of the same updates
         bob.report(run, numbered_report(number, vector=f"{1:064x}", anchor=f"{number:064x}"))
     drain_queue()
     assert Checkpoint.objects.count() == 5
-    ada.report(run, numbered_report(1, checkpoint=build_checkpoint_view()))
-    drain_queue()
+    ada.store_reports(run, numbered_report(1, checkpoint=build_checkpoint()))
     assert Checkpoint.objects.count() == 6, "it leaves room for others"
 
 
 def test_checkpoint_page_lists_digests_and_commands(
-    person, launched_run, numbered_report, django_assert_max_num_queries
+    adas_run, numbered_report, django_assert_max_num_queries
 ):
-    run, ada = launched_run(person())
+    run, ada = adas_run
     page = Client()
     assert "None yet" in page.get(f"/runs/{run.slug}/").content.decode()
     for number in range(1, 31):
@@ -267,7 +234,7 @@ def test_checkpoint_page_lists_digests_and_commands(
             run,
             numbered_report(
                 number,
-                checkpoint=build_checkpoint_view(tokens=1000 * number, vector=f"{number:064x}"),
+                checkpoint=build_checkpoint(tokens=1000 * number, vector=f"{number:064x}"),
             ),
         )
     drain_queue()
@@ -280,9 +247,9 @@ def test_checkpoint_page_lists_digests_and_commands(
 
 
 def test_oldest_unconfirmed_checkpoints_are_pruned_above_the_limit(
-    person, launched_run, volunteer, monkeypatch
+    person, adas_run, volunteer, monkeypatch
 ):
-    run, ada = launched_run(person())
+    run, ada = adas_run
     monkeypatch.setattr(checkpoints, "MAX_CHECKPOINTS", 3)
     created = [
         Checkpoint.objects.create(
@@ -300,9 +267,8 @@ def test_oldest_unconfirmed_checkpoints_are_pruned_above_the_limit(
     assert {checkpoint.tokens for checkpoint in Checkpoint.objects.all()} == {0, 3, 4, 5}
 
 
-def test_deleted_run_deletes_its_checkpoints(person, launched_run, numbered_report):
-    run, ada = launched_run(person())
-    ada.report(run, numbered_report(1, checkpoint=build_checkpoint_view()))
-    drain_queue()
+def test_deleted_run_deletes_its_checkpoints(adas_run, numbered_report):
+    run, ada = adas_run
+    ada.store_reports(run, numbered_report(1, checkpoint=build_checkpoint()))
     Run.objects.filter(pk=run.pk).delete()
     assert not Checkpoint.objects.exists() and not CheckpointHolder.objects.exists()

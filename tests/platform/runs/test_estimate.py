@@ -1,13 +1,13 @@
 """Test the estimate of a run: the planner's step time and the traffic between machines."""
 
 import re
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
 from django.test import Client
 from helpers.paths import ROOT
+from helpers.python_code import run_python
+from helpers.site.pages import open_client
 
 from barnraise.planning.lines import HOME_LINE, LINES, Line
 from barnraise.protocol import reports
@@ -98,7 +98,6 @@ def test_estimate_module_imports_no_torch():
     """Importing torch would cost each process of the site a gigabyte."""
     script = (
         "import importlib.util, sys\n"
-        "sys.path[:0] = ['platform', 'worker']\n"
         "import coordinator.runs.reference_machines\n"
         "path = 'platform/coordinator/runs/estimate.py'\n"
         "spec = importlib.util.spec_from_file_location('estimate', path)\n"
@@ -107,9 +106,7 @@ def test_estimate_module_imports_no_torch():
         "spec.loader.exec_module(module)\n"
         "assert 'torch' not in sys.modules\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = run_python(script, cwd=ROOT)
     assert done.returncode == 0, done.stderr
 
 
@@ -136,8 +133,7 @@ def test_span_formats_a_duration_in_one_unit(seconds, text):
 @pytest.fixture
 def request_estimate(person):
     def post(owner=None, **fields) -> str:
-        client = Client()
-        client.force_login(owner or person())
+        client = open_client(owner or person())
         answer = client.post("/runs/estimate/", {**FORM, **fields})
         assert answer.status_code == 200
         return answer.content.decode()
@@ -203,18 +199,15 @@ def test_run_page_shows_whether_machines_fit(volunteer, person, launched_run, go
         join_policy=JoinPolicy(min_memory=10 * 10**9, min_device_memory=16 * 10**9),
     )
     answers = read_fits(Client(), run)
-    assert (
-        answers["8 GB laptop"][0] == "no"
-        and "asks for 10.0 GB of memory" in answers["8 GB laptop"][1]
-    )
+    assert answers["8 GB laptop"][0] == "no"
+    assert "asks for 10.0 GB of memory" in answers["8 GB laptop"][1]
     assert answers["12 GB GPU"] == (
         "no",
         f"The run {run.name} asks for 16.0 GB of GPU memory; this machine has 12.0 GB.",
     )
     assert answers["24 GB GPU"][0] == "yes" and answers["24 GB GPU"][1].endswith("tokens/s")
     bob = volunteer(person("bob@example.org"), 2)
-    client = Client()
-    client.force_login(bob.machine.owner)
+    client = open_client(bob.machine.owner)
     assert read_fits(client, run)["pc-2"] == ("unknown", "measured when it joins")
     HardwareMeasurement.record(
         bob.machine, golden_hardware.model_copy(update={"device_memory": 8 * 2**30})

@@ -4,16 +4,16 @@ import json
 
 import pytest
 from django.test import Client
+from helpers.site.checkpoint_views import build_checkpoint
 from helpers.site.pages import field_error
 
-from barnraise.protocol import coordinator_messages, enums, reports
+from barnraise.protocol import coordinator_messages, enums
 from barnraise.spec import ModelSpec, RunSpec, Start
 from coordinator.accounts.models import Team
 from coordinator.runs.drafts import NewRun
 from coordinator.runs.join_policy import JoinPolicy
 from coordinator.runs.models import Run
 from coordinator.runs.spec_form import spec_from_fields
-from coordinator.telemetry.rollup import drain_queue
 
 pytestmark = pytest.mark.django_db
 
@@ -60,7 +60,7 @@ def test_copy_of_a_team_run_is_for_the_team_only_if_its_owner_is_in_it(person, d
     assert run.clone(ada).join_policy == for_guests, "it was not copied at all"
 
 
-def test_draft_is_copied_by_its_owner_only_and_stays_hidden(signed_in, draft, launched_run, person):
+def test_draft_is_copied_by_its_owner_only_and_stays_hidden(signed_in, draft, launched_run):
     _, ada = signed_in()
     secret = draft(ada, name="Secret plans")
     stranger, _ = signed_in("eve@example.org")
@@ -98,16 +98,12 @@ def test_run_that_is_over_can_be_archived_and_unarchived(signed_in, launched_run
 def run_with_checkpoint(person, launched_run, numbered_report):
     """Return Ada's run, her machine, and the run's only checkpoint."""
     run, ada = launched_run(person("ada@example.org"), name="Dusk")
-    view = reports.CheckpointView(
-        tokens=4000, vector="1" * 64, digest="2" * 64, checksum="3" * 16, size=400
-    )
-    ada.report(run, numbered_report(4, checkpoint=view))
-    drain_queue()
+    ada.store_reports(run, numbered_report(4, checkpoint=build_checkpoint(tokens=4000)))
     return run, ada, run.checkpoints.get()
 
 
 def test_run_starts_from_a_checkpoint_once_its_owner_has_the_weights(
-    run_with_checkpoint, client, manifest, volunteer
+    run_with_checkpoint, client, manifest
 ):
     run, ada, checkpoint = run_with_checkpoint
     client.force_login(run.owner)
@@ -116,14 +112,13 @@ def test_run_starts_from_a_checkpoint_once_its_owner_has_the_weights(
     copy = Run.objects.get(parent=run)
     assert answer["Location"] == f"/runs/{copy.slug}/edit/"
     tokenizer = json.loads(run.manifest["body"])["tokenizer"]
-    assert copy.spec.start == Start(str(run.pk), "2" * 64, 4000, tokenizer)
+    assert copy.spec.start == Start(str(run.pk), "c" * 64, 4000, tokenizer)
     assert "starts from the weights of" in client.get(answer["Location"]).content.decode()
     copy.launch()
     count = copy.spec.model.layers + 2
 
     def post_manifest(**changed) -> coordinator_messages.Problem | None:
-        signed = ada.identity.sign("manifest", manifest(copy, **changed))
-        answer = ada.send_request("POST", f"/runs/{copy.slug}/manifest", signed)
+        answer = ada.post_manifest(copy, manifest(copy, **changed))
         if answer.status_code == 200:
             return None
         return coordinator_messages.Problem.model_validate_json(answer.content)
@@ -137,7 +132,7 @@ def test_run_starts_from_a_checkpoint_once_its_owner_has_the_weights(
     )
     assert RunSpec.from_json(copy.spec_text) == copy.spec
     second_copy = copy.clone(run.owner)
-    assert second_copy.spec.start == Start(str(run.pk), "2" * 64, 4000, tokenizer), (
+    assert second_copy.spec.start == Start(str(run.pk), "c" * 64, 4000, tokenizer), (
         "the second copy starts elsewhere"
     )
 
@@ -183,8 +178,7 @@ def test_run_adopts_the_hugging_face_model_that_its_owner_converted(person, mani
 
     def post_manifest(**changed) -> list[str]:
         """Post a manifest with changes; return the fields that are refused."""
-        signed = ada.identity.sign("manifest", manifest(run, **{**good, **changed}))
-        answer = ada.send_request("POST", f"/runs/{run.slug}/manifest", signed)
+        answer = ada.post_manifest(run, manifest(run, **{**good, **changed}))
         if answer.status_code == 200:
             return []
         return list(coordinator_messages.Problem.model_validate_json(answer.content).fields)
@@ -208,8 +202,7 @@ def test_manifest_with_weights_is_refused_if_the_run_starts_from_seed(
 ):
     run = draft(person())
     ada = volunteer(run.owner)
-    signed = ada.identity.sign("manifest", manifest(run, start=["4" * 64]))
-    answer = ada.send_request("POST", f"/runs/{run.slug}/manifest", signed)
+    answer = ada.post_manifest(run, manifest(run, start=["4" * 64]))
     assert list(coordinator_messages.Problem.model_validate_json(answer.content).fields) == [
         "start"
     ]

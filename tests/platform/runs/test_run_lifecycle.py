@@ -5,10 +5,10 @@ from datetime import timedelta
 import pytest
 from django.core.cache import cache
 from django.utils import timezone
+from helpers.site.machine_replies import read_directive, read_reply
 from helpers.updates.attestations import witness_of
 
 from barnraise.protocol import coordinator_messages, enums
-from barnraise.protocol.signing import open_signed
 from coordinator.fleet.lifecycle_facts import gather_facts
 from coordinator.fleet.models import Membership
 from coordinator.runs.models import Run
@@ -20,9 +20,9 @@ pytestmark = pytest.mark.django_db
 
 
 def test_ledger_tokens_ignore_one_machines_false_report(
-    person, launched_run, numbered_report, volunteer
+    person, adas_run, numbered_report, volunteer
 ):
-    run, ada = launched_run(person())
+    run, ada = adas_run
     machines = [
         ada,
         volunteer(person("bob@example.org"), 2),
@@ -38,17 +38,16 @@ def test_ledger_tokens_ignore_one_machines_false_report(
 
 
 def test_three_keys_without_computers_do_not_decide_the_count(
-    person, launched_run, numbered_report, volunteer, valkey
+    person, adas_run, numbered_report, volunteer, valkey
 ):
     """Let one stranger's three keys claim 10^15 tokens; the budget can still be extended."""
-    run, ada = launched_run(person())
+    run, ada = adas_run
     eve = person("eve@example.org")
     for seed in (5, 6, 7):
         machine = volunteer(eve, seed)
         machine.join(run)
         machine.report(run, numbered_report(1, ledger_tokens=10**15, rate=2.7e14))
-    ada.report(run, numbered_report(5, ledger_tokens=5000))
-    drain_queue()
+    ada.store_reports(run, numbered_report(5, ledger_tokens=5000))
     advance_runs()
     run.refresh_from_db()
     assert (run.ledger_tokens, run.ledger_people) == (5000, 1)
@@ -58,29 +57,24 @@ def test_three_keys_without_computers_do_not_decide_the_count(
     assert summary["updates"] == 8
 
 
-def test_wrong_count_goes_down_when_nobody_vouches_for_it(
-    person, launched_run, numbered_report, volunteer
-):
-    run, ada = launched_run(person())
-    eve = volunteer(person("eve@example.org"), 5)
-    eve.join(run)
-    eve.report(run, numbered_report(1, ledger_tokens=10**15))
-    drain_queue()
+def test_wrong_count_goes_down_when_nobody_vouches_for_it(adas_run, numbered_report, strangers):
+    run, ada = adas_run
+    (eve,) = strangers(run, 5)
+    eve.store_reports(run, numbered_report(1, ledger_tokens=10**15))
     advance_runs()
     run.refresh_from_db()
     assert run.ledger_tokens == 10**15, "the only person in a run is not believed"
-    ada.report(run, numbered_report(5, ledger_tokens=5000))
-    drain_queue()
+    ada.store_reports(run, numbered_report(5, ledger_tokens=5000))
     advance_runs()
     run.refresh_from_db()
     assert run.ledger_tokens == 5000
 
 
 def test_strangers_do_not_outvote_people_whose_updates_others_have(
-    person, launched_run, numbered_report, volunteer
+    person, adas_run, numbered_report, volunteer
 ):
     """Let four accounts outnumber Bob and Carl while the run's owner is away."""
-    run, ada = launched_run(person())
+    run, ada = adas_run
     bob, carl = volunteer(person("bob@example.org"), 2), volunteer(person("c@example.org"), 3)
     liars = [volunteer(person(f"{n}@example.org"), 10 + n) for n in range(4)]
     for machine in (bob, carl, *liars):
@@ -100,12 +94,8 @@ def test_strangers_do_not_outvote_people_whose_updates_others_have(
     assert (run.ledger_tokens, run.ledger_people) == (10_000, 2)
 
 
-def test_run_finishes_when_owner_and_others_have_the_model(
-    person, launched_run, numbered_report, volunteer
-):
-    run, ada = launched_run(person())
-    bob = volunteer(person("bob@example.org"), 2)
-    bob.join(run)
+def test_run_finishes_when_owner_and_others_have_the_model(shared_run, numbered_report):
+    run, ada, bob = shared_run
     for machine in (ada, bob):
         machine.report(run, numbered_report(1, ledger_tokens=100_000, activity="finishing"))
     drain_queue()
@@ -113,32 +103,23 @@ def test_run_finishes_when_owner_and_others_have_the_model(
     run.refresh_from_db()
     assert "one other person" in run_table.run_summary(run, run_table.machine_rows(run))["waiting"]
     ada.report(run, numbered_report(2, ledger_tokens=100_000, activity="finished"))
-    bob.report(
+    bob.store_reports(
         run,
         numbered_report(2, ledger_tokens=100_000, activity="finished"),
         numbered_report(3, activity="left"),
     )
-    drain_queue()
     assert advance_runs() == 1 and advance_runs() == 0
     run.refresh_from_db()
     assert run.state is enums.RunStatus.FINISHED and run.finished
-    reply = coordinator_messages.ReportReply.model_validate_json(
-        ada.report(run, numbered_report(3)).content
-    )
-    assert (
-        open_signed(reply.directive, "directive", coordinator_messages.Directive).status
-        is enums.RunStatus.FINISHED
-    )
+    reply = read_reply(ada.report(run, numbered_report(3)))
+    assert read_directive(reply).status is enums.RunStatus.FINISHED
 
 
-def test_delayed_reports_finish_the_run_within_minutes(
-    person, launched_run, numbered_report, valkey
-):
+def test_delayed_reports_finish_the_run_within_minutes(adas_run, numbered_report, valkey):
     """Advance runs that are silent for two minutes less often, but advance them."""
-    run, ada = launched_run(person())
+    run, ada = adas_run
     assert advance_runs() == 0
-    ada.report(run, numbered_report(1, ledger_tokens=100_000, activity="finished"))
-    drain_queue()
+    ada.store_reports(run, numbered_report(1, ledger_tokens=100_000, activity="finished"))
     Membership.objects.update(last_seen=timezone.now() - timedelta(minutes=30))
     Run.objects.filter(pk=run.pk).update(ledger_tokens=100_000)
     assert advance_runs() == 0
@@ -148,12 +129,9 @@ def test_delayed_reports_finish_the_run_within_minutes(
     assert run.state is enums.RunStatus.FINISHED
 
 
-def test_revoked_machine_is_not_counted(person, launched_run, numbered_report, volunteer):
-    run, _ = launched_run(person())
-    bob = volunteer(person("bob@example.org"), 2)
-    bob.join(run)
-    bob.report(run, numbered_report(1, activity="finished"))
-    drain_queue()
+def test_revoked_machine_is_not_counted(shared_run, numbered_report):
+    run, _, bob = shared_run
+    bob.store_reports(run, numbered_report(1, activity="finished"))
     assert (
         gather_facts(run).alive,
         gather_facts(run).others_ever,
@@ -167,18 +145,14 @@ def test_revoked_machine_is_not_counted(person, launched_run, numbered_report, v
     ) == (1, 0, 0)
 
 
-def test_machine_is_gone_after_three_missed_reports_or_on_leaving(
-    person, launched_run, numbered_report
-):
-    run, ada = launched_run(person())
+def test_machine_is_gone_after_three_missed_reports_or_on_leaving(adas_run, numbered_report):
+    run, ada = adas_run
     assert gather_facts(run).alive == 1
     Membership.objects.update(last_seen=timezone.now() - timedelta(seconds=9))
     assert gather_facts(run).alive == 0 and not Membership.objects.get().is_alive
-    ada.report(run, numbered_report(1))
-    drain_queue()
+    ada.store_reports(run, numbered_report(1))
     assert gather_facts(run).alive == 1 and Membership.objects.get().is_alive
-    ada.report(run, numbered_report(2, activity="left"))
-    drain_queue()
+    ada.store_reports(run, numbered_report(2, activity="left"))
     assert gather_facts(run).alive == 0 and not Membership.objects.get().is_alive
 
 
@@ -187,8 +161,7 @@ def test_machine_that_only_prepared_the_text_starts_no_run(person, draft, manife
     ada = volunteer(run.owner)
     ada.join(run)  # a draft gives no ticket
     run.launch()
-    posted = ada.identity.sign("manifest", manifest(run))
-    ada.send_request("POST", f"/runs/{run.slug}/manifest", posted)
+    ada.post_manifest(run, manifest(run))
     for _ in range(2):
         advance_runs()
     run.refresh_from_db()
@@ -202,9 +175,7 @@ def test_run_recruits_until_its_quorum_is_alive(person, draft, manifest, volunte
     run = draft(person(), quorum=2)
     run.launch()
     ada, bob = volunteer(run.owner), volunteer(person("bob@example.org"), 2)
-    ada.send_request(
-        "POST", f"/runs/{run.slug}/manifest", ada.identity.sign("manifest", manifest(run))
-    )
+    ada.post_manifest(run, manifest(run))
     advance_runs()
     run.refresh_from_db()
     ada.join(run)

@@ -4,6 +4,7 @@ import pytest
 from django.contrib.auth.models import AnonymousUser
 from django.test import Client
 from django.utils import timezone
+from helpers.site.pages import open_client
 
 from barnraise.errors import SpecError
 from coordinator.accounts.models import Team
@@ -35,7 +36,7 @@ def test_unlisted_run_is_seen_by_its_address_and_listed_to_participants(
 
 
 def test_address_of_an_unlisted_run_leaks_through_no_other_page(
-    person, launched_run, volunteer, built_frontend
+    person, launched_run, built_frontend
 ):
     """A fork of it is public, and a volunteer's certificate lists what it trained."""
     ada, bob = person(), person("bob@example.org")
@@ -55,8 +56,7 @@ def test_address_of_an_unlisted_run_leaks_through_no_other_page(
     assert all(run.slug in Client().get(page).content.decode() for page in pages)
     run.update_join_policy(JoinPolicy(visibility="unlisted"))
     assert not any(run.slug in Client().get(page).content.decode() for page in pages)
-    own = Client()
-    own.force_login(ada)
+    own = open_client(ada)
     assert all(run.slug in own.get(page).content.decode() for page in pages)
 
 
@@ -76,8 +76,7 @@ def test_hidden_run_exists_for_participants_only(person, launched_run, volunteer
     RunInvitation.create(run).accept(bob)
     assert run.may_see(bob) and listed(bob) and run.may_see(ada) and run.may_see(root)
     assert volunteer(bob, 4).send_request("GET", f"/runs/{run.slug}").status_code == 200
-    client = Client()
-    client.force_login(bob)
+    client = open_client(bob)
     assert client.get(f"/runs/{run.slug}/").status_code == 200
 
 

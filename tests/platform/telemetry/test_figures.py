@@ -19,9 +19,9 @@ OTHER_LIVE_FIELDS = {"id", "name", "person", "alive", "last_seen", "agrees"}
 
 
 @pytest.fixture
-def reported(person, launched_run, numbered_report, plan):
+def reported(adas_run, numbered_report, plan):
     """Return a run, and the figures that a machine has reported in it."""
-    run, machine = launched_run(person())
+    run, machine = adas_run
     changes = {"plan": plan, "step_seconds": 1.5, "exchange": EXCHANGE, "anchor": "c" * 64}
     report = numbered_report(1, learning_rate=0.5, gradient_norm=2.0, **changes)
     assert machine.report(run, report).status_code == 200

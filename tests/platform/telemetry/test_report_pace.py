@@ -13,37 +13,33 @@ from barnraise.protocol.signing import open_signed
 from coordinator.api import worker_endpoints
 from coordinator.fleet.models import Membership
 from coordinator.lib.request_delay import RequestDelay
-from coordinator.telemetry.report_pace import (
-    LONGEST_INTERVAL_SECONDS,
-    MAX_STRETCH,
-    ReportPace,
-    next_stretch,
-    stretch_interval,
-)
+from coordinator.telemetry import report_pace
 from coordinator.telemetry.rollup import drain_queue
 from coordinator.telemetry.run_table import machine_rows
 
-STRETCHES = st.floats(1.0, MAX_STRETCH)
+STRETCHES = st.floats(1.0, report_pace.MAX_STRETCH)
 DELAYS = st.tuples(*[st.floats(0.0, 1e6)] * 2)
 SECONDS = st.floats(0.0, 1e6)
 
 
 @given(stretch=STRETCHES, delays=DELAYS, seconds=SECONDS)
 def test_stretch_is_bounded_and_moves_only_as_both_delays_say(stretch, delays, seconds):
-    after = next_stretch(stretch, delays, seconds)
-    assert 1.0 <= after <= MAX_STRETCH
+    after = report_pace.next_stretch(stretch, delays, seconds)
+    assert 1.0 <= after <= report_pace.MAX_STRETCH
     if after > stretch:
         assert min(delays) > 0.025
     if after < stretch:
         assert max(delays) < 0.008
-    assert next_stretch(stretch, (delays[0], 0.0), seconds) <= stretch, "a burst changes nothing"
+    assert report_pace.next_stretch(stretch, (delays[0], 0.0), seconds) <= stretch, (
+        "a burst changes nothing"
+    )
 
 
 @given(every=st.floats(0.2, 3600.0), stretch=STRETCHES, spread=st.floats(0.0, 1.0))
 def test_interval_is_the_runs_own_or_longer_and_one_that_workers_accept(every, stretch, spread):
-    interval = stretch_interval(every, stretch, spread)
-    assert every <= interval <= max(every, LONGEST_INTERVAL_SECONDS)
-    assert stretch_interval(every, 1.0, spread) == every
+    interval = report_pace.stretch_interval(every, stretch, spread)
+    assert every <= interval <= max(every, report_pace.LONGEST_INTERVAL_SECONDS)
+    assert report_pace.stretch_interval(every, 1.0, spread) == every
     run = machine = "01890000-0000-7000-8000-000000000001"
     fields = {"run": run, "machine": machine, "status": "training", "issued": 0.0}
     assert Directive(**fields, report_every=interval).report_every == interval
@@ -58,7 +54,7 @@ class Simulation:
         self.service_seconds = service_seconds
         self.free_at = 0.0
         self.delay = RequestDelay()
-        self.pace = ReportPace(self.delay, lambda: self.now, chance.random)
+        self.pace = report_pace.ReportPace(self.delay, lambda: self.now, chance.random)
         self.due = [(10.0 * chance.random(), n) for n in range(workers)]
         heapq.heapify(self.due)
 
@@ -104,9 +100,9 @@ def test_intervals_return_after_the_load():
 
 
 def test_machine_that_obeys_a_long_interval_is_not_taken_for_gone(
-    person, launched_run, numbered_report, monkeypatch
+    adas_run, numbered_report, monkeypatch
 ):
-    run, machine = launched_run(person())
+    run, machine = adas_run
     monkeypatch.setattr(worker_endpoints.report_pace, "choose_interval", lambda every: 60.0)
     reply = machine.report(run, numbered_report(1)).json()
     signed = worker_endpoints.messages.Signed.model_validate(reply["directive"])

@@ -10,10 +10,10 @@ import pytest
 from django.db import connection
 from django.utils import timezone
 from helpers.effort import examples
+from helpers.site.machine_replies import read_reply
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from barnraise.protocol import coordinator_messages
 from barnraise.protocol import reports as coordinator_reports
 from coordinator.fleet.lifecycle_facts import advance_run
 from coordinator.fleet.models import Membership
@@ -30,8 +30,7 @@ pytestmark = pytest.mark.django_db
 
 def read_acknowledged_mark(answer) -> int:
     """Return the sequence number that the reply to a report acknowledges."""
-    assert answer.status_code == 200, answer.content
-    return coordinator_messages.ReportReply.model_validate_json(answer.content).acknowledged
+    return read_reply(answer).acknowledged
 
 
 def sum_rollups(member: Membership) -> dict[str, int]:
@@ -50,8 +49,8 @@ def backdate_run(run) -> None:
     type(run).objects.filter(pk=run.pk).update(created=run.created - timedelta(hours=1))
 
 
-def test_mark_acknowledges_only_reports_stored_in_postgres(person, launched_run, numbered_report):
-    run, ada = launched_run(person())
+def test_mark_acknowledges_only_reports_stored_in_postgres(adas_run, numbered_report):
+    run, ada = adas_run
     assert read_acknowledged_mark(ada.report(run, numbered_report(1), numbered_report(2))) == 0
     assert read_acknowledged_mark(ada.report(run, numbered_report(3))) == 0
     drain_reports()
@@ -66,18 +65,6 @@ def test_mark_acknowledges_only_reports_stored_in_postgres(person, launched_run,
         "peer_bytes_sent": 400,
     }
     assert LossPoint.objects.count() == 4
-
-
-def test_report_posted_again_counts_once(person, launched_run, numbered_report):
-    run, ada = launched_run(person())
-    reports = [numbered_report(i) for i in range(1, 6)]
-    for _ in range(3):
-        ada.report(run, *reports)
-    drain_queue()
-    ada.report(run, *reports, numbered_report(6))
-    drain_queue()
-    assert sum_rollups(Membership.objects.get(run=run))["reports"] == 6
-    assert LossPoint.objects.count() == 6
 
 
 @settings(
@@ -115,15 +102,13 @@ def test_reports_in_any_order_with_duplicates_give_the_same_totals(
     assert LossPoint.objects.count() == size
 
 
-def test_gap_in_reports_holds_the_mark_until_it_is_filled(person, launched_run, numbered_report):
-    run, ada = launched_run(person())
+def test_gap_in_reports_holds_the_mark_until_it_is_filled(adas_run, numbered_report):
+    run, ada = adas_run
     ada.report(run, numbered_report(1))
-    ada.report(run, numbered_report(4), numbered_report(5))
-    drain_queue()
+    ada.store_reports(run, numbered_report(4), numbered_report(5))
     member = Membership.objects.get(run=run)
     assert (member.high_water_mark, member.tokens, member.receipts.count()) == (1, 5000, 2)
-    ada.report(run, *(numbered_report(i) for i in range(2, 7)))
-    drain_queue()
+    ada.store_reports(run, *(numbered_report(i) for i in range(2, 7)))
     member.refresh_from_db()
     assert (member.high_water_mark, member.receipts.count()) == (6, 0)
     assert sum_rollups(member) == {
@@ -134,26 +119,21 @@ def test_gap_in_reports_holds_the_mark_until_it_is_filled(person, launched_run, 
     }
 
 
-def test_reports_lost_by_the_machine_are_skipped_after_a_while(
-    person, launched_run, numbered_report
-):
-    run, ada = launched_run(person())
-    ada.report(run, numbered_report(10), numbered_report(11))
-    drain_queue()
-    ada.report(run, numbered_report(10), numbered_report(11), numbered_report(12))
-    drain_queue()
+def test_reports_lost_by_the_machine_are_skipped_after_a_while(adas_run, numbered_report):
+    run, ada = adas_run
+    ada.store_reports(run, numbered_report(10), numbered_report(11))
+    ada.store_reports(run, numbered_report(10), numbered_report(11), numbered_report(12))
     assert Membership.objects.get(run=run).high_water_mark == 0
     ReportReceipt.objects.update(received=timezone.now() - timedelta(minutes=11))
-    ada.report(
+    ada.store_reports(
         run, numbered_report(10), numbered_report(11), numbered_report(12), numbered_report(13)
     )
-    drain_queue()
     assert Membership.objects.get(run=run).high_water_mark == 13
     assert not ReportReceipt.objects.exists()
 
 
-def test_crash_after_the_commit_counts_nothing_twice(person, launched_run, numbered_report, valkey):
-    run, ada = launched_run(person())
+def test_crash_after_the_commit_counts_nothing_twice(adas_run, numbered_report, valkey):
+    run, ada = adas_run
     ada.report(run, numbered_report(1), numbered_report(2))
     entries = valkey.lrange(report_queue.PENDING_KEY, 0, -1)
     drain_queue()
@@ -164,8 +144,8 @@ def test_crash_after_the_commit_counts_nothing_twice(person, launched_run, numbe
     assert not valkey.exists(report_queue.PENDING_KEY)
 
 
-def test_crash_before_the_commit_loses_nothing(person, launched_run, numbered_report, valkey):
-    run, ada = launched_run(person())
+def test_crash_before_the_commit_loses_nothing(adas_run, numbered_report, valkey):
+    run, ada = adas_run
     ada.report(run, numbered_report(1), numbered_report(2))
     with connection.cursor() as cursor:  # Postgres itself fails the transaction at its last row
         cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")
@@ -174,38 +154,29 @@ def test_crash_before_the_commit_loses_nothing(person, launched_run, numbered_re
         )
     valkey.rpush(report_queue.PENDING_KEY, valkey.lindex(report_queue.PENDING_KEY, 0))
     drain_queue()
-    assert (
-        sum_rollups(Membership.objects.get(run=run))["reports"] == 0
-        and not LossPoint.objects.exists()
-    )
+    assert sum_rollups(Membership.objects.get(run=run))["reports"] == 0
+    assert not LossPoint.objects.exists()
     with connection.cursor() as cursor:
         cursor.execute("ALTER TABLE fleet_membership DROP CONSTRAINT broken")
     # The mark has not moved, so the machine posts the reports again.
-    ada.report(run, numbered_report(1), numbered_report(2))
-    drain_queue()
+    ada.store_reports(run, numbered_report(1), numbered_report(2))
     assert Membership.objects.get(run=run).high_water_mark == 2
 
 
-def test_reports_lost_with_valkey_are_posted_again(person, launched_run, numbered_report, state):
-    run, ada = launched_run(person())
+def test_reports_lost_with_valkey_are_posted_again(adas_run, numbered_report, state):
+    run, ada = adas_run
     ada.report(run, numbered_report(1), numbered_report(2))
     valkey_server.stop_valkey(state)
     embedded_servers.start(state, durable=False)  # a server without durability restarts empty
-    ada.report(run, numbered_report(3))
-    drain_queue()
+    ada.store_reports(run, numbered_report(3))
     assert Membership.objects.get(run=run).high_water_mark == 0
-    ada.report(run, numbered_report(1), numbered_report(2), numbered_report(3))
-    drain_queue()
+    ada.store_reports(run, numbered_report(1), numbered_report(2), numbered_report(3))
     member = Membership.objects.get(run=run)
     assert member.high_water_mark == 3 and sum_rollups(member)["reports"] == 3
 
 
-def test_unreadable_entry_and_deleted_membership_are_skipped(
-    person, launched_run, numbered_report, volunteer, valkey
-):
-    run, ada = launched_run(person())
-    bob = volunteer(person("bob@example.org"), 2)
-    bob.join(run)
+def test_unreadable_entry_and_deleted_membership_are_skipped(shared_run, numbered_report, valkey):
+    run, ada, bob = shared_run
     bob.report(run, numbered_report(1))
     valkey.rpush(
         report_queue.PENDING_KEY,
@@ -219,27 +190,26 @@ def test_unreadable_entry_and_deleted_membership_are_skipped(
     assert Membership.objects.get(run=run).high_water_mark == 1
 
 
-def test_largest_numbers_are_stored(person, launched_run, numbered_report):
-    run, ada = launched_run(person())
+def test_largest_numbers_are_stored(adas_run, numbered_report):
+    run, ada = adas_run
     huge = dict.fromkeys(
         ("tokens", "ledger_tokens", "step", "updates_sent", "peer_bytes_sent"), (1 << 63) - 1
     )
     for seq in (1, 2):
-        ada.report(run, numbered_report(seq, rate=9e14, points=[], **(huge if seq == 1 else {})))
-        drain_queue()
+        ada.store_reports(
+            run, numbered_report(seq, rate=9e14, points=[], **(huge if seq == 1 else {}))
+        )
     assert Membership.objects.get(run=run).high_water_mark == 2
     advance_run(run)
 
 
 def test_machine_that_sends_too_much_is_put_off_and_others_are_not(
-    person, launched_run, numbered_report, volunteer, monkeypatch
+    shared_run, numbered_report, monkeypatch
 ):
     """A machine fills the database with reports of as many losses as fit."""
     cost = report_queue.cost_of([numbered_report(1)])
     monkeypatch.setattr(report_queue, "MAX_COSTS", ((3600, 2 * cost), (86_400, 2 * cost)))
-    run, ada = launched_run(person())
-    bob = volunteer(person("bob@example.org"), 2)
-    bob.join(run)
+    run, ada, bob = shared_run
     # The day's limit is the same where a new hour begins meanwhile.
     statuses = [ada.report(run, numbered_report(seq)).status_code for seq in range(1, 6)]
     assert statuses[0] == 200 and statuses[-1] == 503
@@ -248,25 +218,20 @@ def test_machine_that_sends_too_much_is_put_off_and_others_are_not(
     assert report_queue.cost_of([numbered_report(1, points=many)]) > 64 * 100
 
 
-def test_gaps_on_purpose_leave_a_bounded_number_of_receipts(
-    person, launched_run, numbered_report, monkeypatch
-):
+def test_gaps_on_purpose_leave_a_bounded_number_of_receipts(adas_run, numbered_report, monkeypatch):
     """A machine sends every second report, and never those in between."""
     monkeypatch.setattr(rollup, "MAX_BEYOND", 3)
-    run, ada = launched_run(person())
+    run, ada = adas_run
     for seq in range(2, 22, 2):
-        ada.report(run, numbered_report(seq))
-        drain_queue()
+        ada.store_reports(run, numbered_report(seq))
         assert ReportReceipt.objects.count() <= 3
     assert Membership.objects.get(run=run).high_water_mark == 14
 
 
-def test_queue_of_large_requests_is_read_in_parts(
-    person, launched_run, numbered_report, monkeypatch
-):
+def test_queue_of_large_requests_is_read_in_parts(adas_run, numbered_report, monkeypatch):
     monkeypatch.setattr(rollup, "MAX_CHUNK", 2)
     monkeypatch.setattr(rollup, "MAX_READ_CHARS", 1)
-    run, ada = launched_run(person())
+    run, ada = adas_run
     for seq in range(1, 6):
         ada.report(run, numbered_report(seq))
     assert drain_queue() == 5
@@ -274,40 +239,33 @@ def test_queue_of_large_requests_is_read_in_parts(
 
 
 def test_totals_beyond_a_column_do_not_make_the_batch_of_all_fail(
-    person, launched_run, numbered_report, volunteer, caplog
+    shared_run, numbered_report, caplog
 ):
     """A machine states huge totals, then small ones, again and again: sums only grow."""
-    run, ada = launched_run(person())
-    bob = volunteer(person("bob@example.org"), 2)
-    bob.join(run)
+    run, ada, bob = shared_run
     now = time.time()
-    bob.report(run, numbered_report(1, at=now, tokens=1))
-    drain_queue()
+    bob.store_reports(run, numbered_report(1, at=now, tokens=1))
     Rollup.objects.update(tokens=(1 << 63) - 10)
     bob.report(run, numbered_report(2, at=now, tokens=1 << 40))
-    ada.report(run, numbered_report(1, at=now))
-    drain_queue()
+    ada.store_reports(run, numbered_report(1, at=now))
     assert set(Membership.objects.values_list("latest", flat=True)) == {1, 2}
     assert max(Rollup.objects.values_list("tokens", flat=True)) == (1 << 63) - 1
     assert "Postgres refuses" not in caplog.text
 
 
-def test_full_queue_answers_503_until_it_is_drained(
-    person, launched_run, numbered_report, valkey, monkeypatch
-):
-    run, ada = launched_run(person())
+def test_full_queue_answers_503_until_it_is_drained(adas_run, numbered_report, valkey, monkeypatch):
+    run, ada = adas_run
     monkeypatch.setattr(report_queue, "MAX_PENDING", 2)
     assert [ada.report(run, numbered_report(i)).status_code for i in (1, 2, 3)] == [200, 200, 503]
     drain_queue()
     assert ada.report(run, numbered_report(3)).status_code == 200
 
 
-def test_new_incarnation_continues_after_queued_reports(person, launched_run, numbered_report):
-    run, ada = launched_run(person())
+def test_new_incarnation_continues_after_queued_reports(adas_run, numbered_report):
+    run, ada = adas_run
     ada.report(run, numbered_report(1), numbered_report(2))
     assert ada.join(run).acknowledged == 2
-    ada.report(run, numbered_report(3, tokens=10, incarnation="b" * 16))
-    drain_queue()
+    ada.store_reports(run, numbered_report(3, tokens=10, incarnation="b" * 16))
     member = Membership.objects.get(run=run)
     assert (member.high_water_mark, member.tokens, sum_rollups(member)["tokens"]) == (3, 10, 2010)
 
@@ -315,10 +273,8 @@ def test_new_incarnation_continues_after_queued_reports(person, launched_run, nu
 # ---- history and table
 
 
-def test_history_puts_spooled_reports_where_they_were_measured(
-    person, launched_run, numbered_report
-):
-    run, ada = launched_run(person())
+def test_history_puts_spooled_reports_where_they_were_measured(adas_run, numbered_report):
+    run, ada = adas_run
     backdate_run(run)
     start = time.time() // 10 * 10 - 1000
     for first in range(1, 101, 25):
@@ -336,10 +292,8 @@ def test_history_puts_spooled_reports_where_they_were_measured(
     assert {r for _, r in rate} == {100.0}
 
 
-def test_history_is_thinned_for_the_chart_and_averages_machines(
-    person, launched_run, numbered_report
-):
-    run, _ = launched_run(person())
+def test_history_is_thinned_for_the_chart_and_averages_machines(adas_run):
+    run, _ = adas_run
     member = Membership.objects.get(run=run)
     LossPoint.objects.bulk_create(
         LossPoint(
@@ -352,19 +306,16 @@ def test_history_is_thinned_for_the_chart_and_averages_machines(
         Rollup(membership=member, bucket=i * 10, reports=2, rate_sum=20.0) for i in range(5000)
     )
     curves = load_history(run)
-    assert 300 < len(curves["train"]) <= MAX_POINTS and {loss for _, loss in curves["train"]} == {
-        3.0
-    }
+    assert 300 < len(curves["train"]) <= MAX_POINTS
+    assert {loss for _, loss in curves["train"]} == {3.0}
     assert curves["train"] == sorted(curves["train"])
     assert curves["validation"] == []
     assert len(curves["rate"]) <= MAX_POINTS and {rate for _, rate in curves["rate"]} == {10.0}
 
 
-def test_training_curve_of_three_people_is_not_moved_by_one_of_them(
-    person, launched_run, volunteer
-):
+def test_training_curve_of_three_people_is_not_moved_by_one_of_them(person, adas_run, volunteer):
     """One person with many machines, an invented loss, norm and time has one voice in each bin."""
-    run, ada = launched_run(person())
+    run, ada = adas_run
     honest = [ada, volunteer(person("bob@example.org"), 2)]
     mallory = person("mallory@example.org")
     liars = [volunteer(mallory, n) for n in range(3, 7)]
@@ -393,11 +344,10 @@ def test_training_curve_of_three_people_is_not_moved_by_one_of_them(
     assert set(load_run_cards([run])[run.pk].curve) == {2.1}
 
 
-def test_history_adds_the_rates_of_machines(person, launched_run, numbered_report, volunteer):
-    run, ada = launched_run(person())
+def test_history_adds_the_rates_of_machines(adas_run, numbered_report, strangers):
+    run, ada = adas_run
     backdate_run(run)
-    bob = volunteer(person("bob@example.org"), 2)
-    bob.join(run)
+    (bob,) = strangers(run, 2)
     now = time.time() // 10 * 10 - 10
     for machine, rate in ((ada, 100.0), (bob, 50.0)):
         machine.report(run, *(numbered_report(i, at=now + i, rate=rate) for i in range(1, 9)))
@@ -405,14 +355,13 @@ def test_history_adds_the_rates_of_machines(person, launched_run, numbered_repor
     assert load_history(run)["rate"] == [[now, 150.0]]
 
 
-def test_points_are_read_once_by_cursor(person, launched_run, numbered_report):
-    run, ada = launched_run(person())
+def test_points_are_read_once_by_cursor(adas_run, numbered_report):
+    run, ada = adas_run
     assert report_queue.points_cursor(run.pk) == "0-0"
     ada.report(run, numbered_report(1), numbered_report(2))
     points, cursor = report_queue.points_since(run.pk, "0-0")
-    assert [p["tokens"] for p in points] == [1000, 2000] and points[0]["machine"] == str(
-        ada.machine.pk
-    )
+    assert [p["tokens"] for p in points] == [1000, 2000]
+    assert points[0]["machine"] == str(ada.machine.pk)
     assert report_queue.points_since(run.pk, cursor) == ([], cursor)
     assert report_queue.points_cursor(run.pk) == cursor
     ada.report(run, numbered_report(3))

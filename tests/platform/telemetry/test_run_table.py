@@ -18,16 +18,11 @@ from coordinator.telemetry.run_table import machine_rows, run_summary
 pytestmark = pytest.mark.django_db
 
 
-def test_page_says_which_machine_with_the_text_is_away(
-    person, launched_run, volunteer, numbered_report
-):
-    run, ada = launched_run(person())
-    bob = volunteer(person("bob@example.org"), 2)
-    bob.join(run)
+def test_page_says_which_machine_with_the_text_is_away(shared_run, numbered_report):
+    run, ada, bob = shared_run
     preparing = {"activity": enums.Activity.PREPARING, "tokens": 0}
     bob.report(run, numbered_report(1).model_copy(update=preparing))
-    ada.report(run, numbered_report(1))
-    drain_queue()
+    ada.store_reports(run, numbered_report(1))
     assert not run_summary(run, machine_rows(run))["waiting"], "ada sends the text now"
     silent_since = timezone.now() - timedelta(hours=3)
     rows = machine_rows(run)
@@ -39,11 +34,10 @@ def test_page_says_which_machine_with_the_text_is_away(
 
 
 def test_summary_says_whether_machines_with_equal_updates_agree(
-    launched_run, volunteer, person, numbered_report
+    adas_run, numbered_report, strangers
 ):
-    run, ada = launched_run(person())
-    other = volunteer(person("bob@example.org"), seed=2)
-    other.join(run)
+    run, ada = adas_run
+    (other,) = strangers(run, 2)
     same = digest("vector")
 
     def agreement(run) -> bool | None:
@@ -57,13 +51,9 @@ def test_summary_says_whether_machines_with_equal_updates_agree(
     assert agreement(run) is False
 
 
-def test_machine_agrees_with_the_majority_at_its_vector(
-    launched_run, volunteer, person, numbered_report
-):
-    run, ada = launched_run(person())
-    others = [volunteer(person(f"p{n}@example.org", name=f"p{n}"), n) for n in (2, 3, 4)]
-    for member in others:
-        member.join(run)
+def test_machine_agrees_with_the_majority_at_its_vector(adas_run, numbered_report, strangers):
+    run, ada = adas_run
+    others = strangers(run, 2, 3, 4)
 
     def agreements(*members) -> list[bool | None]:
         agrees = {row["id"]: row["agrees"] for row in machine_rows(run)}
@@ -99,10 +89,8 @@ def test_machine_table_shows_reports_before_they_are_stored(person, launched_run
     assert not later["alive"] and later["rate"] == 0
 
 
-def test_last_plan_is_shown_with_its_measured_step_time(
-    person, launched_run, numbered_report, plan
-):
-    run, ada = launched_run(person())
+def test_last_plan_is_shown_with_its_measured_step_time(adas_run, numbered_report, plan):
+    run, ada = adas_run
 
     def read_shown_plan() -> tuple:
         [row] = machine_rows(run)
@@ -127,67 +115,50 @@ def test_last_plan_is_shown_with_its_measured_step_time(
     member = Membership.objects.get(run=run)
     stored = member.figures
     assert (stored["plan"], stored["step_seconds"]) == (other.model_dump(), None)
-    ada.report(run, numbered_report(5, plan=plan, step_seconds=5.0), numbered_report(6))
-    drain_queue()
+    ada.store_reports(run, numbered_report(5, plan=plan, step_seconds=5.0), numbered_report(6))
     assert read_shown_plan() == (plan.model_dump(), 5.0)
 
 
-def test_replayed_old_report_does_not_change_the_table(person, launched_run, numbered_report):
-    run, ada = launched_run(person())
+def test_replayed_old_report_does_not_change_the_table(adas_run, numbered_report):
+    run, ada = adas_run
     ada.report(run, numbered_report(5))
     ada.report(run, numbered_report(1), numbered_report(2))
     assert machine_rows(run)[0]["tokens"] == 5000
 
 
-def test_machines_agree_when_equal_vectors_mean_equal_weights():
-    def build_row(vector, anchor, alive=True):
-        return {
-            "vector": vector,
-            "anchor": anchor,
-            "alive": alive,
-            "owner": "Ada",
-        }
+def rows_agree(*reports: str, vectors: str = "") -> bool | None:
+    """Return whether machines agree; each report is its owner and what its weights are."""
+    rows = [
+        {"vector": vector, "anchor": anchor, "alive": owner.isupper(), "owner": owner}
+        for (owner, anchor), vector in zip(reports, vectors or "v" * len(reports), strict=True)
+    ]
+    return run_table.weights_agree(rows)
 
-    assert run_table.weights_agree([]) is None
-    assert run_table.weights_agree([build_row("a", "1"), build_row("b", "2")]) is None
+
+def test_machines_agree_when_equal_vectors_mean_equal_weights():
+    assert rows_agree() is None
+    assert rows_agree("A1", "B2", vectors="vw") is None
+    assert rows_agree("A1", "B1", "C2", vectors="vvw") is True
+    assert rows_agree("A1", "B2") is False
+    assert rows_agree("A1", "b2") is None, "one that is not alive has no say"
     assert (
-        run_table.weights_agree([build_row("a", "1"), build_row("a", "1"), build_row("b", "2")])
-        is True
-    )
-    assert run_table.weights_agree([build_row("a", "1"), build_row("a", "2")]) is False
-    assert (
-        run_table.weights_agree(
-            [build_row("a", "1"), build_row("a", "2", alive=False), build_row("a", "")]
-        )
+        run_table.weights_agree([{"vector": "v", "anchor": "", "alive": True, "owner": "A"}])
         is None
     )
 
 
 def test_one_liars_machines_do_not_deny_that_weights_are_identical():
     """Let one person report other weights with three machines, then two people with one each."""
-
-    def agree(*reports: str) -> bool | None:
-        return run_table.weights_agree(
-            [
-                {"vector": "v", "anchor": anchor, "alive": True, "owner": owner}
-                for owner, anchor in reports
-            ]
-        )
-
-    assert agree("A1", "B1", "M2", "M2", "M2") is True
-    assert agree("A1", "B1", "M2", "M3") is True, "who contradicts themself has no vote"
-    assert agree("A1", "B1", "M2", "N2") is False
-    assert agree("A1", "B1", "C1", "M2", "N3") is False
-    assert agree("A1", "M2") is False and agree("A1", "A1", "A2") is False
-    assert agree("A1", "A2", "B1", "B2") is False
+    assert rows_agree("A1", "B1", "M2", "M2", "M2") is True
+    assert rows_agree("A1", "B1", "M2", "M3") is True, "who contradicts themself has no vote"
+    assert rows_agree("A1", "B1", "M2", "N2") is False
+    assert rows_agree("A1", "B1", "C1", "M2", "N3") is False
+    assert rows_agree("A1", "M2") is False and rows_agree("A1", "A1", "A2") is False
+    assert rows_agree("A1", "A2", "B1", "B2") is False
 
 
-def test_page_says_that_the_machine_with_the_text_is_not_enrolled(
-    person, launched_run, volunteer, numbered_report
-):
-    run, ada = launched_run(person())
-    bob = volunteer(person("bob@example.org"), 2)
-    bob.join(run)
+def test_page_says_that_the_machine_with_the_text_is_not_enrolled(shared_run, numbered_report):
+    run, ada, bob = shared_run
     bob.report(run, numbered_report(1, activity="preparing"))
     ada.machine.delete()
     assert "is not enrolled any longer" in run_summary(run, machine_rows(run))["waiting"]
@@ -196,9 +167,9 @@ def test_page_says_that_the_machine_with_the_text_is_not_enrolled(
 
 
 def test_traffic_is_summed_over_machines_that_are_there(
-    person, launched_run, volunteer, numbered_report
+    person, adas_run, volunteer, numbered_report
 ):
-    run, ada = launched_run(person())
+    run, ada = adas_run
     bob, eve = (volunteer(person(f"{n}@example.org"), n) for n in (2, 3))
     for machine, lag, activity in ((ada, 2, "training"), (bob, 4, "training"), (eve, 9, "left")):
         machine.join(run)

@@ -27,8 +27,7 @@ def run_with_prompts(person, volunteer, manifest):
     run = Run.create(ada, NewRun("Tales", spec_from_fields(fields)))
     machine = volunteer(ada)
     run.launch()
-    signed = machine.identity.sign("manifest", manifest(run))
-    assert machine.send_request("POST", f"/runs/{run.slug}/manifest", signed).status_code == 200
+    assert machine.post_manifest(run, manifest(run)).status_code == 200
     run.refresh_from_db()
     assert run.spec_text and run.spec.prompts == ("Once upon", "x =")
     machine.join(run)
@@ -39,12 +38,10 @@ def test_samples_are_listed_by_position_with_their_prompts(
     run_with_prompts, numbered_report, client, built_frontend
 ):
     run, machine = run_with_prompts
-    machine.report(run, numbered_report(1, samples=view(100, " a time\n<b>", "1")))
-    drain_queue()
+    machine.store_reports(run, numbered_report(1, samples=view(100, " a time\n<b>", "1")))
     machine.report(run, numbered_report(1, samples=view(100, "twice", "2")))
     machine.report(run, numbered_report(2, samples=view(300, " a barn", "2", "no such prompt")))
-    machine.report(run, numbered_report(3, samples=view(10**12, "beyond the run")))
-    drain_queue()
+    machine.store_reports(run, numbered_report(3, samples=view(10**12, "beyond the run")))
     groups = list_sample_groups(run)
     assert [(group.tokens, group.texts) for group in groups] == [
         (300, (("Once upon", " a barn"), ("x =", "2"))),
@@ -55,22 +52,19 @@ def test_samples_are_listed_by_position_with_their_prompts(
         assert " a time\n&lt;b&gt;" in page and "At <b>300</b> tokens, by pc-1" in page
 
 
-def test_strangers_samples_are_not_shown(run_with_prompts, numbered_report, person, volunteer):
+def test_strangers_samples_are_not_shown(run_with_prompts, numbered_report, strangers):
     run, _ = run_with_prompts
-    stranger = volunteer(person("eve@example.org"), seed=2)
-    stranger.join(run)
-    stranger.report(run, numbered_report(1, samples=view(100, "buy this", "")))
-    drain_queue()
+    (stranger,) = strangers(run, 2)
+    stranger.store_reports(run, numbered_report(1, samples=view(100, "buy this", "")))
     assert run.samples.count() == 2 and list_sample_groups(run) == []
 
 
 def test_strangers_flood_of_samples_deletes_no_others(
-    run_with_prompts, numbered_report, person, volunteer, monkeypatch
+    run_with_prompts, numbered_report, monkeypatch, strangers
 ):
     run, machine = run_with_prompts
     monkeypatch.setattr(stored_samples, "MAX_SAMPLES", 2)
-    stranger = volunteer(person("eve@example.org"), seed=2)
-    stranger.join(run)
+    (stranger,) = strangers(run, 2)
     machine.report(run, numbered_report(1, samples=view(100, "a", "b")))
     for seq in range(1, 4):
         stranger.report(run, numbered_report(seq, samples=view(1000 * seq, "x", "y")))

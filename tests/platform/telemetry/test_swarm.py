@@ -13,9 +13,9 @@ def link(key: str, sent: float, received: float, agrees: bool | None = None) -> 
 
 
 def test_links_of_both_ends_become_one_and_unknown_peers_are_left_out(
-    person, launched_run, volunteer, numbered_report
+    person, adas_run, volunteer, numbered_report
 ):
-    run, ada = launched_run(person())
+    run, ada = adas_run
     bob = volunteer(person("bob@example.org", name="Bob"), seed=2)
     bob.join(run)
     ada_key, bob_key = ada.machine.key, bob.machine.key

@@ -3,11 +3,7 @@
 import pytest
 
 from barnraise.protocol.reports import LimitsView, SystemView
-from coordinator.web.machine_condition import (
-    describe_limits,
-    explain_speed,
-    is_older,
-)
+from coordinator.web.machine_condition import describe_limits, explain_speed, is_older
 
 PLAN = {"predicted_seconds": 2.0}
 

@@ -8,7 +8,7 @@ from django.utils import timezone
 from helpers.mirrors.event_log_builder import LogBuilder
 from helpers.mirrors.fake_mirror import FakeMirror
 from helpers.mirrors.mirror_lists import list_entry, signed_list
-from helpers.site.pages import text
+from helpers.site.pages import open_client, text
 
 from barnraise.protocol.mirror_list import Expulsion
 from barnraise.protocol.signing import Identity
@@ -100,8 +100,7 @@ def test_mirrors_page_shows_logs_clocks_and_errors_to_staff_only(other, person):
         assert fact in html, fact
     for fact in ("20 seconds", other.log.origin[:12], "Clock"):
         assert fact not in html, fact
-    client = Client()
-    client.force_login(person("root@example.org", is_staff=True))
+    client = open_client(person("root@example.org", is_staff=True))
     html = page_text(client)
     for fact in ("20 seconds", other.log.origin[:12], "+30 s", "of the small one"):
         assert fact in html, fact

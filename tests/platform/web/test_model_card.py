@@ -2,6 +2,7 @@
 
 import pytest
 from django.test import Client
+from helpers.site.pages import open_client
 
 from barnraise.protocol import reports
 from coordinator.lib.ttl_cache import TtlCache
@@ -94,8 +95,7 @@ def test_page_says_who_shares_the_model(
     run, ada = launched_run(person(organiser=True))
     bob = volunteer(person("bob@example.org"), 2)
     bob.join(run)
-    client = Client()
-    client.force_login(run.owner)
+    client = open_client(run.owner)
     # The page has a place for the card before the first checkpoint.
     assert '<div id="model" hidden></div>' in client.get(f"/runs/{run.slug}/").content.decode()
     assert is_model_card_swapped(client, run, "hidden")

@@ -3,13 +3,12 @@
 import re
 
 import pytest
+from helpers.site.checkpoint_views import build_checkpoint
 from helpers.site.pages import field_error, text
 
-from barnraise.protocol.reports import CheckpointView
 from barnraise.spec import Start
 from coordinator.runs.models import Run
 from coordinator.runs.spec_form import spec_from_fields
-from coordinator.telemetry.rollup import drain_queue
 from coordinator.web.forms import RunForm
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("built_frontend")]
@@ -62,26 +61,20 @@ def test_run_form_accepts_numbers_as_people_write_them(signed_in):
     [
         ("name", "", "name of 1 to 80"),
         ("name", "x" * 81, "name of 1 to 80"),
-        ("model.layers", "0", "between 1 and 256"),
         ("model.heads", "7", "try 8"),
         ("model.context", "99999", "between 8 and 16,384"),
         ("model.layers", "four", "must be a whole number, not 'four'"),
         ("text.source", "the-pile", "not one of the available choices"),
         ("recipe.token_budget", "-5", "token budget must be between"),
         ("recipe.learning_rate", "nan", "learning rate must be between"),
-        ("recipe.round_steps", "10000", "over the"),
-        ("text.held_out", "0.9", "between 0.001 and 0.5"),
         ("quorum", "0", "between 1 and 10,000"),
         ("quorum", "many", "must be a whole number"),
         ("report_every", "0.01", "between 0.2 and 3,600"),
-        ("seed", "-1", "the seed must be between"),
     ],
 )
 def test_run_form_shows_error_at_invalid_field_and_retains_input(signed_in, field, typed, error):
     client, _ = signed_in()
     fields = {**GOOD, "recipe.weight_decay": "0.25", field: typed}
-    if field == "recipe.round_steps":
-        fields |= {"model.context": "16384", "recipe.step_sequences": "65536"}
     response = client.post("/runs/new/", fields)
     page = response.content.decode()
     assert response.status_code == 422
@@ -188,11 +181,7 @@ def test_run_form_starts_from_another_run(signed_in, launched_run, numbered_repo
     client, ada = signed_in()
     assert "start.checkpoint" not in client.get("/runs/new/").content.decode()
     run, machine = launched_run(ada, name="Dusk")
-    view = CheckpointView(
-        tokens=4000, vector="1" * 64, digest="2" * 64, checksum="3" * 16, size=400
-    )
-    machine.report(run, numbered_report(4, checkpoint=view))
-    drain_queue()
+    machine.store_reports(run, numbered_report(4, checkpoint=build_checkpoint(tokens=4000)))
     checkpoint = run.checkpoints.get()
     assert "Dusk, 4,000 tokens" in client.get("/runs/new/").content.decode()
     start = {**GOOD, "name": "Dawn", "start.kind": "run", "start.checkpoint": str(checkpoint.pk)}

@@ -5,6 +5,7 @@ from html import unescape
 
 import pytest
 from django.test import Client
+from helpers.site.pages import open_client
 
 from barnraise.protocol import reports
 from coordinator.runs.models import Run
@@ -41,8 +42,7 @@ def owner_client(person, draft, monkeypatch) -> Client:
     """Create seven drafts and five cancelled runs; a page lists three."""
     monkeypatch.setattr(run_list_views, "PAGE_SIZE", 3)
     owner = person()
-    client = Client()
-    client.force_login(owner)
+    client = open_client(owner)
     for n in range(12):
         run = draft(owner, f"run {n}")
         if n % 5 in (1, 3):
@@ -88,8 +88,8 @@ def test_run_list_with_invalid_filters_is_shown(owner_client, filters):
     assert Client().get("/runs/", filters | {"show": "mine"}).status_code == 200
 
 
-def test_run_list_shows_loss_speed_machines_and_a_curve(person, launched_run, numbered_report):
-    run, ada = launched_run(person())
+def test_run_list_shows_loss_speed_machines_and_a_curve(adas_run, numbered_report):
+    run, ada = adas_run
     for seq, loss in ((1, 5.0), (2, 4.0)):
         point = reports.MeasuredLoss(kind="train", tokens=seq * 1000, loss=loss)
         report = numbered_report(seq, points=[point], ledger_tokens=seq * 1000, rate=500.0)
@@ -103,17 +103,12 @@ def test_run_list_shows_loss_speed_machines_and_a_curve(person, launched_run, nu
     assert len(row.curve.split()) == len(card.curve)
     for sort in run_list_views.SORTS:
         assert list_names(Client(), sort=sort) == [run.name]
-    joined = Client()
-    joined.force_login(ada.machine.owner)
+    joined = open_client(ada.machine.owner)
     assert list_names(joined, show="joined") == [run.name]
 
 
-def test_losses_at_implausible_tokens_count_nowhere(
-    person, launched_run, volunteer, numbered_report
-):
-    run, ada = launched_run(person())
-    bob = volunteer(person("bob@example.org"), 2)
-    bob.join(run)
+def test_losses_at_implausible_tokens_count_nowhere(shared_run, numbered_report):
+    run, ada, bob = shared_run
     honest = [
         reports.MeasuredLoss(kind=kind, tokens=tokens, loss=loss)
         for kind in ("train", "validation")
@@ -124,8 +119,7 @@ def test_losses_at_implausible_tokens_count_nowhere(
         reports.MeasuredLoss(kind="validation", tokens=1 << 53, loss=0.0),
     ]
     ada.report(run, numbered_report(1, points=honest))
-    bob.report(run, numbered_report(1, points=hostile, tokens=1 << 62))
-    drain_queue()
+    bob.store_reports(run, numbered_report(1, points=hostile, tokens=1 << 62))
     assert LossPoint.objects.count() == len(honest)
     member = run.memberships.get(machine=bob.machine)
     LossPoint.objects.bulk_create(  # as an earlier version stored them
@@ -140,12 +134,8 @@ def test_losses_at_implausible_tokens_count_nowhere(
     assert [curve["name"] for curve in load_machine_curves(run)] == [ada.machine.name]
 
 
-def test_validation_losses_everywhere_are_medians_of_people(
-    person, launched_run, volunteer, numbered_report
-):
-    run, ada = launched_run(person())
-    bob = volunteer(person("bob@example.org"), 2)
-    bob.join(run)
+def test_validation_losses_everywhere_are_medians_of_people(shared_run, numbered_report):
+    run, ada, bob = shared_run
     for machine, losses in ((ada, (5.0, 3.0, 4.0)), (bob, (5.0, 4.0))):
         points = [
             reports.MeasuredLoss(kind="validation", tokens=1000 * place, loss=loss)

@@ -3,10 +3,8 @@
 import threading
 
 import pytest
-from helpers.worker.command_line import RUN
-from typer.testing import CliRunner
+from helpers.worker.command_line import RUN, invoke
 
-from barnraise.cli.main import app
 from barnraise.errors import StateError
 from barnraise.state_dir import RunDir, StateDir
 from barnraise.training.local_control import LocalControl, WorkerProcess
@@ -28,14 +26,6 @@ def folder(home):
     return home.path / "runs" / RUN
 
 
-def barnraise(*arguments: str, typed: str | None = None) -> str:
-    """Run a command in this process; raise what it raised."""
-    result = CliRunner().invoke(app, list(arguments), input=typed)
-    if result.exception and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.output
-
-
 def start_worker(home: StateDir) -> tuple[RunDir, threading.Event, threading.Thread]:
     """Work on the run as `join_run` does, until a stop is requested."""
     opened, leaving = home.open_run(RUN), threading.Event()
@@ -53,19 +43,19 @@ def start_worker(home: StateDir) -> tuple[RunDir, threading.Event, threading.Thr
 
 
 def test_pause_and_resume_need_no_running_worker(home, folder):
-    assert "from its next start on" in barnraise("pause")
+    assert "from its next start on" in invoke("pause")
     assert LocalControl(folder).is_paused
-    assert f"barnraise join {RUN}" in barnraise("resume", RUN)
+    assert f"barnraise join {RUN}" in invoke("resume", RUN)
     assert not LocalControl(folder).is_paused
 
 
 def test_stop_lets_the_worker_leave_and_waits_for_it(home):
     _, leaving, thread = start_worker(home)
-    assert "after its current step" in barnraise("pause")
-    assert "has stopped" in barnraise("stop")
+    assert "after its current step" in invoke("pause")
+    assert "has stopped" in invoke("stop")
     thread.join(60)
     assert leaving.is_set() and not thread.is_alive()
-    assert "No worker is running" in barnraise("stop")
+    assert "No worker is running" in invoke("stop")
 
 
 def test_request_to_stop_does_not_concern_a_later_worker(home, folder):
@@ -80,7 +70,7 @@ def test_request_to_stop_does_not_concern_a_later_worker(home, folder):
 @pytest.mark.parametrize("content", ["", "{", '{"pid": "x", "started": 1}', "[]"])
 def test_damaged_worker_file_means_that_none_is_running(home, folder, content):
     (folder / "worker.json").write_text(content)
-    assert "No worker is running" in barnraise("stop")
+    assert "No worker is running" in invoke("stop")
 
 
 def test_process_id_that_is_used_again_is_no_worker(home, folder):
@@ -92,25 +82,25 @@ def test_process_id_that_is_used_again_is_no_worker(home, folder):
 def test_leave_deletes_only_after_a_confirmation(home, folder):
     (folder / "blobs").mkdir()
     (folder / "blobs" / "shard").write_bytes(b"x" * 100_000)
-    assert "--delete` frees them" in barnraise("leave", RUN)
-    assert "Aborted" in barnraise("leave", RUN, "--delete", typed="n\n")
+    assert "--delete` frees them" in invoke("leave", RUN)
+    assert "Aborted" in invoke("leave", RUN, "--delete", typed="n\n")
     assert folder.exists()
-    assert "are free again" in barnraise("leave", RUN, "--delete", typed="y\n")
+    assert "are free again" in invoke("leave", RUN, "--delete", typed="y\n")
     assert not list(folder.parent.iterdir())
     with pytest.raises(StateError, match="has not worked on any run"):
-        barnraise("pause")
+        invoke("pause")
 
 
 def test_control_of_an_unknown_run_is_refused(home):
     with pytest.raises(StateError, match="has never worked on 'nowhere'"):
-        barnraise("stop", "nowhere")
+        invoke("stop", "nowhere")
 
 
 def test_status_shows_the_disk_space_and_whether_a_worker_runs(home, folder):
     (folder / "shard").write_bytes(b"x" * 3_000_000)
-    output = barnraise("status")
+    output = invoke("status")
     assert "not running" in output and "3 MB" in output
     _, leaving, thread = start_worker(home)
-    assert "Worker     running" in barnraise("status")
+    assert "Worker     running" in invoke("status")
     leaving.set()
     thread.join(60)

@@ -2,16 +2,15 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from helpers.paths import WORKER
+from helpers.python_code import run_python
 from helpers.worker.command_line import assert_fails
-from helpers.worker.fake_coordinator import MACHINE, FakeCoordinator
+from helpers.worker.fake_coordinator import FakeCoordinator, enrol
 
-from barnraise.protocol.coordinator_messages import MirrorView, Problem
-from barnraise.state_dir import SiteMembership, StateDir
+from barnraise.protocol.coordinator_messages import Problem
+from barnraise.state_dir import StateDir
 
 # Join without measuring the machine, which takes ten seconds.
 JOIN_UNMEASURED = """
@@ -36,28 +35,15 @@ main.main()
 """
 
 
-def enrol(home: Path, url: str, key: str) -> None:
-    """Let the state directory belong to a machine that is enrolled at the site."""
-    mirror = MirrorView(key=key, name="small", protocols=[1], time=0)
-    StateDir(home).save_membership(SiteMembership(url=url, mirror=mirror, machine=MACHINE))
-
-
 def run_join(code: str, home: Path, *options: str) -> subprocess.CompletedProcess[str]:
     """Run Python code with the arguments of `barnraise join`, in a session of its own."""
-    return subprocess.run(
-        [sys.executable, "-c", code, "join", "a-run", "--home", str(home), *options],
-        env={**os.environ, "PYTHONPATH": str(WORKER)},
-        capture_output=True,
-        text=True,
-        check=False,
-        start_new_session=True,
-    )
+    return run_python(code, "join", "a-run", "--home", home, *options, start_new_session=True)
 
 
 def test_error_that_looks_like_markup_is_printed_as_it_is(tmp_path):
     coordinator = FakeCoordinator()
     try:
-        enrol(tmp_path, coordinator.url, coordinator.identity.key)
+        enrol(StateDir(tmp_path), coordinator.url, coordinator.identity.key)
         problem = Problem(error="there is no run [/bold] here")
         coordinator.routes["GET /runs/a-run"] = lambda body: (404, problem)
         result = run_join(JOIN_UNMEASURED, tmp_path)
@@ -68,7 +54,7 @@ def test_error_that_looks_like_markup_is_printed_as_it_is(tmp_path):
 
 @pytest.mark.parametrize(("options", "niceness"), [((), 10), (("--eager",), 0)])
 def test_join_lowers_its_priority_unless_eager(tmp_path, options, niceness):
-    enrol(tmp_path, "http://127.0.0.1:9", StateDir(tmp_path).identity.key)
+    enrol(StateDir(tmp_path), "http://127.0.0.1:9", StateDir(tmp_path).identity.key)
     result = run_join(PRINT_PRIORITY, tmp_path, *options)
     expected = [str(max(niceness, os.nice(0))), str(niceness)]
     assert result.stderr.split()[-2:] == expected, result.stderr

@@ -4,10 +4,9 @@ import os
 import pty
 import select
 import subprocess
-import sys
 import termios
 
-from helpers.paths import WORKER
+from helpers.python_code import run_python, start_python
 
 SHOW_KEYS = """
 import sys, threading
@@ -39,11 +38,10 @@ def read_until(descriptor: int, expected: str) -> str:
 def test_keys_are_read_without_enter_and_the_terminal_is_restored():
     parent, child = pty.openpty()
     before = termios.tcgetattr(child)
-    process = subprocess.Popen(
-        [sys.executable, "-c", SHOW_KEYS],
+    process = start_python(
+        SHOW_KEYS,
         stdin=child,
         stdout=child,
-        env={**os.environ, "PYTHONPATH": str(WORKER)},
         start_new_session=True,
         preexec_fn=lambda: os.close(os.open(os.ttyname(0), os.O_RDWR)),  # its own terminal
     )
@@ -59,13 +57,5 @@ def test_keys_are_read_without_enter_and_the_terminal_is_restored():
 
 
 def test_keys_are_not_read_where_the_input_is_no_terminal():
-    result = subprocess.run(
-        [sys.executable, "-c", SHOW_KEYS],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-        env={**os.environ, "PYTHONPATH": str(WORKER)},
-    )
+    result = run_python(SHOW_KEYS, stdin=subprocess.DEVNULL, check=True)
     assert result.stdout == "can read: False\n"

@@ -6,15 +6,12 @@ from pathlib import Path
 
 import pytest
 from example_hardware import cpu_machine
-from typer.testing import CliRunner
+from helpers.worker.command_line import invoke
 
-from barnraise.cli import main, plan
+from barnraise.cli import plan
 from barnraise.errors import PlanError, SpecError, StateError
 
-HARDWARE = cpu_machine(
-    name="a [small] machine",
-    disk_read=2e9,
-)
+HARDWARE = cpu_machine(name="a [small] machine", disk_read=2e9)
 SMALL_MACHINE = ("--model", "gpt2-1.5b", "--memory", "4GB", "--disk", "90GB")
 LARGE_MACHINE = (
     *("--model", "gpt3-6.7b", "--memory", "64GB", "--disk", "500GB"),
@@ -26,18 +23,13 @@ LARGE_MACHINE = (
 def home(tmp_path, monkeypatch) -> Path:
     """Return the state directory of a machine that needs no measuring."""
     monkeypatch.setattr(plan, "measure_machine", lambda *arguments, **options: HARDWARE)
+    monkeypatch.setenv("COLUMNS", "100")
     return tmp_path
 
 
 def run_plan(home: Path, *options: str) -> str:
     """Return the output of `barnraise plan`; raise what the command raised."""
-    result = CliRunner().invoke(
-        main.app, ["plan", "--home", str(home), *options], env={"COLUMNS": "100"}
-    )
-    if result.exception and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-    return result.output
+    return invoke("plan", "--home", str(home), *options)
 
 
 def test_plan_shows_where_state_lies_and_how_long_a_step_takes(home):

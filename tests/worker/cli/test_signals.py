@@ -4,11 +4,10 @@ import os
 import pty
 import signal
 import subprocess
-import sys
 import threading
 
 import pytest
-from helpers.paths import WORKER
+from helpers.python_code import start_python
 
 from barnraise.cli import signals
 from barnraise.cli.signals import SAME_PRESS_SECONDS, StopRequests
@@ -46,15 +45,8 @@ def obey_signals() -> None:
 
 def start(code: str, *arguments: str, **options) -> subprocess.Popen:
     """Start Python code, and wait until it prints that it is ready."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, *arguments],
-        preexec_fn=obey_signals,
-        env={**os.environ, "PYTHONPATH": str(WORKER)},
-        stdout=subprocess.PIPE,
-        stderr=options.pop("stderr", subprocess.PIPE),
-        text=True,
-        **options,
-    )
+    options = {"stderr": subprocess.PIPE, "preexec_fn": obey_signals, **options}
+    process = start_python(code, *arguments, **options)
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     return process
 

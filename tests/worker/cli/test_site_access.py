@@ -1,7 +1,7 @@
 """Test how a command reaches the site of a run, before anything that takes time."""
 
 import pytest
-from helpers.worker.fake_coordinator import MACHINE, RUN, FakeCoordinator
+from helpers.worker.fake_coordinator import MACHINE, RUN, FakeCoordinator, enrol
 from typer.testing import CliRunner
 
 from barnraise.cli import join
@@ -61,11 +61,6 @@ def run_view(status: RunStatus) -> RunView:
     return RunView(id=RUN, slug="a-run", name="A run", status=status, spec=spec)
 
 
-def enrol(home: StateDir, site: FakeCoordinator) -> None:
-    mirror = MirrorView(key=site.identity.key, name="small", protocols=[1], time=0)
-    home.save_membership(SiteMembership(url=site.url, mirror=mirror, machine=MACHINE))
-
-
 def join_run(*arguments: str) -> str:
     """Run `barnraise join` in this process, raise what it raised and return its output."""
     result = CliRunner().invoke(app, ["join", *arguments])
@@ -91,7 +86,7 @@ def test_join_by_address_enrols_accepts_the_invitation_and_goes_on(coordinator, 
 
 
 def test_invitation_that_is_refused_ends_the_join(coordinator, home):
-    enrol(home, coordinator)
+    enrol(home, coordinator.url, coordinator.identity.key)
     sentence = "this invitation is wrong, revoked or expired"
     coordinator.routes["POST /invitations/accept"] = lambda body: (404, Problem(error=sentence))
     with pytest.raises(CoordinatorError, match=sentence):
@@ -99,7 +94,7 @@ def test_invitation_that_is_refused_ends_the_join(coordinator, home):
 
 
 def test_run_of_another_site_is_refused_with_the_way_out(coordinator, home):
-    enrol(home, coordinator)
+    enrol(home, coordinator.url, coordinator.identity.key)
     other = FakeCoordinator(Identity(b"o" * 32))
     try:
         with pytest.raises(StateError, match=r"is enrolled at .* --home FOLDER"):
@@ -118,14 +113,14 @@ def test_run_of_another_site_is_refused_with_the_way_out(coordinator, home):
 def test_run_that_is_over_is_refused_before_the_machine_is_measured(
     coordinator, home, status, sentence
 ):
-    enrol(home, coordinator)
+    enrol(home, coordinator.url, coordinator.identity.key)
     coordinator.routes["GET /runs/a-run"] = lambda body: run_view(status)
     with pytest.raises(CoordinatorError, match=sentence):
         join_run("a-run")
 
 
 def test_unknown_run_is_refused_before_the_machine_is_measured(coordinator, home):
-    enrol(home, coordinator)
+    enrol(home, coordinator.url, coordinator.identity.key)
     problem = Problem(error="there is no run 'nowhere' here")
     coordinator.routes["GET /runs/nowhere"] = lambda body: (404, problem)
     with pytest.raises(CoordinatorError, match="there is no run 'nowhere' here"):
@@ -140,13 +135,13 @@ def test_site_that_does_not_answer_is_no_reason_to_refuse(home):
 
 
 def test_limit_of_a_join_that_fails_is_not_saved(coordinator, home):
-    enrol(home, coordinator)
+    enrol(home, coordinator.url, coordinator.identity.key)
     join_run("a-run", "--memory", "100MB")
     assert home.limits.memory is None
 
 
 def test_logout_forgets_the_site_and_names_the_machine_there(coordinator, home):
-    enrol(home, coordinator)
+    enrol(home, coordinator.url, coordinator.identity.key)
     result = CliRunner().invoke(app, ["logout"])
     assert f"{coordinator.url}/machines/{MACHINE}/" in result.output
     assert not home.is_enrolled
@@ -156,7 +151,7 @@ def test_logout_forgets_the_site_and_names_the_machine_there(coordinator, home):
 
 def test_token_goes_to_no_site_but_the_one_that_was_chosen(coordinator, home, monkeypatch):
     monkeypatch.setenv("BARNRAISE_TOKEN", "brn_secret")
-    enrol(home, coordinator)
+    enrol(home, coordinator.url, coordinator.identity.key)
     elsewhere = RunAddress("a-run", "https://elsewhere.example")
     with pytest.raises(StateError, match="choose with --site"):
         SiteOptions(home=home.path).open_client(elsewhere)

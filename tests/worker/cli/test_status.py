@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 from helpers.worker.command_line import EXCHANGE, RUN
+from helpers.worker.fake_coordinator import enrol
 from typer.testing import CliRunner
 
 from barnraise.cli.main import app
-from barnraise.protocol.coordinator_messages import MirrorView
-from barnraise.state_dir import SiteMembership, StateDir
+from barnraise.state_dir import StateDir
 from barnraise.training.local_control import LocalControl
 
 STATUS = {
@@ -61,8 +61,7 @@ def write_status(path: Path, **changes) -> None:
 
 def test_status_without_runs_names_the_next_command(home):
     assert "run `barnraise login URL` first" in show_status()
-    mirror = MirrorView(key=home.identity.key, name="s", protocols=[1], time=0)
-    home.save_membership(SiteMembership(url="http://s", mirror=mirror, machine=RUN))
+    enrol(home, "http://s", home.identity.key, RUN)
     assert "has not trained yet: barnraise join RUN" in show_status()
 
 

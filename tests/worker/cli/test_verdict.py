@@ -3,15 +3,14 @@
 from dataclasses import replace
 
 import pytest
+from helpers.updates.headers import sign_chain
 from helpers.worker.command_line import RUN, assert_fails, run_barnraise
 
 from barnraise.exchange.verdicts.verdict_handler import VERDICT_FOLDER
-from barnraise.ledger.ledger import GENESIS_DIGEST, Ledger
+from barnraise.ledger.ledger import Ledger
 from barnraise.ledger.validation import UpdateRules
 from barnraise.ledger.verdict_set import verify_proof
 from barnraise.protocol.coordinator_messages import JoinReply, Problem, RunView
-from barnraise.protocol.messages import Update
-from barnraise.protocol.signing import digest
 from barnraise.protocol.verdicts import SignedVerdict, Verdict
 from barnraise.spec import ModelSpec, RunSpec, TextSpec
 from barnraise.state_dir import StateDir
@@ -29,24 +28,9 @@ class OwnersMachine:
         self.state_dir = StateDir(home)
         self.folder = self.state_dir.open_run(RUN)
         self.ledger = Ledger(self.folder.path)
-        previous = GENESIS_DIGEST
-        for number in (1, 2, 3):
-            update = Update(
-                run=RUN,
-                peer=PEER,
-                incarnation="c" * 16,
-                seq=number,
-                started_ms=0,
-                time_ms=1000 * number,
-                ticket="0" * 64,
-                previous=previous,
-                tokens=10,
-                total=10 * number,
-                fragments=[],
-            )
-            signed = self.state_dir.identity.sign("update", update)
-            previous = digest(signed.body)
-            self.ledger.append(signed, update)
+        author = {"run": RUN, "peer": PEER, "incarnation": "c" * 16}
+        for header in sign_chain(self.state_dir.identity, 3, **author):
+            self.ledger.append(*header)
         self.spec = RunSpec(
             ModelSpec(1, 16, 1, 8, 256),
             TextSpec(tokenizer="bytes"),

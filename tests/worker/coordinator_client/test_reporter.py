@@ -328,14 +328,6 @@ def test_reporter_never_started_can_be_stopped(coordinator, tmp_path):
 # ---- the client
 
 
-@pytest.mark.parametrize("wrong", [-90_000.0, 3 * 365 * 86400.0])
-def test_client_with_a_wrong_clock_signs_with_the_servers_time(coordinator, start, wrong):
-    reporter = start(clock=lambda: time.time() + wrong)
-    wait_until(lambda: len(coordinator.reports) >= 2)
-    assert abs(coordinator.reports[2].at - time.time()) < 5
-    assert not reporter.is_orphaned and reporter.refused is None
-
-
 def test_client_ignores_the_time_of_another_mirror(coordinator):
     other_mirror = "b" * 64
     client = CoordinatorClient(coordinator.url, Identity(b"w" * 32), other_mirror)
@@ -386,10 +378,8 @@ def test_directive_is_polled_between_rare_reports(coordinator, start, monkeypatc
     wait_until(lambda: len(coordinator.reports) == 1 and reporter.directive.report_every == 3600)
     coordinator.directive["revoked"] = ["a" * 64]
     wait_until(lambda: reporter.directive.revoked == ["a" * 64])
-    assert (
-        len(coordinator.reports) == 1
-        and open_signed(reporter.signed_directive, "directive", Directive).revoked
-    )
+    assert len(coordinator.reports) == 1
+    assert open_signed(reporter.signed_directive, "directive", Directive).revoked
     coordinator.routes[f"GET /runs/{RUN}/directive"] = lambda body: (
         403,
         Problem(error="this machine was revoked"),

@@ -34,9 +34,7 @@ def test_three_exchanges_agree_bit_for_bit(world):
 
 def test_three_exchanges_over_iroh_agree(world):
     world.transport = lambda identity: IrohTransport(identity.secret, "127.0.0.1")
-    a, b, c = (world.machine(n).start() for n in (1, 2, 3))
-    b.add_peers(a)
-    c.add_peers(a)
+    a, b, c = world.start_linked(1, 2, 3)
     for seed in range(3):
         for machine in (a, b, c):
             machine.publish_round(100 * machine.number + seed)
@@ -45,8 +43,7 @@ def test_three_exchanges_over_iroh_agree(world):
 
 def test_exchanges_on_a_slow_lossy_network_agree(world):
     world.network.bandwidth, world.network.delay, world.network.loss = 2e5, 0.02, 0.1
-    a, b = (world.machine(n).start() for n in (1, 2))
-    b.add_peers(a)
+    a, b = world.start_linked(1, 2)
     for seed in range(5):
         a.publish_round(seed)
         b.publish_round(100 + seed)
@@ -54,11 +51,7 @@ def test_exchanges_on_a_slow_lossy_network_agree(world):
 
 
 def test_exchange_after_a_partition_catches_up(world):
-    a, b, c = (world.machine(n).start() for n in (1, 2, 3))
-    b.add_peers(a)
-    c.add_peers(a, b)
-    a.publish_round(1)
-    world.wait_for_agreement(a, b, c)
+    a, b, c = world.start_agreed(1, 2, 3)
     world.network.partition({a.identity.key, b.identity.key}, {c.identity.key})
     for seed in range(3):
         a.publish_round(10 + seed)
@@ -70,10 +63,7 @@ def test_exchange_after_a_partition_catches_up(world):
 
 
 def test_update_of_a_departed_author_arrives_through_a_third_peer(world):
-    a, b = (world.machine(n).start() for n in (1, 2))
-    b.add_peers(a)
-    a.publish_round(1)
-    world.wait_for_agreement(a, b)
+    a, b = world.start_agreed(1, 2)
     a.stop()
     # c has never met the author, whose ticket is sent with the update.
     c = world.machine(3).start().add_peers(b)
@@ -81,10 +71,7 @@ def test_update_of_a_departed_author_arrives_through_a_third_peer(world):
 
 
 def test_is_synchronized_once_all_peers_are_complete_and_equal(world):
-    a, b = (world.machine(n).start() for n in (1, 2))
-    b.add_peers(a)
-    a.publish_round(1)
-    world.wait_for_agreement(a, b)
+    a, b = world.start_agreed(1, 2)
     assert not a.exchange.is_synchronized()
     a.exchange.announce_completion()
     b.exchange.announce_completion()
@@ -105,8 +92,7 @@ def test_weight_of_new_peers_is_equal_at_least_and_one_alone(world):
 
 
 def test_update_in_flight_is_predicted_for_its_fragments_until_it_arrives(world):
-    a, b = (world.machine(n).start() for n in (1, 2))
-    b.add_peers(a)
+    a, b = world.start_linked(1, 2)
     b.exchange.announce_rate(100.0)
     a.exchange.announce_rate(300.0)
     b.publish_round(1)
@@ -129,8 +115,7 @@ def test_update_in_flight_is_predicted_for_its_fragments_until_it_arrives(world)
 
 
 def test_restarted_exchange_continues_from_its_directory(world):
-    a, b = (world.machine(n).start() for n in (1, 2))
-    b.add_peers(a)
+    a, b = world.start_linked(1, 2)
     for seed in range(3):
         a.publish_round(seed)
         b.publish_round(10 + seed)
@@ -162,10 +147,7 @@ def test_start_replays_only_updates_that_the_anchor_lacks(world):
 
 
 def test_rolled_back_directory_gets_a_new_incarnation_and_its_updates(world):
-    a, b = (world.machine(n).start() for n in (1, 2))
-    b.add_peers(a)
-    a.publish_round(1)
-    world.wait_for_agreement(a, b)
+    a, b = world.start_agreed(1, 2)
     a.stop()
     shutil.copytree(a.folder, world.folder / "copy")
     a.open()
@@ -214,10 +196,7 @@ def test_server_failure_while_running_does_not_stop_training(world, monkeypatch)
 
 def test_stop_ends_all_threads_and_may_be_called_twice(world):
     before = set(threading.enumerate())
-    a, b = (world.machine(n).start() for n in (1, 2))
-    b.add_peers(a)
-    a.publish_round(1)
-    world.wait_for_agreement(a, b)
+    a, b = world.start_agreed(1, 2)
     assert set(threading.enumerate()) - before
     with within(20):
         a.exchange.stop()

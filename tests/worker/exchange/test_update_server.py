@@ -28,8 +28,7 @@ def test_announcing_what_can_wait_does_not_wake_the_server(world, monkeypatch):
 
 
 def test_reported_anchor_digest_is_in_the_next_state(world):
-    a, b = (world.machine(n).start() for n in (1, 2))
-    b.add_peers(a)
+    a, b = world.start_linked(1, 2)
     wait_until(lambda: len(a.exchange.server.gossip.links) == 1)
     for machine in (a, b):
         machine.exchange.report_anchor_digest("a" * 64, "b" * 64)

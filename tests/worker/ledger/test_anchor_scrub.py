@@ -42,8 +42,7 @@ def flip_bit(machine, index: int, element: int = 5, bit: int = 20) -> None:
 
 def start_pair(world):
     """Return two machines that agree on three updates of each."""
-    a, b = (world.machine(n).start() for n in (1, 2))
-    b.add_peers(a)
+    a, b = world.start_linked(1, 2)
     for seed in range(3):
         a.publish_round(seed)
         b.publish_round(10 + seed)

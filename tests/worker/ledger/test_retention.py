@@ -110,17 +110,6 @@ def test_prune_keeps_unsaved_updates_and_removes_each_authors_first(ledger):
     check_files_match_rows(ledger)
 
 
-def test_prune_keeps_blob_shared_with_a_kept_update(ledger):
-    first = publish(ledger, AUTHORS[0], b"shared", b"one")
-    second = publish(ledger, AUTHORS[1], b"shared", b"two")
-    ledger.prune(9, ledger.vector())
-    assert not has_payloads(ledger, first) and has_payloads(ledger, second)
-    check_files_match_rows(ledger)
-    ledger.prune(0, ledger.vector())
-    assert not ledger.blobs.has(second.fragments[0].digest)
-    check_files_match_rows(ledger)
-
-
 def test_prune_keeps_pinned_blobs(ledger):
     first = publish(ledger, AUTHORS[0], b"same")
     name = first.fragments[0].digest

@@ -81,10 +81,7 @@ def test_head_without_a_valid_ticket_is_refused(world):
 
 
 def test_head_that_does_not_continue_what_is_here_is_refused(world):
-    a, b = (world.machine(n).start() for n in (1, 2))
-    b.add_peers(a)
-    a.publish_round(1)
-    world.wait_for_agreement(a, b)
+    a, b = world.start_agreed(1, 2)
     rules = rules_of(world)
     for changed in (
         {"total": 101},

@@ -2,17 +2,12 @@
 
 import hypothesis.strategies as st
 import pytest
-from helpers.updates import tickets
+from helpers.updates import headers, tickets
 from hypothesis import given, settings
 
 from barnraise.errors import MessageError
-from barnraise.ledger.ledger import GENESIS_DIGEST, Ledger, Outcome
-from barnraise.ledger.validation import (
-    UpdateRules,
-    allowed_tokens,
-    validate_claim,
-    validate_header,
-)
+from barnraise.ledger.ledger import Ledger, Outcome
+from barnraise.ledger.validation import UpdateRules, allowed_tokens, validate_claim, validate_header
 from barnraise.protocol import messages
 from barnraise.protocol.signing import ORPHANED_TICKET_GRACE_SECONDS, Identity, digest
 from barnraise.spec import ModelSpec, RunSpec
@@ -40,21 +35,14 @@ def build_update(
     ticket: messages.Signed | None = None,
     **changed,
 ) -> messages.Update:
-    part = messages.FragmentUpdate(digest="a" * 64, size=20, sketch="0" * 16)
     fields = {
-        "run": RUN,
-        "peer": AUTHOR.key,
-        "incarnation": "0" * 16,
-        "seq": 1,
-        "previous": GENESIS_DIGEST,
         "tokens": tokens,
-        "total": tokens,
         "started_ms": started_ms,
         "time_ms": time_ms,
         "ticket": digest((ticket or sign_ticket()).body),
-        "fragments": [part] * len(RULES.sizes),
+        "fragments": [headers.PART] * len(RULES.sizes),
     }
-    return messages.Update(**(fields | changed))
+    return headers.build_update(AUTHOR.key, **(fields | changed))
 
 
 def validate(update: messages.Update, ticket: messages.Signed | None = None) -> messages.Update:
@@ -110,15 +98,6 @@ def test_header_whose_time_descends_is_refused(tmp_path):
     ledger.close()
 
 
-def test_header_under_another_ticket_is_refused():
-    update = build_update(ISSUED_MS + 2000, 1500)
-    assert validate(update) == update
-    with pytest.raises(MessageError, match="without the ticket that it names"):
-        validate(update, sign_ticket(rate=1_000_000))
-    with pytest.raises(MessageError, match="without the ticket that it names"):
-        validate_header(AUTHOR.sign("update", update), None, RULES)
-
-
 @pytest.mark.parametrize("seconds", [-0.001, 86_400 + ORPHANED_TICKET_GRACE_SECONDS + 0.001])
 def test_header_of_a_time_outside_its_tickets_is_refused(seconds):
     with pytest.raises(MessageError, match="for which its ticket is not valid"):
@@ -131,9 +110,3 @@ def test_renewed_ticket_with_a_higher_rate_applies_to_no_time_before_it():
     with pytest.raises(MessageError, match="ticket and its time allow 1,000,000"):
         validate(idle_before, ticket)
     assert allowed_tokens(parse_ticket(ticket), 0, ISSUED_MS + 1000) == 1_000_000
-
-
-def test_start_that_is_not_before_the_first_update_is_refused():
-    for started_ms in (ISSUED_MS + 1000, ISSUED_MS + 2000):
-        with pytest.raises(MessageError, match="not after its author's start"):
-            validate(build_update(ISSUED_MS + 1000, started_ms=started_ms))

@@ -9,7 +9,8 @@ import pytest
 import torch
 from helpers.effort import examples
 from helpers.mirrors.mirror_lists import list_entry, signed_list
-from helpers.updates.tickets import sign_ticket
+from helpers.updates.headers import PART, build_update, sign_chain
+from helpers.updates.tickets import RUN, sign_ticket
 from hypothesis import HealthCheck, given, settings
 
 from barnraise.cli.verdict import build_verdict
@@ -41,7 +42,6 @@ from barnraise.protocol.signing import Identity, digest
 from barnraise.protocol.verdicts import SignedVerdict, Verdict, VerdictNames
 from barnraise.spec import ModelSpec, RunSpec
 
-RUN = "01890000-0000-7000-8000-000000000001"
 OWNER, MIRROR, SECOND, AUTHOR, STRANGER = (Identity(bytes([n]) * 32) for n in (1, 2, 3, 4, 5))
 MIRRORS = frozenset([MIRROR.key, SECOND.key])
 SPEC = RunSpec(
@@ -58,21 +58,14 @@ def header(
     tokens: int = 10,
     total: int | None = None,
 ) -> messages.Signed:
-    parts = [
-        messages.FragmentUpdate(digest="a" * 64, size=20, sketch="0" * 16) for _ in RULES.sizes
-    ]
-    update = messages.Update(
-        run=RUN,
-        peer=AUTHOR.key,
+    update = build_update(
+        AUTHOR.key,
+        seq,
         incarnation=f"{life:016x}",
-        seq=seq,
-        started_ms=0,
-        time_ms=1000 * seq,
-        ticket="0" * 64,
         previous=previous,
         tokens=tokens,
         total=10 * seq if total is None else total,
-        fragments=parts,
+        fragments=[PART] * len(RULES.sizes),
     )
     return AUTHOR.sign("update", update)
 
@@ -330,35 +323,9 @@ def test_larger_list_asks_for_more_signatures_than_the_run_did():
 # ---- a ledger and an anchor under verdicts
 
 
-def chain_headers(
-    count: int, identity: Identity, tokens: int = 10, volunteer: str = VOLUNTEER
-) -> list[tuple[messages.Signed, messages.Update]]:
-    """Return signed headers without fragments; each continues the last."""
-    headers, previous = [], GENESIS_DIGEST
-    for seq in range(1, count + 1):
-        update = messages.Update(
-            run=RUN,
-            peer=identity.key,
-            incarnation="0" * 16,
-            seq=seq,
-            started_ms=0,
-            time_ms=1000 * seq,
-            ticket="0" * 64,
-            previous=previous,
-            tokens=tokens,
-            total=tokens * seq,
-            volunteer=volunteer,
-            fragments=[],
-        )
-        signed = identity.sign("update", update)
-        previous = digest(signed.body)
-        headers.append((signed, update))
-    return headers
-
-
 VOLUNTEERS = [VOLUNTEER, OTHER_VOLUNTEER]
-FIRST_CHAIN = chain_headers(7, AUTHOR)
-SECOND_CHAIN = chain_headers(5, STRANGER, 7, OTHER_VOLUNTEER)
+FIRST_CHAIN = sign_chain(AUTHOR, 7, volunteer=VOLUNTEER)
+SECOND_CHAIN = sign_chain(STRANGER, 5, tokens=7, volunteer=OTHER_VOLUNTEER)
 AUTHORS = [FIRST_CHAIN[0][1].author, SECOND_CHAIN[0][1].author]
 KEYS = [AUTHOR.key, STRANGER.key]
 some_verdicts = st.lists(
@@ -400,6 +367,21 @@ def bring_up_to_date(anchor: Anchor, ledger: Ledger) -> None:
         anchor.record(anchor_entry(update, ledger.verdicts))
 
 
+def bring_together(ledger: Ledger, anchor: Anchor, verdicts: list[VerdictSet], chance) -> None:
+    """Deliver both chains and the verdicts in an order left to chance; the anchor follows."""
+    headers = {AUTHORS[0]: list(FIRST_CHAIN), AUTHORS[1]: list(SECOND_CHAIN)}
+    while any(headers.values()) or verdicts:
+        author = chance.choice(AUTHORS)
+        if verdicts and chance.random() < 0.3:
+            ledger.apply_verdicts(verdicts.pop())
+        elif headers[author]:
+            outcome = ledger.append(*headers[author].pop(0))
+            assert outcome in (Outcome.ADDED, Outcome.RETRACTED)
+        if chance.random() < 0.3:
+            bring_up_to_date(anchor, ledger)
+    bring_up_to_date(anchor, ledger)
+
+
 def test_exclusion_after_an_earlier_verdict_cuts_off_who_came_in_between(tmp_path):
     """The earlier verdict comes before the first update, when no volunteer is known."""
     ledger = Ledger(tmp_path)
@@ -414,21 +396,9 @@ def test_exclusion_after_an_earlier_verdict_cuts_off_who_came_in_between(tmp_pat
 @settings(max_examples=examples(25, 60), deadline=None, suppress_health_check=list(HealthCheck))
 @given(some_verdicts, st.integers(0, 10**6))
 def test_retractions_bring_any_anchor_to_the_ledgers_state(tmp_path_factory, verdicts, seed):
-    chance = random.Random(seed)
-    ledger = Ledger(tmp_path_factory.mktemp("ledger"))
-    anchor = Anchor([])
-    headers = {AUTHORS[0]: list(FIRST_CHAIN), AUTHORS[1]: list(SECOND_CHAIN)}
-    remaining = [*verdicts]
-    while any(headers.values()) or remaining:
-        author = chance.choice(AUTHORS)
-        if remaining and chance.random() < 0.3:
-            ledger.apply_verdicts(VerdictSet.from_proof(remaining.pop()))
-        elif headers[author]:
-            outcome = ledger.append(*headers[author].pop(0))
-            assert outcome in (Outcome.ADDED, Outcome.RETRACTED)
-        if chance.random() < 0.3:
-            bring_up_to_date(anchor, ledger)
-    bring_up_to_date(anchor, ledger)
+    ledger, anchor = Ledger(tmp_path_factory.mktemp("ledger")), Anchor([])
+    sets = [VerdictSet.from_proof(verdict) for verdict in verdicts]
+    bring_together(ledger, anchor, sets, random.Random(seed))
     vector = ledger.vector()
     assert (anchor.vector, anchor.retracted) == (vector, ledger.verdicts.retracted_within(vector))
     bound = ledger.verdicts.bind(dict(zip(AUTHORS, VOLUNTEERS, strict=True)))
@@ -452,20 +422,11 @@ def test_dropped_verdicts_of_an_expelled_mirror_leave_no_trace(
     chance = random.Random(seed)
     rules = with_list(TWO_MIRRORS, mirror_list(1, {MIRROR: 1, SECOND: 1}))
     after = with_list(TWO_MIRRORS, mirror_list(2, {MIRROR: 1, SECOND: 1}, expelled=[MIRROR]))
-    ledger = Ledger(tmp_path_factory.mktemp("ledger"))
-    anchor = Anchor([])
-    headers = {AUTHORS[0]: list(FIRST_CHAIN), AUTHORS[1]: list(SECOND_CHAIN)}
-    remaining = [*by_owner, *(signed_by(MIRROR, verdict) for verdict in forged)]
-    chance.shuffle(remaining)
-    while any(headers.values()) or remaining:
-        author = chance.choice(AUTHORS)
-        if remaining and chance.random() < 0.3:
-            ledger.apply_verdicts(verify_proof(remaining.pop(), rules))
-        elif headers[author]:
-            ledger.append(*headers[author].pop(0))
-        if chance.random() < 0.3:
-            bring_up_to_date(anchor, ledger)
-    bring_up_to_date(anchor, ledger)
+    ledger, anchor = Ledger(tmp_path_factory.mktemp("ledger")), Anchor([])
+    proofs = [*by_owner, *(signed_by(MIRROR, verdict) for verdict in forged)]
+    sets = [verify_proof(proof, rules) for proof in proofs]
+    chance.shuffle(sets)
+    bring_together(ledger, anchor, sets, chance)
     ledger.drop_powerless_verdicts(after)
     ledger.close()
     ledger = Ledger(ledger.blobs.folder.parent)
@@ -670,8 +631,8 @@ def test_author_cannot_push_its_updates_past_the_horizon(tmp_path, monkeypatch):
     """The attack of the review: the liar's own 123 updates made its first ones too old."""
     monkeypatch.setattr(ledger_module, "HORIZON_SECONDS", 0.0)
     ledger = Ledger(tmp_path)
-    liars = chain_headers(123, AUTHOR, tokens=40_000)
-    honest = chain_headers(6, STRANGER, tokens=100)
+    liars = sign_chain(AUTHOR, 123, tokens=40_000, volunteer=VOLUNTEER)
+    honest = sign_chain(STRANGER, 6, tokens=100, volunteer=VOLUNTEER)
     for header in [honest[0], *liars, *honest[1:4]]:
         ledger.append(*header)
     assert build_verdict(ledger, RUN, {AUTHORS[0]: 0}, {}, horizon=3).after == {AUTHORS[0]: 0}
@@ -682,8 +643,3 @@ def test_author_cannot_push_its_updates_past_the_horizon(tmp_path, monkeypatch):
     monkeypatch.setattr(ledger_module, "HORIZON_SECONDS", 3600.0)
     assert build_verdict(ledger, RUN, {AUTHORS[0]: 0}, {}, horizon=3).after == {AUTHORS[0]: 0}
     ledger.close()
-
-
-def test_verdict_set_union_of_three_is_order_independent():
-    sets = [VerdictSet.from_proof(PROOFS[n]) for n in (0, 5, 6)]
-    assert len({(a | (b | c)).digest for a, b, c in itertools.permutations(sets)}) == 1

@@ -4,22 +4,13 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
-from helpers.network.memory_transport import (
-    SEND_WINDOW,
-    MemoryChannel,
-    MemoryNetwork,
-)
+from helpers.network.memory_transport import SEND_WINDOW, MemoryChannel, MemoryNetwork
 from helpers.network.mixing_links import ThreadedLinks
 from helpers.wait_for import wait_until
 
 from barnraise.mixing import mesh_links
 from barnraise.mixing.mesh_links import MESH_POLL_SECONDS
-from barnraise.mixing.step_inbox import (
-    PIECE_BYTES,
-    FrameKind,
-    MixingFrame,
-    roster_digest,
-)
+from barnraise.mixing.step_inbox import PIECE_BYTES, FrameKind, MixingFrame, roster_digest
 from barnraise.peering.limits.rate_limit import FairShare
 from barnraise.peering.limits.service_limits import SERVICE_LIMITS, Rate, Service
 from barnraise.protocol.messages import Peer

@@ -78,14 +78,3 @@ async def test_mesh_dials_a_proven_address_as_often_as_it_likes():
     for now in range(1, 100):
         assert view.choose_mesh_dial(peer, float(now)) == peer
         view.on_mesh_dial_ended(peer, "", float(now))  # it does not average weights yet
-
-
-def test_ticket_of_a_machine_without_a_connection_comes_from_its_updates(world):
-    ada, ben = (world.machine(number).start() for number in (1, 2))
-    ben.add_peers(ada)
-    ada.publish_round(1)
-    world.wait_for_agreement(ada, ben, seconds=60)
-    ada.exchange.stop()
-    wait_until(lambda: ben.exchange.stats.peers == 0)
-    assert ben.exchange.server.find_ticket(ada.identity.key) == ada.ticket
-    assert ben.exchange.server.find_ticket("c" * 64) is None

@@ -154,13 +154,6 @@ def mix(mixing: NeighbourMixing, weights: torch.Tensor, steps: int) -> None:
         add_change(mixing, weights)
 
 
-def test_exponential_steps_without_gradients_reach_consensus(swarm):
-    replicas = [initial_weights(machine) for machine in range(4)]
-    swarm(4).run(lambda machine, mixing: mix(mixing, replicas[machine], 2))
-    mean = torch.stack([initial_weights(machine) for machine in range(4)]).mean(dim=0)
-    assert all(torch.allclose(replica, mean, atol=1e-6) for replica in replicas)
-
-
 @pytest.mark.parametrize("bits", [16, 8])
 def test_fewer_bits_leave_the_mean_of_all_machines_as_it_is(swarm, bits):
     replicas = [initial_weights(machine) for machine in range(4)]

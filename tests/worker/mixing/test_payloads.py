@@ -5,12 +5,7 @@ import math
 import pytest
 import torch
 
-from barnraise.mixing.payloads import (
-    are_finite,
-    decode_weights,
-    encode_weights,
-    payload_size,
-)
+from barnraise.mixing.payloads import are_finite, decode_weights, encode_weights, payload_size
 from barnraise.planning.runtime_model import PAYLOAD_BITS
 
 

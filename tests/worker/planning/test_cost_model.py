@@ -186,12 +186,7 @@ def test_bfloat16_takes_less_memory_than_float32():
 
 # ---- seconds ---------------------------------------------------------------------------------
 
-PLAIN = cpu_machine(
-    disk=1 << 38,
-    matmul=((128, 1e11), (1024, 2e11)),
-    attention=1e11,
-    adam=1e9,
-)
+PLAIN = cpu_machine(disk=1 << 38, matmul=((128, 1e11), (1024, 2e11)), attention=1e11, adam=1e9)
 PARTS = (
     cost_model.block_forward_seconds,
     cost_model.block_backward_seconds,

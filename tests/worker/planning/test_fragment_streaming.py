@@ -7,10 +7,7 @@ import pytest
 from hypothesis import given
 
 from barnraise.planning import fragment_streaming as streaming_module
-from barnraise.planning.fragment_streaming import (
-    fit_to_round,
-    split_evenly,
-)
+from barnraise.planning.fragment_streaming import fit_to_round, split_evenly
 from barnraise.planning.quantization_scheme import QuantizationScheme
 from barnraise.planning.round_limits import MAX_PARTS, MIN_PART_SECONDS, MIN_PART_STEPS
 from barnraise.planning.round_schedule import RoundSchedule

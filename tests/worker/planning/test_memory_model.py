@@ -102,9 +102,7 @@ def test_predicted_scratch_is_that_of_the_longest_tile(threads, formats, monkeyp
 
 
 @pytest.mark.parametrize(
-    "formats",
-    [{}, EIGHT_BIT_MOMENTS, BFLOAT16, EIGHT_BIT_MOMENTS | BFLOAT16],
-    ids=str,
+    "formats", [{}, EIGHT_BIT_MOMENTS, BFLOAT16, EIGHT_BIT_MOMENTS | BFLOAT16], ids=str
 )
 def test_scratch_of_a_thread_is_what_norms_and_updates_allocate(formats, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)  # one thread allocates all scratch

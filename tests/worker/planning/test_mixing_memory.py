@@ -5,11 +5,7 @@ from dataclasses import replace
 from example_hardware import CPU_MACHINE
 
 from barnraise.planning.limits import Limits
-from barnraise.planning.mixing_memory import (
-    mean_gradient_bytes,
-    mixing_bytes,
-    reserve_memory,
-)
+from barnraise.planning.mixing_memory import mean_gradient_bytes, mixing_bytes, reserve_memory
 from barnraise.spec import Recipe, preset
 
 GPT2 = preset("gpt2-124m")

@@ -359,15 +359,6 @@ def check_final_state(plan: Plan, buffers: BufferModel) -> None:
 
 
 @settings(max_examples=examples(50, 150), deadline=None)
-@given(plan=arbitrary_plans())
-def test_program_executed_in_order_finds_every_buffer_as_needed(plan):
-    buffers = BufferModel(plan)
-    for numbered in numbered_operations(plan):
-        buffers.execute(numbered)
-    check_final_state(plan, buffers)
-
-
-@settings(max_examples=examples(50, 150), deadline=None)
 @given(plan=arbitrary_plans(), seed=st.integers(0, 2**32))
 def test_program_executed_in_any_legal_order_of_lanes_is_correct(plan, seed):
     buffers, operations = BufferModel(plan), numbered_operations(plan)
@@ -396,22 +387,6 @@ def test_step_passes_each_block_once_forward_and_once_backward(plan):
             assert norms == list(range(plan.last_fragment + 1))
         assert all(op.lane is LaneName.COMPUTE for op in computed)
         assert kinds.count(OperationKind.COMMIT) <= 1
-
-
-@settings(max_examples=examples(40, 100), deadline=None)
-@given(plan=arbitrary_plans())
-def test_each_disk_tile_is_fetched_updated_and_stored_in_order(plan):
-    in_order = [OperationKind.FETCH, OperationKind.UPDATE, OperationKind.STORE]
-    for _, ops in programs_of(plan):
-        kinds_of_tile: dict[tuple[int, int], list[OperationKind]] = defaultdict(list)
-        for op in ops:
-            if op.kind in in_order and op.ring_slot >= 0:
-                kinds_of_tile[op.blocks[0], op.tile].append(op.kind)
-        assert all(kinds == in_order for kinds in kinds_of_tile.values())
-        if any(op.kind is OperationKind.UPDATE for op in ops):
-            fragments = [i for i in range(plan.last_fragment + 1) if plan.uses_ring(i)]
-            tiles = {(i, tile) for i in fragments for tile in range(plan.tile_count(i))}
-            assert set(kinds_of_tile) == tiles
 
 
 @settings(max_examples=examples(40, 100), deadline=None)

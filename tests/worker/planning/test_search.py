@@ -1,19 +1,15 @@
 """The search finds plans within every budget, or refuses and lists changes that would fit."""
 
-import json
 import re
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from example_hardware import cpu_machine
 from helpers.effort import examples
+from helpers.python_code import run_python
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-import barnraise
 from barnraise.errors import PlanError, StateError
 from barnraise.formats import parse_bytes
 from barnraise.planning import budgets, memory_model, search, simulator
@@ -356,17 +352,13 @@ def test_host_that_launches_slowly_gets_larger_micro_batches():
 
 
 def test_planning_needs_no_torch():
-    root = str(Path(barnraise.__file__).parents[1])
     program = (
-        f"import sys; sys.path.insert(0, {json.dumps(root)})\n"
+        "import sys\n"
         "from barnraise.planning import budgets, cost_model, hardware, limits\n"
         "from barnraise.planning import memory_model, plan, program, search, simulator\n"
         "print(sorted({name.split('.')[0] for name in sys.modules} & {'torch', 'numpy'}))"
     )
-    process = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert process.stdout.strip() == "[]"
+    assert run_python(program, check=True).stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize(

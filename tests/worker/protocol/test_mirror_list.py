@@ -75,10 +75,8 @@ def refusal(received: SignedMirrorList, stored: list[SignedMirrorList] | None = 
 
 def test_newer_list_signed_by_enough_roots_replaces_the_previous_one():
     chain = merge_chain(first_chain(), [signed_list(2, numbers=(1, 2, 3, 4))], NOW)
-    assert (
-        mirror_list.parse_list(chain[-1]).version == 2
-        and len(mirror_list.parse_list(chain[-1]).mirrors) == 4
-    )
+    assert mirror_list.parse_list(chain[-1]).version == 2
+    assert len(mirror_list.parse_list(chain[-1]).mirrors) == 4
 
 
 def test_first_list_is_the_one_that_a_trusted_mirror_names():

@@ -10,28 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from barnraise.errors import MessageError, TicketError
+from barnraise.protocol import signing
 from barnraise.protocol.coordinator_messages import ServerTime
 from barnraise.protocol.enums import Role
 from barnraise.protocol.messages import Signed, Ticket
 from barnraise.protocol.public_keys import key_problem
-from barnraise.protocol.signing import (
-    ORPHANED_TICKET_GRACE_SECONDS,
-    REQUEST_SECONDS,
-    TICKET_GRACE_SECONDS,
-    Identity,
-    TicketPolicy,
-    check_request,
-    check_ticket,
-    open_signed,
-)
 
 RUN = "01890000-0000-7000-8000-000000000001"
 OTHER = "01890000-0000-7000-8000-000000000002"
-PEER, MIRROR, STRANGER = (Identity(bytes([n]) * 32) for n in (1, 2, 3))
+PEER, MIRROR, STRANGER = (signing.Identity(bytes([n]) * 32) for n in (1, 2, 3))
 EXPIRES = 1_000_000.0
 
 
-def private_key(identity: Identity) -> Ed25519PrivateKey:
+def private_key(identity: signing.Identity) -> Ed25519PrivateKey:
     return Ed25519PrivateKey.from_private_bytes(identity.secret)
 
 
@@ -52,8 +43,8 @@ def sign_ticket(by=MIRROR, **changed):
 
 def check(signed, now=EXPIRES - 1, revoked=frozenset(), orphaned=False, peer=PEER.key):
     mirrors = frozenset([MIRROR.key])
-    policy = TicketPolicy(RUN, mirrors, revoked, orphaned)
-    return check_ticket(signed, peer, policy, now)
+    policy = signing.TicketPolicy(RUN, mirrors, revoked, orphaned)
+    return signing.check_ticket(signed, peer, policy, now)
 
 
 @pytest.mark.parametrize(
@@ -61,11 +52,11 @@ def check(signed, now=EXPIRES - 1, revoked=frozenset(), orphaned=False, peer=PEE
     [
         (EXPIRES - 1, False, True),
         (0.0, False, True),  # the time of issue is not checked: clocks differ
-        (EXPIRES + TICKET_GRACE_SECONDS - 1, False, True),
-        (EXPIRES + TICKET_GRACE_SECONDS + 1, False, False),
-        (EXPIRES + TICKET_GRACE_SECONDS + 1, True, True),
-        (EXPIRES + ORPHANED_TICKET_GRACE_SECONDS - 1, True, True),
-        (EXPIRES + ORPHANED_TICKET_GRACE_SECONDS + 1, True, False),
+        (EXPIRES + signing.TICKET_GRACE_SECONDS - 1, False, True),
+        (EXPIRES + signing.TICKET_GRACE_SECONDS + 1, False, False),
+        (EXPIRES + signing.TICKET_GRACE_SECONDS + 1, True, True),
+        (EXPIRES + signing.ORPHANED_TICKET_GRACE_SECONDS - 1, True, True),
+        (EXPIRES + signing.ORPHANED_TICKET_GRACE_SECONDS + 1, True, False),
     ],
 )
 def test_expired_ticket_is_valid_for_two_hours_or_orphaned_two_weeks(now, orphaned, valid):
@@ -104,11 +95,11 @@ def test_ticket_of_another_run_peer_or_signer_is_refused(signed, options, why):
 
 def test_signature_is_for_one_kind_and_one_signer():
     signed = PEER.sign("time", ServerTime(mirror=MIRROR.key, time=1))
-    assert open_signed(signed, "time", ServerTime, PEER.key).time == 1
+    assert signing.open_signed(signed, "time", ServerTime, PEER.key).time == 1
     with pytest.raises(MessageError, match="signature does not match"):
-        open_signed(signed, "directive", ServerTime)
+        signing.open_signed(signed, "directive", ServerTime)
     with pytest.raises(MessageError, match="is signed by"):
-        open_signed(signed, "time", ServerTime, MIRROR.key)
+        signing.open_signed(signed, "time", ServerTime, MIRROR.key)
 
 
 REQUEST = dict(audience=MIRROR.key, method="POST", path="/api/v1/x?y=1", body=b"{}")
@@ -116,7 +107,7 @@ REQUEST = dict(audience=MIRROR.key, method="POST", path="/api/v1/x?y=1", body=b"
 
 def test_signed_request_is_accepted_when_it_is_for_us_and_fresh():
     token = PEER.sign_request(**REQUEST, now=1000.0)
-    assert check_request(token, **REQUEST, now=1030.0)[0] == PEER.key
+    assert signing.check_request(token, **REQUEST, now=1030.0)[0] == PEER.key
 
 
 @pytest.mark.parametrize(
@@ -126,14 +117,14 @@ def test_signed_request_is_accepted_when_it_is_for_us_and_fresh():
         ({"method": "GET"}, "another request"),
         ({"path": "/api/v1/x"}, "another request"),
         ({"body": b"{ }"}, "another request"),
-        ({"now": 1000.0 + REQUEST_SECONDS + 1}, "use the time in this answer"),
-        ({"now": 1000.0 - REQUEST_SECONDS - 1}, "use the time in this answer"),
+        ({"now": 1000.0 + signing.REQUEST_SECONDS + 1}, "use the time in this answer"),
+        ({"now": 1000.0 - signing.REQUEST_SECONDS - 1}, "use the time in this answer"),
     ],
 )
 def test_request_for_another_path_body_mirror_or_time_is_refused(changed, why):
     token = PEER.sign_request(**REQUEST, now=1000.0)
     with pytest.raises(MessageError, match=why):
-        check_request(token, **({**REQUEST, "now": 1030.0} | changed))
+        signing.check_request(token, **({**REQUEST, "now": 1030.0} | changed))
 
 
 def test_token_with_wrong_algorithm_claims_or_lifetime_is_refused():
@@ -161,7 +152,7 @@ def test_token_with_wrong_algorithm_claims_or_lifetime_is_refused():
     ]
     for token in forged:
         with pytest.raises(MessageError):
-            check_request(token, **REQUEST, now=1000.0)
+            signing.check_request(token, **REQUEST, now=1000.0)
 
 
 SMALL_ORDER_KEYS = [
@@ -190,7 +181,7 @@ def test_one_signature_for_all_messages_of_a_small_order_key_is_refused():
     public_key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(forged.key))
     public_key.verify(bytes.fromhex(forged.signature), b"any message")  # the library accepts it
     with pytest.raises(MessageError):
-        open_signed(forged, "time", ServerTime)
+        signing.open_signed(forged, "time", ServerTime)
 
 
 def test_request_signed_for_a_small_order_key_is_refused():
@@ -203,9 +194,9 @@ def test_request_signed_for_a_small_order_key_is_refused():
     signature = base64.urlsafe_b64encode(bytes([1]) + bytes(63)).rstrip(b"=").decode()
     token = f"{honest.rpartition('.')[0]}.{signature}"
     with pytest.raises(MessageError, match="small order"):
-        check_request(token, MIRROR.key, "GET", "/", b"", 100)
+        signing.check_request(token, MIRROR.key, "GET", "/", b"", 100)
 
 
 @given(st.binary(min_size=32, max_size=32))
 def test_key_of_every_secret_is_sound(secret):
-    assert key_problem(Identity(secret).key) == ""
+    assert key_problem(signing.Identity(secret).key) == ""

@@ -1,7 +1,16 @@
 """Fixtures of the engine's tests on a fake card."""
 
 import pytest
+import torch
 from helpers.cuda.cuda_stub import card_process
+
+
+@pytest.fixture(autouse=True)
+def restored_threads():
+    """Restore torch's number of threads after each test."""
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 import itertools
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -31,11 +30,8 @@ LONG = SAMPLE[3:48:5]
 
 
 @pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
+def one_thread(restored_threads):
     torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def test_sample_covers_every_grouping_and_every_combination():
@@ -64,50 +60,41 @@ def test_swapped_run_has_the_same_bits_after_twenty_steps(case):
     assert bitwise.matches_reference(case, steps=20)
 
 
-RECOMPUTATIONS = [
-    dict(retained_blocks=8),
-    dict(retained_blocks=3),
-    dict(retained_blocks=3, kept_inputs="group"),
-    dict(boundaries="host"),
-]
-
-
-@pytest.mark.parametrize("more", one_in(3, RECOMPUTATIONS), ids=str)
-def test_recomputation_and_activation_offload_change_no_bit(more):
-    plan = replace(
-        bitwise.Case(2, "memory", "exact", 5, 9).plan(),
-        staged=more.get("boundaries") == "host",
-        **more,
-    )
-    assert bitwise.equal_bits(
-        bitwise.run_plan(plan, 4), bitwise.reference_run(bitwise.MODEL, 2, "exact", 4)
-    )
-
-
+IN_MEMORY = bitwise.Case(2, "memory", "exact", 5, 9)
+ON_DISK = bitwise.Case(2, "disk exact", "exact", 3, 85)
 MIXED = [
-    dict(weights=("host",) * 10),
-    dict(moments=("host",) * 10),
-    dict(
-        weights=("host", *["disk", "host"] * 4, "host"),
-        moments=("disk", *["host", "disk"] * 4, "host"),
+    *((IN_MEMORY, dict(staged=False, retained_blocks=blocks)) for blocks in (8, 3)),
+    (IN_MEMORY, dict(staged=False, retained_blocks=3, kept_inputs="group")),
+    (IN_MEMORY, dict(boundaries="host", staged=True)),
+    (ON_DISK, dict(weights=("host",) * 10)),
+    (ON_DISK, dict(moments=("host",) * 10)),
+    (
+        ON_DISK,
+        dict(
+            weights=("host", *["disk", "host"] * 4, "host"),
+            moments=("disk", *["host", "disk"] * 4, "host"),
+        ),
     ),
-    dict(gradients="host", exchange="host"),
-    dict(gradients="host", staged=True, host_gradient_slots=8),
-    dict(
-        weights=("host",) * 10,
-        moments=("host",) * 10,
-        staged=True,
-        gradients="host",
-        host_gradient_slots=8,
+    (ON_DISK, dict(gradients="host", exchange="host")),
+    (ON_DISK, dict(gradients="host", staged=True, host_gradient_slots=8)),
+    (
+        ON_DISK,
+        dict(
+            weights=("host",) * 10,
+            moments=("host",) * 10,
+            staged=True,
+            gradients="host",
+            host_gradient_slots=8,
+        ),
     ),
 ]
 
 
-@pytest.mark.parametrize("more", one_in(3, MIXED), ids=range(len(MIXED)))
-def test_mixed_tiers_have_the_same_bits(more):
-    plan = replace(bitwise.Case(2, "disk exact", "exact", 3, 85).plan(), **more)
+@pytest.mark.parametrize(("case", "more"), one_in(3, MIXED), ids=str)
+def test_recomputation_offload_and_mixed_tiers_change_no_bit(case, more):
     assert bitwise.equal_bits(
-        bitwise.run_plan(plan, 4), bitwise.reference_run(bitwise.MODEL, 2, "exact", 4)
+        bitwise.run_plan(replace(case.plan(), **more), 4),
+        bitwise.reference_run(bitwise.MODEL, 2, "exact", 4),
     )
 
 
@@ -202,9 +189,3 @@ def test_twenty_steps_match_torch_autograd_and_adamw(clipping, staged):
             ]
         )
         assert (actual - expected).norm() <= 0.02 * (expected - initial).norm()
-
-
-def test_benchmark_cases_are_the_whole_product():
-    cases = list(bitwise.all_cases())
-    assert len(cases) == len(set(cases)) == GROUPINGS * len(COMBINATIONS)
-    assert Path(bitwise.__file__).name == "bitwise.py"

@@ -77,13 +77,6 @@ def test_life_on_a_card_keeps_the_rules(plan, card, tmp_path):
         assert len(uploads) == plan.micro_batches, uploads  # the tokens
 
 
-@pytest.mark.slow  # the life with boundaries in RAM holds as much; test_races.py has such cards
-def test_card_that_is_behind_holds_no_more_than_the_plan(card):
-    plan = MORE_PLANS["boundaries in RAM"]
-    life = card(live_through, plan, behind=True)
-    assert life.peak <= memory_model.device_bytes(plan), life.highest
-
-
 def test_only_what_crosses_the_link_is_pinned(card):
     plan = MORE_PLANS["layer, some resident"]
     life = card(live_through, plan)

@@ -8,13 +8,12 @@ import os
 import platform
 import signal
 import statistics
-import subprocess
 import sys
 
 import pytest
 import torch
 from example_hardware import cpu_machine
-from helpers.paths import WORKER
+from helpers.python_code import run_python
 
 from barnraise.errors import StateError
 from barnraise.planning.hardware import (
@@ -77,9 +76,8 @@ def test_probe_measures_every_rate_and_leaves_no_files(quick, tmp_path):
     assert all(getattr(hardware, name) > 0 for name in rates), hardware
     assert [width for width, _ in hardware.matmul] == [64, 128]
     assert all(rate > 0 for _, rate in hardware.matmul)
-    assert (
-        hardware.products[0].dtype == "float32" and hardware.products[-1].forward == hardware.matmul
-    )
+    assert hardware.products[0].dtype == "float32"
+    assert hardware.products[-1].forward == hardware.matmul
     assert [context for context, _ in hardware.attention_contexts] == [128, 1024]
     assert [vocabulary for vocabulary, _ in hardware.logits] == [100, 300]
     updates = [update for update in hardware.updates if update.rate > 0]
@@ -130,13 +128,6 @@ def test_unmeasured_update_form_uses_the_plain_rate():
     assert MEASURED.update_rate("host", "float32", 8) == 3e8
     assert MEASURED.update_rate("device", "float32", 8) == MEASURED.adam
     assert MEASURED.update_rate("host", "bfloat16", 8) == MEASURED.adam
-
-
-def test_hardware_is_imported_without_torch():
-    modules = "barnraise.planning.hardware, barnraise.planning.cost_model"
-    code = f"import sys, {modules}; assert 'torch' not in sys.modules"
-    environment = {**os.environ, "PYTHONPATH": str(WORKER)}
-    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
 
 
 def test_measurement_is_cached(measurements, tmp_path):
@@ -305,11 +296,6 @@ print(process.memory_info().rss - before)
 
 @pytest.mark.parametrize(("choice", "share"), [("retain", 1), ("return", 0)])
 def test_freed_block_stays_or_goes_as_the_plan_wants(choice, share):
-    done = subprocess.run(
-        [sys.executable, "-c", MEMORY_AFTER_A_BLOCK, choice],
-        env=os.environ | {"PYTHONPATH": str(WORKER)},
-        capture_output=True,
-        check=True,
-    )
+    done = run_python(MEMORY_AFTER_A_BLOCK, choice, check=True)
     least, most = (share, share) if IS_GLIBC else (0, 1)
     assert least - 0.1 <= int(done.stdout) / FREED_BYTES <= most + 0.1

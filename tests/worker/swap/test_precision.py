@@ -5,38 +5,19 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from barnraise.models import gpt2 as gpt
-from barnraise.models.gpt2 import views
 from barnraise.spec import ALIGN, Fragment, ModelSpec, preset
+from barnraise.swap import precision
 from barnraise.swap.adamw import AdamWStep, adamw_update
-from barnraise.swap.precision import (
-    Moments8,
-    SplitWeights,
-    decode_moments,
-    encode_moments,
-    join,
-    split,
-    update_8bit,
-    update_split,
-)
 from barnraise.swap.tile_threads import BLOCK, SHARING_THREADS, sharing_tiles
 
 TINY = ModelSpec(layers=2, width=32, heads=4, context=16, vocabulary=300)
 BLOCKS = [TINY.fragments()[1], preset("gpt-nano").fragments()[1]]
 
 THREADS = [*range(1, 4), SHARING_THREADS + 1]
-
-
-@pytest.fixture(autouse=True)
-def _restore_thread_count():
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 def buffers(n: int, seed: int = 0) -> list[Tensor]:
@@ -50,14 +31,14 @@ def step_of(fragment: Fragment, divisor: float = 1.0) -> AdamWStep:
     return AdamWStep(fragment, 3, learning_rate=3e-3, weight_decay=0.1, gradient_divisor=divisor)
 
 
-def zero_moments(n: int) -> Moments8:
+def zero_moments(n: int) -> precision.Moments8:
     m, v = torch.zeros(2, n, dtype=torch.uint8)
-    return Moments8(m, v, *torch.zeros(2, math.ceil(n / BLOCK)))
+    return precision.Moments8(m, v, *torch.zeros(2, math.ceil(n / BLOCK)))
 
 
-def slice_moments(moments: Moments8, begin: int, end: int) -> Moments8:
+def slice_moments(moments: precision.Moments8, begin: int, end: int) -> precision.Moments8:
     blocks = slice(begin // BLOCK, math.ceil(end / BLOCK))
-    return Moments8(
+    return precision.Moments8(
         moments.m[begin:end], moments.v[begin:end], moments.m_scale[blocks], moments.v_scale[blocks]
     )
 
@@ -77,29 +58,22 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 def test_split_and_join_restore_every_upper_half():
     low = torch.tensor([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF, 0x1234, 0xABCD])
     weights = floats_of(((torch.arange(1 << 16) << 16)[:, None] + low).view(-1))
-    assert same_bits(join(split(weights)), weights)
-
-
-@given(st.lists(st.integers(0, (1 << 32) - 1), min_size=1, max_size=200))
-@settings(deadline=None)
-def test_split_and_join_restore_any_bit_pattern(patterns):
-    weights = floats_of(torch.tensor(patterns))
-    assert same_bits(join(split(weights)), weights)
+    assert same_bits(precision.join(precision.split(weights)), weights)
 
 
 def test_join_writes_into_its_out_argument():
     weights = torch.randn(100)
     out = torch.empty(100)
-    assert join(split(weights), out=out) is out and torch.equal(out, weights)
+    assert precision.join(precision.split(weights), out=out) is out and torch.equal(out, weights)
 
 
 def test_split_high_half_is_rounded_to_nearest_ties_away_from_zero():
     weights = torch.randn(100_000, generator=torch.Generator().manual_seed(0))
-    high, low = split(weights)
+    high, low = precision.split(weights)
     apart = low != -0x8000  # the others lie halfway, where torch rounds to even
     assert torch.equal(high[apart], weights.bfloat16()[apart]) and apart.sum() > 99_000
     between = floats_of(torch.tensor([0x3F808000, 0x3F818000, 0xBF808000]))
-    assert split(between)[0].tolist() == [1.0078125, 1.015625, -1.0078125]
+    assert precision.split(between)[0].tolist() == [1.0078125, 1.015625, -1.0078125]
 
 
 def test_split_values_beyond_bf16_read_as_infinite_and_are_restored():
@@ -108,11 +82,11 @@ def test_split_values_beyond_bf16_read_as_infinite_and_are_restored():
             [0x7F7FFFFF, 0xFF7FFFFF, 0x7F800000, 0xFF800000, 0x7FC00000, 0x7F800001, 0x7FFFFFFF]
         )
     )
-    high, low = split(cases)
+    high, low = precision.split(cases)
     inf = torch.inf
     assert high.tolist()[:4] == [inf, -inf, inf, -inf] and high[4].isnan()
     assert high.tolist()[5:] == [inf, 0.0], "a NaN's payload is rounded too, and may carry"
-    assert same_bits(join(SplitWeights(high, low)), cases)
+    assert same_bits(precision.join(precision.SplitWeights(high, low)), cases)
 
 
 @given(st.data())
@@ -126,19 +100,17 @@ def test_update_split_has_the_bits_of_adamw_update(data):
     edges = sorted({0, fragment.size, *data.draw(st.lists(inner, max_size=4), label="cuts")})
     weights, gradient, m, v = buffers(fragment.size)
     gradient = gradient.to(dtype)
-    (high, low), m2, v2 = split(weights), m.clone(), v.clone()
+    (high, low), m2, v2 = precision.split(weights), m.clone(), v.clone()
     torch.set_num_threads(1)
     adamw_update(step, 0, weights, gradient.float().clone(), m, v)
     torch.set_num_threads(data.draw(st.sampled_from(THREADS), label="threads"))
     with sharing_tiles(data.draw(st.booleans(), label="shares")):
         for begin, end in itertools.pairwise(edges):
             parts = [flat[begin:end] for flat in (high, low, gradient, m2, v2)]
-            update_split(step, begin, SplitWeights(*parts[:2]), *parts[2:])
-    assert (
-        same_bits(join(SplitWeights(high, low)), weights)
-        and torch.equal(m2, m)
-        and torch.equal(v2, v)
-    )
+            precision.update_split(step, begin, precision.SplitWeights(*parts[:2]), *parts[2:])
+    assert same_bits(precision.join(precision.SplitWeights(high, low)), weights)
+    assert torch.equal(m2, m)
+    assert torch.equal(v2, v)
 
 
 # ---- bytes ---------------------------------------------------------------------------------------
@@ -165,8 +137,8 @@ def test_moments_in_8_bits_are_within_the_stated_bounds(seed, decades, size, lin
         * 10 ** (size - decades * torch.rand(n, generator=generator))
     ).square()
     moments = zero_moments(n)
-    encode_moments(m, v, moments, steps)
-    m2, v2 = decode_moments(moments)
+    precision.encode_moments(m, v, moments, steps)
+    m2, v2 = precision.decode_moments(moments)
     m_top, v_top = (
         scale.repeat_interleave(BLOCK)[:n] for scale in (moments.m_scale, moments.v_scale)
     )
@@ -180,8 +152,8 @@ def test_moments_in_8_bits_restore_the_largest_of_a_block():
     m, v = torch.randn(5 * BLOCK), torch.rand(5 * BLOCK)
     moments = zero_moments(5 * BLOCK)
     for steps in range(10):
-        encode_moments(m, v, moments, steps)
-        m2, v2 = decode_moments(moments)
+        precision.encode_moments(m, v, moments, steps)
+        m2, v2 = precision.decode_moments(moments)
         largest = m.view(5, -1).abs().argmax(1, keepdim=True)
         torch.testing.assert_close(
             m2.view(5, -1).gather(1, largest), m.view(5, -1).gather(1, largest), rtol=1e-6, atol=0
@@ -193,8 +165,8 @@ def test_moments_in_8_bits_are_unbiased_over_the_steps():
     m, v = torch.randn(4 * BLOCK), torch.rand(4 * BLOCK) + 0.01
     moments, m_sum, v_sum = zero_moments(4 * BLOCK), torch.zeros(4 * BLOCK), torch.zeros(4 * BLOCK)
     for steps in range(256):
-        encode_moments(m, v, moments, steps)
-        m2, v2 = decode_moments(moments)
+        precision.encode_moments(m, v, moments, steps)
+        m2, v2 = precision.decode_moments(moments)
         m_sum += m2
         v_sum += v2
     assert ((m_sum / 256 - m).abs() <= 0.005 * m.abs() + 1e-4).all()
@@ -203,9 +175,9 @@ def test_moments_in_8_bits_are_unbiased_over_the_steps():
 
 def test_zero_bytes_are_zero_moments_and_zeros_stay_zero():
     moments = zero_moments(3 * BLOCK + 64)
-    assert not any(flat.any() for flat in decode_moments(moments))
-    encode_moments(torch.zeros(3 * BLOCK + 64), torch.zeros(3 * BLOCK + 64), moments)
-    m, v = decode_moments(moments)
+    assert not any(flat.any() for flat in precision.decode_moments(moments))
+    precision.encode_moments(torch.zeros(3 * BLOCK + 64), torch.zeros(3 * BLOCK + 64), moments)
+    m, v = precision.decode_moments(moments)
     assert not m.any() and v.max() < 1e-30
 
 
@@ -225,8 +197,8 @@ def test_update_8bit_v_fades_as_in_fp32_where_gradients_stop():
         gradient[still] *= steps <= 20
         step = AdamWStep(fragment, steps, learning_rate=0.0, weight_decay=0.0)
         adamw_update(step, 0, weights.clone(), gradient, m, v)
-        update_8bit(step, 0, weights, gradient, moments)
-    ratio = (decode_moments(moments)[1] / v)[still]
+        precision.update_8bit(step, 0, weights, gradient, moments)
+    ratio = (precision.decode_moments(moments)[1] / v)[still]
     assert ratio.mean() == pytest.approx(1, abs=0.1) and ratio.min() > 0.2 and ratio.max() < 5
 
 
@@ -240,69 +212,25 @@ def test_update_8bit_bits_do_not_depend_on_tiles_or_threads(data):
     weights, gradient, m, v = buffers(fragment.size)
     whole, tiled = zero_moments(fragment.size), zero_moments(fragment.size)
     for moments in (whole, tiled):
-        encode_moments(m, v, moments)
-    flat = split(weights) if halves else (weights.clone(),)
+        precision.encode_moments(m, v, moments)
+    flat = precision.split(weights) if halves else (weights.clone(),)
     torch.set_num_threads(1)
     step = step_of(fragment)
-    update_8bit(step, 0, weights, gradient, whole)
+    precision.update_8bit(step, 0, weights, gradient, whole)
     torch.set_num_threads(data.draw(st.sampled_from(THREADS), label="threads"))
     with sharing_tiles(data.draw(st.booleans(), label="shares")):
         for begin, end in itertools.pairwise(edges):
             low = {"low": flat[1][begin:end]} if halves else {}
             moments = slice_moments(tiled, begin, end)
-            update_8bit(step, begin, flat[0][begin:end], gradient[begin:end], moments, **low)
-    assert same_bits(join(SplitWeights(*flat)) if halves else flat[0], weights)
+            precision.update_8bit(
+                step, begin, flat[0][begin:end], gradient[begin:end], moments, **low
+            )
+    assert same_bits(precision.join(precision.SplitWeights(*flat)) if halves else flat[0], weights)
     assert all(torch.equal(a, b) for a, b in zip(whole.tensors, tiled.tensors, strict=True))
 
 
 def test_update_8bit_refuses_a_tile_that_begins_within_a_block():
     with pytest.raises(AssertionError, match="begins on a block"):
-        update_8bit(
+        precision.update_8bit(
             step_of(BLOCKS[1]), ALIGN, torch.zeros(ALIGN), torch.zeros(ALIGN), zero_moments(ALIGN)
         )
-
-
-def train_and_return_loss(kind: str, steps: int = 200) -> float:
-    """Return the loss of the last ten steps on text where each token is the last one plus one."""
-    generator = torch.Generator().manual_seed(0)
-    layers = []
-    for fragment in TINY.fragments():
-        weights, gradient, m, v = (torch.zeros(fragment.size) for _ in range(4))
-        for slot, view in zip(fragment.slots, views(fragment, weights).values(), strict=True):
-            if slot.initial == "normal":
-                view.normal_(0, slot.deviation / 2**26, generator=generator)
-            elif slot.initial == "ones":
-                view.fill_(1)
-        layers.append((fragment, weights, gradient, m, v, zero_moments(fragment.size)))
-    losses = []
-    for step in range(1, steps + 1):
-        start = torch.randint(TINY.vocabulary, (4, 1), generator=generator)
-        text = (start + torch.arange(TINY.context + 1)) % TINY.vocabulary
-        leaves = []
-        for fragment, weights, gradient, *_ in layers:
-            gradient.zero_()
-            leaves.append(
-                {n: view.detach().requires_grad_() for n, view in views(fragment, weights).items()}
-            )
-            for name, view in views(fragment, gradient).items():
-                leaves[-1][name].grad = view
-        embedding, *blocks, final = leaves
-        x = gpt.embed(embedding, text[:, :-1])
-        for block in blocks:
-            x = gpt.block(block, x, TINY.heads)
-        loss = F.cross_entropy(gpt.head(final, embedding, x).flatten(0, 1), text[:, 1:].flatten())
-        loss.backward()
-        losses.append(loss.item())
-        norm = torch.stack([gradient.norm() for _, _, gradient, *_ in layers]).norm().item()
-        for fragment, weights, gradient, m, v, moments in layers:
-            adamw = AdamWStep(fragment, step, 3e-3, 0.1, max(1.0, norm))
-            if kind == "8-bit":
-                update_8bit(adamw, 0, weights, gradient, moments)
-            else:
-                adamw_update(adamw, 0, weights, gradient, m, v)
-    return sum(losses[-10:]) / 10
-
-
-def test_training_with_8bit_moments_ends_near_fp32():
-    wide, narrow = train_and_return_loss("fp32"), train_and_return_loss("8-bit")
-    assert wide < 4 and narrow == pytest.approx(wide, rel=0.05)

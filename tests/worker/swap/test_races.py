@@ -13,11 +13,7 @@ DISK_GROUP = pytest.mark.xdist_group("races on disk")
 FAKE_CARD_GROUP = pytest.mark.xdist_group("fake card")
 
 SMALL = ModelSpec(layers=5, width=64, heads=2, context=16, vocabulary=256)
-FORMATS = [
-    dict(dtype="bfloat16"),
-    dict(dtype="float32"),
-    dict(dtype="bfloat16", moments_bits=8),
-]
+FORMATS = [dict(dtype="bfloat16"), dict(dtype="float32"), dict(dtype="bfloat16", moments_bits=8)]
 IN_MEMORY = [
     dict(resident=resident, clipping=clipping, boundaries=boundaries, group=group, **formats)
     for clipping in ("exact", "layer", "none")

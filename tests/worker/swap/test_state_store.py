@@ -1,12 +1,9 @@
 """Tests of a state on its tiers: round trips, and recovery from a crash at any instant."""
 
 import itertools
-import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import replace
@@ -15,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.effort import examples
-from helpers.paths import TESTS, WORKER
+from helpers.python_code import start_python
 from helpers.worker.plans import bitwise, engine_of, sample_text, state_digest, tiny_plan
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -163,17 +160,6 @@ def test_restart_crash_after_any_write_marks_kinds_invalid(writes):
         again.close()
 
 
-def test_first_write_in_place_marks_the_kind_invalid(tmp_path):
-    store = StateStore(small_plan("restart"), tmp_path)
-    store.commit("whole")
-    store.write("moments", 1, 0, record(store, "moments", 1, 0, 1))
-    body = json.loads(json.loads((tmp_path / MANIFEST_FILE).read_text())["body"])
-    assert body["invalid"] == sorted(TRAINING_KINDS) and body["header"] == "whole"
-    store.write("anchor", 1, 0, record(store, "anchor", 1, 0, 2))
-    assert store.invalid_kinds == set(TRAINING_KINDS), "the anchor has two slots"
-    store.close()
-
-
 @pytest.mark.parametrize("kind", ["exact", "restart"])
 def test_closing_commit_restores_what_memory_held(kind, tmp_path):
     plan = small_plan(
@@ -219,8 +205,7 @@ def test_state_with_another_layout_is_refused_with_advice(tmp_path):
         small_plan("exact", moments_bits=8),
     ):
         with pytest.raises(
-            StateError,
-            match=r"with another layout; give the limits it was created with, or remove",
+            StateError, match=r"with another layout; give the limits it was created with, or remove"
         ):
             StateStore(other, tmp_path)
 
@@ -283,10 +268,8 @@ def test_altered_byte_is_named_and_reopening_recovers(kind, tmp_path):
         stats = engine.step([sample_text(model=MODEL)])
         assert not stats.abandoned
         if kind in TRAINING_KINDS:
-            assert (
-                engine.progress_with_pending.warmup_steps_left > 0
-                and engine.progress_with_pending.optimizer_steps == 1
-            )
+            assert engine.progress_with_pending.warmup_steps_left > 0
+            assert engine.progress_with_pending.optimizer_steps == 1
         engine.close()
 
 
@@ -299,9 +282,8 @@ def test_fragment_sequence_is_equal_in_memory_and_on_disk(tmp_path):
         for sequence in sequences:
             sequence[fragment.index] = units
             assert torch.equal(sequence[fragment.index], units)
-    assert (
-        all(torch.equal(a, b) for a, b in zip(*sequences, strict=True)) and len(sequences[1]) == 4
-    )
+    assert all(torch.equal(a, b) for a, b in zip(*sequences, strict=True))
+    assert len(sequences[1]) == 4
     sequences[0][1].add_(1)
     sequences[1][1].add_(1)
     assert not torch.equal(sequences[0][1], sequences[1][1]), (
@@ -326,8 +308,6 @@ def test_bytes_written_today_reduce_what_is_left(tmp_path):
 # ---- kill -9 -------------------------------------------------------------------------------------
 
 CHILD = """
-import sys
-sys.path[:0] = {roots}
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
@@ -344,10 +324,9 @@ while True:
 
 def train_and_kill(kind: str, folder: Path, steps: int, more: dict, dice: random.Random) -> None:
     """Let a child train in the folder, and kill it at some instant after `steps` steps."""
-    roots = [str(WORKER), str(TESTS), str(Path(__file__).parent)]
-    program = CHILD.format(roots=roots, kind=kind, more=more, folder=str(folder))
-    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
-    assert child.stdout.readline() == b"ready\n"
+    program = CHILD.format(kind=kind, more=more, folder=str(folder))
+    child = start_python(program, folders=[Path(__file__).parent])
+    assert child.stdout.readline() == "ready\n"
     started_at = time.monotonic()
     for _ in range(steps):
         assert child.stdout.readline()

@@ -12,13 +12,6 @@ from barnraise.swap import tile_threads
 from barnraise.swap.tile_threads import BLOCK, SHARING_THREADS, for_each_tile, sharing_tiles
 
 
-@pytest.fixture(autouse=True)
-def _restore_thread_count():
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
-
-
 @given(
     st.integers(1, 100),
     st.integers(0, BLOCK // ALIGN - 1),
@@ -32,19 +25,15 @@ def test_for_each_tile_visits_every_element_once(blocks, rest, threads, shares):
     visits, starts = torch.zeros(n), torch.full((-(-n // BLOCK),), -1)
 
     def work(scratch, offset, visited, first):
-        assert scratch.fp32_scratch(
-            0
-        ).shape == scratch.int16_scratch.shape == visited.shape and len(first) == -(
-            -len(visited) // BLOCK
-        )
+        assert scratch.fp32_scratch(0).shape == scratch.int16_scratch.shape == visited.shape
+        assert len(first) == -(-len(visited) // BLOCK)
         visited.add_(1)
         first.copy_(torch.arange(len(first)).mul_(BLOCK).add_(offset))
 
     with sharing_tiles(shares):
         for_each_tile(work, visits, starts)
-    assert torch.equal(visits, torch.ones(n)) and torch.equal(
-        starts, torch.arange(len(starts)) * BLOCK
-    )
+    assert torch.equal(visits, torch.ones(n))
+    assert torch.equal(starts, torch.arange(len(starts)) * BLOCK)
     assert torch.get_num_threads() == threads, "the pool must not change the caller's number"
 
 

@@ -23,11 +23,7 @@ def caused_by(cause: Exception) -> Exception:
     [
         (httpx.ReadTimeout("slow"), True, False),
         (ConnectionResetError(104, "reset"), True, False),
-        (
-            httpx.HTTPStatusError("503", request=REQUEST, response=httpx.Response(503)),
-            True,
-            True,
-        ),
+        (httpx.HTTPStatusError("503", request=REQUEST, response=httpx.Response(503)), True, True),
         (ValueError("not a table"), False, False),
         (OSError(5, "Input/output error"), False, False),
     ],

@@ -3,16 +3,15 @@
 Each test has a process's only hub: `huggingface_hub` reads its address when it is imported.
 """
 
-import io
 import json
 import os
 import subprocess
 import sys
-import zipfile
 
 import pytest
 from helpers.paths import WORKER
 from helpers.worker.fake_hub import FakeHub
+from helpers.worker.text_files import archive
 
 from barnraise.errors import TextError
 from barnraise.text.hub_files import hub_errors
@@ -25,15 +24,7 @@ CARD = (
 )
 
 
-def archive() -> bytes:
-    """Return an archive of a training part, a test part and a file of passwords."""
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as content:
-        for name in ("in/train.jsonl", "in/test.jsonl", "in/passwords.json"):
-            content.writestr(name, JSONL)
-    return file.getvalue()
-
-
+ARCHIVED = dict.fromkeys(("in/train.jsonl", "in/test.jsonl", "in/passwords.json"), JSONL)
 DATASETS = {
     "barn/plain": {
         "train.jsonl": JSONL,
@@ -47,7 +38,10 @@ DATASETS = {
     "barn/languages": {"en.jsonl": JSONL, "de.jsonl": JSONL},
     "barn/book": {"book.txt": "\n".join(TEXTS).encode()},
     "barn/images": {"a.png": b"x", "README.md": b"# Images"},
-    "barn/zipped": {"data.zip": archive(), "requirements.txt": b"r"},
+    "barn/zipped": {
+        "data.zip": archive(**ARCHIVED),
+        "requirements.txt": b"r",
+    },
     "barn/private": {"a.txt": JSONL, ".git/b.txt": b"b", "secrets/c.txt": b"c"},
 }
 # What is typed → the files that are read, or a part of the sentence that refuses it.

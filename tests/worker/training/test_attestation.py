@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+from helpers.updates.headers import build_update
 from helpers.worker.fake_coordinator import MACHINE, RUN
 
 from barnraise.errors import MessageError
@@ -23,19 +24,8 @@ def test_attester_covers_new_updates_of_others_in_batches(tmp_path, monkeypatch)
     headers: dict[tuple[str, int], Signed] = {}
 
     def add_update(author: Identity, seq: int) -> Update:
-        update = Update(
-            run=RUN,
-            peer=author.key,
-            incarnation="a" * 16,
-            seq=seq,
-            started_ms=0,
-            time_ms=1000 * seq,
-            ticket="0" * 64,
-            previous="0" * 64,
-            tokens=10,
-            total=seq * 10 * (1 + authors.index(author) if author in authors else 1),
-            fragments=[],
-        )
+        tokens = 10 * (1 + authors.index(author) if author in authors else 1)
+        update = build_update(author.key, seq, run=RUN, tokens=tokens)
         headers[update.author, seq] = author.sign("update", update)
         return update
 
@@ -69,19 +59,7 @@ def test_attester_covers_new_updates_of_others_in_batches(tmp_path, monkeypatch)
 )
 def test_attestation_that_proves_something_else_is_refused(changes, reason):
     author, witness = Identity(b"a" * 32), Identity(b"w" * 32)
-    update = Update(
-        run=RUN,
-        peer=author.key,
-        incarnation="a" * 16,
-        seq=1,
-        started_ms=0,
-        time_ms=1000,
-        ticket="0" * 64,
-        previous="0" * 64,
-        tokens=1,
-        total=1,
-        fragments=[],
-    )
+    update = build_update(author.key, run=RUN, incarnation="a" * 16)
     signer = Identity(changes["signer"] * 32) if "signer" in changes else author
     header = signer.sign("update", update)
     statement = AttestationStatement(

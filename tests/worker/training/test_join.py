@@ -4,7 +4,7 @@ import threading
 import time
 
 import pytest
-from helpers.worker.fake_coordinator import MACHINE, RUN, FakeCoordinator
+from helpers.worker.fake_coordinator import MACHINE, RUN, FakeCoordinator, enrol
 
 from barnraise.errors import (
     BarnraiseError,
@@ -17,7 +17,6 @@ from barnraise.errors import (
 from barnraise.protocol.coordinator_messages import (
     Directive,
     JoinReply,
-    MirrorView,
     Problem,
     RunView,
     Shard,
@@ -27,14 +26,8 @@ from barnraise.protocol.enums import Role, RunStatus
 from barnraise.protocol.messages import Ticket
 from barnraise.protocol.signing import Identity, digest
 from barnraise.spec import ModelSpec, RunSpec, TextSpec
-from barnraise.state_dir import SiteMembership, StateDir
-from barnraise.training.join import (
-    DIRECTIVE_FILE,
-    JOIN_REPLY_FILE,
-    JoinedRun,
-    draft_pause,
-    join_run,
-)
+from barnraise.state_dir import StateDir
+from barnraise.training import join
 
 OWNER, STRANGER = Identity(b"o" * 32), Identity(b"x" * 32)
 MODEL = ModelSpec(2, 32, 2, 32, 256)
@@ -99,15 +92,14 @@ def home(tmp_path) -> StateDir:
 @pytest.fixture
 def fake_site(home):
     fake = FakeSite(home.identity.key)
-    mirror = MirrorView(key=fake.identity.key, name="small", protocols=[1], time=0)
-    home.save_membership(SiteMembership(url=fake.url, mirror=mirror, machine=MACHINE))
+    enrol(home, fake.url, fake.identity.key)
     yield fake
     fake.close()
 
 
-def join_without_waiting(home: StateDir, name: str = "a-run") -> JoinedRun:
+def join_without_waiting(home: StateDir, name: str = "a-run") -> join.JoinedRun:
     """Join a run, and unlock its folder."""
-    joined = join_run(home, name, threading.Event())
+    joined = join.join_run(home, name, threading.Event())
     joined.folder.close()
     return joined
 
@@ -135,11 +127,11 @@ def test_join_without_a_coordinator_uses_the_stored_answer(home, fake_site):
         revoked=[STRANGER.key],
         issued=time.time(),
     )
-    (home.path / "runs" / RUN / DIRECTIVE_FILE).write_text(
+    (home.path / "runs" / RUN / join.DIRECTIVE_FILE).write_text(
         fake_site.identity.sign("directive", revoking).model_dump_json()
     )
     assert join_without_waiting(home).directive.revoked == [STRANGER.key]
-    (home.path / "runs" / RUN / JOIN_REPLY_FILE).write_text('{"run":')
+    (home.path / "runs" / RUN / join.JOIN_REPLY_FILE).write_text('{"run":')
     with pytest.raises(StateError, match=r"join\.json is damaged"):
         join_without_waiting(home)
 
@@ -147,7 +139,7 @@ def test_join_without_a_coordinator_uses_the_stored_answer(home, fake_site):
 def test_waiting_for_a_launch_survives_an_absent_coordinator(home, fake_site, monkeypatch):
     monkeypatch.setattr("barnraise.training.join.NETWORK_POLL_SECONDS", 0.1)
     fake_site.launched = False
-    results: list[JoinedRun] = []
+    results: list[join.JoinedRun] = []
     waiting = threading.Thread(target=lambda: results.append(join_without_waiting(home)))
     waiting.start()
     time.sleep(0.5)
@@ -163,8 +155,8 @@ def test_waiting_for_a_launch_survives_an_absent_coordinator(home, fake_site, mo
 def test_ctrl_c_interrupts_waiting_for_a_launch_and_frees_the_folder(home, fake_site):
     fake_site.launched = False
     leaving = threading.Event()
-    results: list[JoinedRun | None] = []
-    waiting = threading.Thread(target=lambda: results.append(join_run(home, "a-run", leaving)))
+    results: list[join.JoinedRun | None] = []
+    waiting = threading.Thread(target=lambda: results.append(join.join_run(home, "a-run", leaving)))
     waiting.start()
     time.sleep(0.3)
     leaving.set()
@@ -248,7 +240,7 @@ def test_another_spec_under_the_same_id_is_refused(home, fake_site):
 
 
 def test_draft_is_looked_at_often_at_first_and_then_as_often_as_reported():
-    pauses = [draft_pause(attempt, 10.0) for attempt in range(200)]
+    pauses = [join.draft_pause(attempt, 10.0) for attempt in range(200)]
     assert pauses == sorted(pauses) and pauses[0] == 1.0 and pauses[-1] == 10.0
     assert sum(pauses[:5]) < 10.0, "several looks before the first report would be due"
-    assert draft_pause(0, 0.2) == draft_pause(9, 0.2) == 1.0
+    assert join.draft_pause(0, 0.2) == join.draft_pause(9, 0.2) == 1.0

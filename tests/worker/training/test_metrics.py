@@ -17,6 +17,18 @@ GOLDEN = paths.GOLDEN / "reports.json"
 PLAN = Reports.model_validate_json(GOLDEN.read_text()).reports[0].plan
 
 
+ANCHOR = SimpleNamespace(
+    fragments=(), heads={}, retracted={}, vector={}, tokens=0, vector_digest=lambda: "0" * 64
+)
+
+
+def exchange_stats(neighbours=()) -> SimpleNamespace:
+    """Return the figures of an exchange that has sent nothing."""
+    return SimpleNamespace(
+        peers=len(neighbours), bytes_sent=0, bytes_received=0, summary=None, neighbours=neighbours
+    )
+
+
 def metrics_after(*seconds: float) -> TrainingMetrics:
     metrics = TrainingMetrics("a" * 64)
     for step in seconds:
@@ -44,15 +56,11 @@ def test_abandoned_step_measures_nothing():
 
 
 def test_status_file_contains_the_plan_and_the_measured_step():
-    anchor = SimpleNamespace(
-        fragments=(), heads={}, retracted={}, vector={}, tokens=0, vector_digest=lambda: "0" * 64
-    )
-    stats = SimpleNamespace(peers=0, bytes_sent=0, bytes_received=0, summary=None, neighbours=())
     metrics = metrics_after(5.0)
-    bare = metrics.compose_report(anchor, stats, "0" * 16, ())
+    bare = metrics.compose_report(ANCHOR, exchange_stats(), "0" * 16, ())
     assert bare.plan is None and bare.step_seconds == 5.0
     metrics.plan = PLAN
-    report = metrics.compose_report(anchor, stats, "0" * 16, ())
+    report = metrics.compose_report(ANCHOR, exchange_stats(), "0" * 16, ())
     status = LocalStatus(**dict(report) | metrics.status_fields())
     assert (status.plan, status.step_seconds, status.loss) == (PLAN, 5.0, 4.0)
 
@@ -60,13 +68,12 @@ def test_status_file_contains_the_plan_and_the_measured_step():
 def test_checkpoint_is_in_all_later_reports_and_equal_on_two_machines():
     model = preset("gpt-nano", 256)
     one, other = Anchor.from_seed(model, 7), Anchor.from_seed(model, 7)
-    stats = SimpleNamespace(peers=0, bytes_sent=0, bytes_received=0, summary=None, neighbours=())
     checkpoints = []
     for anchor in (one, other):
         metrics = metrics_after(5.0)
-        assert metrics.compose_report(anchor, stats, "0" * 16, ()).checkpoint is None
+        assert metrics.compose_report(anchor, exchange_stats(), "0" * 16, ()).checkpoint is None
         metrics.record_checkpoint(anchor, 4 * sum(len(fragment) for fragment in anchor.fragments))
-        figures = metrics.compose_report(anchor, stats, "0" * 16, ())
+        figures = metrics.compose_report(anchor, exchange_stats(), "0" * 16, ())
         assert (figures.checkpoint.vector, figures.checkpoint.digest) == (
             figures.vector,
             figures.anchor,
@@ -85,13 +92,7 @@ def test_figures_contain_gradient_norm_learning_rate_and_busiest_links():
         stats = SimpleNamespace(loss=4.0, tokens=1000, seconds=1.0, norm=norm, abandoned=False)
         metrics.record_step(stats, 1000, 6e-4)
     peers = [NeighbourStats(f"{n:064x}"[::-1], 0, float(n), 0.0, None) for n in range(20)]
-    exchange = SimpleNamespace(
-        peers=20, bytes_sent=0, bytes_received=0, summary=None, neighbours=peers
-    )
-    anchor = SimpleNamespace(
-        fragments=(), heads={}, retracted={}, vector={}, tokens=0, vector_digest=lambda: "0" * 64
-    )
-    figures = metrics.compose_report(anchor, exchange, "0" * 16, ())
+    figures = metrics.compose_report(ANCHOR, exchange_stats(peers), "0" * 16, ())
     assert figures.learning_rate == 6e-4
     assert figures.gradient_norm == pytest.approx(0.95 * 4 + 0.05 * 2)
     assert [link.sent_rate for link in figures.links] == [19, 18, 17, 16, 15, 14, 13, 12]
@@ -100,12 +101,8 @@ def test_figures_contain_gradient_norm_learning_rate_and_busiest_links():
 
 def test_training_loss_stands_at_the_tokens_of_its_step_before_any_update():
     metrics = TrainingMetrics("a" * 64)
-    anchor = SimpleNamespace(
-        fragments=(), heads={}, retracted={}, vector={}, tokens=0, vector_digest=lambda: "0" * 64
-    )
-    exchange = SimpleNamespace(peers=0, bytes_sent=0, bytes_received=0, summary=None, neighbours=())
     stats = SimpleNamespace(loss=5.0, tokens=4096, seconds=1.0, norm=1.0, abandoned=False)
     metrics.record_step(stats, 4096)
     metrics.set_idle(Activity.PAUSED)
-    [point] = metrics.compose_report(anchor, exchange, "0" * 16, ()).points
+    [point] = metrics.compose_report(ANCHOR, exchange_stats(), "0" * 16, ()).points
     assert (point.tokens, point.loss) == (4096, 5.0)

@@ -4,11 +4,9 @@ import dataclasses
 import os
 import random
 import signal
-import subprocess
-import sys
 
 import pytest
-from helpers.paths import WORKER
+from helpers.python_code import start_python
 from helpers.worker.command_line import RUN
 from helpers.worker.trained_models import larger_bpe_file
 
@@ -18,12 +16,7 @@ from barnraise.spec import ModelSpec, RunSpec, TextSpec
 from barnraise.text.existing_tokenizer import ExistingTokenizer
 from barnraise.text.places import PathPlace
 from barnraise.text.reading import open_source
-from barnraise.training.preparation import (
-    TextPreparation,
-    build_text,
-    check_tokenizer,
-    plan_text,
-)
+from barnraise.training.preparation import TextPreparation, build_text, check_tokenizer, plan_text
 
 MODEL = ModelSpec(layers=2, width=32, heads=2, context=32, vocabulary=320)
 SPEC = RunSpec(model=MODEL, text=TextSpec(source="files", tokenizer="bpe", shard_tokens=65_536))
@@ -71,14 +64,8 @@ def test_killed_preparation_continues_to_the_same_manifest(tmp_path, corpus, sta
     folder, other = tmp_path / "run", tmp_path / "other"
     folder.mkdir()
     other.mkdir()
-    arguments = [str(folder), str(corpus), stage, RUN, SPEC.to_json()]
-    child = subprocess.Popen(
-        [sys.executable, "-c", STAND_STILL, *arguments],
-        env={**os.environ, "PYTHONPATH": str(WORKER)},
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    arguments = (folder, corpus, stage, RUN, SPEC.to_json())
+    child = start_python(STAND_STILL, *arguments, start_new_session=True)
     assert child.stdout is not None
     assert child.stdout.readline() == "still\n"
     os.killpg(child.pid, signal.SIGKILL)

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.updates.headers import build_update
 
 from barnraise.ledger.anchor import Anchor, fragment_to_bytes
 from barnraise.ledger.ledger import Ledger
 from barnraise.planning.plan import Plan, tile_elements
-from barnraise.protocol.messages import Update
 from barnraise.protocol.signing import Identity
 from barnraise.spec import ModelSpec, Recipe
 from barnraise.swap.engine import Engine
@@ -114,9 +114,8 @@ def test_interrupted_move_is_undone_or_completed(tmp_path):
     close_and_read_state(tmp_path, EXACT, *open_engine(tmp_path, EXACT))
     (tmp_path / "state").rename(tmp_path / "state.new")
     (tmp_path / "state.old").mkdir()
-    assert SavedState(tmp_path, EXACT).header is not None and sorted(
-        p.name for p in tmp_path.iterdir()
-    ) == ["state"]
+    assert SavedState(tmp_path, EXACT).header is not None
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["state"]
     (tmp_path / "state").rename(tmp_path / "state.old")
     (tmp_path / "state.new").mkdir()
     assert SavedState(tmp_path, EXACT).header is not None and sorted(
@@ -144,19 +143,7 @@ def test_state_older_than_its_ledger_keeps_all_but_its_anchor(tmp_path, plan):
     saved = SavedState(tmp_path, plan)
     assert saved.align_with_ledger(ledger, Recipe()), "an empty ledger cannot be newer"
     author = Identity(b"a" * 32)
-    update = Update(
-        run=HEADER.run,
-        peer=author.key,
-        incarnation="0" * 16,
-        seq=5,
-        started_ms=0,
-        time_ms=5000,
-        ticket="0" * 64,
-        previous="1" * 64,
-        tokens=10,
-        total=50,
-        fragments=[],
-    )
+    update = build_update(author.key, 5, run=HEADER.run)
     head = author.sign("update", update)
     anchor = [
         torch.full((fragment.size,), 7 + fragment.index, dtype=torch.int32)

@@ -1,10 +1,9 @@
 """Samples: one of the linked machines writes them, and every text can be sent and shown."""
 
 import pytest
-from helpers.worker.plans import TINY, engine_of, tiny_plan
+from helpers.worker.plans import engine_of, tiny_plan
 from helpers.worker.trained_models import bpe_file
 
-from barnraise.planning.memory_model import SAMPLE_TOKENS, between_steps, sampled_at_once
 from barnraise.protocol.reports import SAMPLE_LENGTH
 from barnraise.training.samples import SampleWriter, is_elected
 
@@ -40,8 +39,3 @@ def test_samples_end_when_the_worker_leaves(tmp_path):
     engine.close()
     assert len(polled) == 7 and len(samples.texts) == 2
     assert sum(len(sample.text) for sample in samples.texts) <= 8
-
-
-def test_memory_for_samples_is_planned():
-    plan = tiny_plan(model=TINY)
-    assert 1 <= sampled_at_once(plan) <= 5 and between_steps(plan) > 0 < SAMPLE_TOKENS

@@ -32,22 +32,17 @@ FACTORS = st.sampled_from(IDS[:3])
 ACCESS = histories(
     "access",
     {
-        "set_addresses": DIGESTS.map(lambda found: {"content_digest": found}),
-        "add_factor": st.builds(
-            lambda factor, type, content_digest: {
-                "factor": factor,
-                "type": type,
-                "content_digest": content_digest,
-            },
-            FACTORS,
-            st.sampled_from(["totp", "recovery_codes", "webauthn"]),
-            DIGESTS,
+        "set_addresses": st.fixed_dictionaries({"content_digest": DIGESTS}),
+        "add_factor": st.fixed_dictionaries(
+            {
+                "factor": FACTORS,
+                "type": st.sampled_from(["totp", "recovery_codes", "webauthn"]),
+                "content_digest": DIGESTS,
+            }
         ),
-        "remove_factors": st.lists(FACTORS, max_size=2).map(lambda factors: {"factors": factors}),
-        "use_codes": st.builds(
-            lambda factor, codes: {"factor": factor, "codes": codes},
-            FACTORS,
-            st.lists(st.integers(0, 9), max_size=3),
+        "remove_factors": st.fixed_dictionaries({"factors": st.lists(FACTORS, max_size=2)}),
+        "use_codes": st.fixed_dictionaries(
+            {"factor": FACTORS, "codes": st.lists(st.integers(0, 9), max_size=3)}
         ),
     },
 )
@@ -91,7 +86,7 @@ def test_recovery_code_used_at_two_mirrors_is_used_once():
 
 
 @pytest.fixture
-def store(person, valkey):
+def store(valkey):
     """Return a function that stores what this site recorded of a person's credentials.
 
     It stores addresses and factors, each (type, private data), and codes that were used.

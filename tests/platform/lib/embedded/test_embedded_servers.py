@@ -16,6 +16,7 @@ import psycopg
 import pytest
 import redis
 from helpers.paths import ROOT
+from helpers.python_code import start_python
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
@@ -43,27 +44,36 @@ def start_in_other_process(
     folder: Path, postgres: bool = True
 ) -> tuple[subprocess.Popen, list[str]]:
     """Start the servers in another process; return it and their addresses."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", START_AND_WAIT, str(folder), str(postgres)],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "platform")},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    process = start_python(START_AND_WAIT, folder, postgres)
     return process, process.stdout.readline().split()
+
+
+def kill(process: subprocess.Popen) -> None:
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def store_answer(database: str) -> None:
+    with psycopg.connect(database) as connection:
+        connection.execute("CREATE TABLE kept AS SELECT 42 AS answer")
+
+
+def read_answer(database: str) -> tuple[int]:
+    with psycopg.connect(database) as connection:
+        return connection.execute("SELECT answer FROM kept").fetchone()
 
 
 def test_data_and_addresses_survive_a_restart(folder):
     first = embedded_servers.start(folder)
-    with psycopg.connect(first[0]) as connection:
-        connection.execute("CREATE TABLE kept AS SELECT 42 AS answer")
+    store_answer(first[0])
     with redis.Redis.from_url(first[1]) as valkey:
         valkey.set("kept", 42)
     embedded_servers.stop(folder)
     with pytest.raises(psycopg.OperationalError):
         psycopg.connect(first[0])
     assert embedded_servers.start(folder) == first
-    with psycopg.connect(first[0]) as connection:
-        assert connection.execute("SELECT answer FROM kept").fetchone() == (42,)
+    assert read_answer(first[0]) == (42,)
     with redis.Redis.from_url(first[1]) as valkey:
         assert valkey.get("kept") == b"42"
 
@@ -74,9 +84,7 @@ def test_servers_are_shared_and_stopped_by_the_last_process(folder):
     assert other_addresses == list(addresses)
     embedded_servers.stop(folder)  # the other process still uses them
     psycopg.connect(addresses[0]).close()
-    process.send_signal(signal.SIGKILL)  # it cannot deregister
-    process.wait()
-    process.stdout.close()
+    kill(process)  # it cannot deregister
     assert embedded_servers.start(folder) == addresses
     embedded_servers.stop(folder)
     with pytest.raises(psycopg.OperationalError):
@@ -88,9 +96,7 @@ def test_claim_stops_servers_whose_parent_does_not_reap_them(folder):
     embedded_servers.claim(folder).release()
     with redis.Redis.from_url(valkey) as client, pytest.raises(redis.exceptions.ConnectionError):
         client.ping()
-    process.kill()
-    process.wait()
-    process.stdout.close()
+    kill(process)
 
 
 def test_claim_is_not_refused_because_another_process_looks_at_it(folder):
@@ -139,9 +145,7 @@ def test_processes_are_recognised_after_the_clock_was_set(folder, monkeypatch):
     embedded_servers.stop(folder)  # the other process still uses them
     with redis.Redis.from_url(addresses[1]) as valkey:
         assert valkey.ping()
-    process.kill()
-    process.wait()
-    process.stdout.close()
+    kill(process)
     embedded_servers.start(folder, postgres=False)
     embedded_servers.stop(folder)
     with (
@@ -153,8 +157,7 @@ def test_processes_are_recognised_after_the_clock_was_set(folder, monkeypatch):
 
 def test_servers_start_after_a_power_cut_with_reused_pids(folder):
     first = embedded_servers.start(folder)
-    with psycopg.connect(first[0]) as connection:
-        connection.execute("CREATE TABLE kept AS SELECT 42 AS answer")
+    store_answer(first[0])
     lock = folder / "postgres" / "postmaster.pid"
     lines = lock.read_text().splitlines()
     os.kill(int(lines[0]), signal.SIGKILL)
@@ -163,8 +166,7 @@ def test_servers_start_after_a_power_cut_with_reused_pids(folder):
     lock.write_text("\n".join([str(stranger.pid), *lines[1:]]) + "\n")
     embedded_servers.stop(folder)  # this must not stop the stranger
     assert embedded_servers.start(folder) == first
-    with psycopg.connect(first[0]) as connection:
-        assert connection.execute("SELECT answer FROM kept").fetchone() == (42,)
+    assert read_answer(first[0]) == (42,)
     assert stranger.poll() is None
     stranger.kill()
     stranger.wait()
@@ -195,33 +197,24 @@ def test_copied_folder_gets_its_own_servers(folder):
 
 def test_moved_folder_serves_from_its_new_place(folder):
     database, _ = embedded_servers.start(folder)
-    with psycopg.connect(database) as connection:
-        connection.execute("CREATE TABLE kept AS SELECT 42 AS answer")
+    store_answer(database)
     embedded_servers.stop(folder)
     folder.rename(folder.parent / "moved")
     database, url = embedded_servers.start(folder.parent / "moved")
     try:
-        with psycopg.connect(database) as connection:
-            assert connection.execute("SELECT answer FROM kept").fetchone() == (42,)
+        assert read_answer(database) == (42,)
         with redis.Redis.from_url(url) as valkey:
             assert valkey.ping()
     finally:
         embedded_servers.stop(folder.parent / "moved", force=True)
 
 
-def test_processes_started_at_once_share_one_key(folder):
+def test_processes_started_at_once_share_one_key(folder, monkeypatch):
     folder.mkdir()
     script = "from coordinator.lib import site_identity; print(site_identity.identity().key)"
-    environment = {
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "platform"), str(ROOT / "worker")]),
-        "DJANGO_SETTINGS_MODULE": "coordinator.settings",
-        "BARNRAISE_STATE": str(folder),
-    }
-    command = [sys.executable, "-c", script]
-    processes = [
-        subprocess.Popen(command, env={**os.environ, **environment}, stdout=subprocess.PIPE)
-        for _ in range(4)
-    ]
+    monkeypatch.setenv("DJANGO_SETTINGS_MODULE", "coordinator.settings")
+    monkeypatch.setenv("BARNRAISE_STATE", str(folder))
+    processes = [start_python(script) for _ in range(4)]
     assert len({process.communicate()[0] for process in processes}) == 1
     assert all(process.returncode == 0 for process in processes)
 
@@ -252,26 +245,21 @@ def test_terminated_site_stops_its_servers(folder):
     )
     with site.stderr:
         assert any("Uvicorn running" in line for line in site.stderr)
-        assert (folder / "postgres" / "postmaster.pid").exists() and (
-            folder / "valkey" / "pid"
-        ).exists()
+        assert (folder / "postgres" / "postmaster.pid").exists()
+        assert (folder / "valkey" / "pid").exists()
         site.terminate()
         site.wait(20)
-    assert (
-        not (folder / "postgres" / "postmaster.pid").exists()
-        and not (folder / "valkey" / "pid").exists()
-    )
+    assert not (folder / "postgres" / "postmaster.pid").exists()
+    assert not (folder / "valkey" / "pid").exists()
 
 
 def test_database_url_options_are_passed_to_the_connection():
     from coordinator.settings import database
 
     options = database("postgresql://ada:a%40b@db.example:6432/barn?sslmode=verify-full")
-    assert (
-        options["OPTIONS"]["sslmode"] == "verify-full"
-        and options["PASSWORD"] == "a@b"
-        and options["PORT"] == "6432"
-    )
+    assert options["OPTIONS"]["sslmode"] == "verify-full"
+    assert options["PASSWORD"] == "a@b"
+    assert options["PORT"] == "6432"
     assert database("postgresql://postgres:@/barn?host=%2Frun%2Fpg")["HOST"] == "/run/pg"
     assert database("postgresql://db/barn?tcp_user_timeout=9")["OPTIONS"]["tcp_user_timeout"] == "9"
 

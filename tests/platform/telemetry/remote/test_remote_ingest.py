@@ -11,16 +11,10 @@ from helpers.site.remote_telemetry import (
     ingest_page,
     membership_row,
     page,
-    report,
 )
 
 from coordinator.eventlog.models import LogEvent
-from coordinator.fleet.lifecycle_facts import (
-    COLUMNS,
-    advance_run,
-    gather_facts,
-    ledgers_by_person,
-)
+from coordinator.fleet.lifecycle_facts import COLUMNS, advance_run, gather_facts, ledgers_by_person
 from coordinator.fleet.models import Membership
 from coordinator.lib.valkey import valkey_client
 from coordinator.live.run_snapshot import RunSnapshot
@@ -74,15 +68,11 @@ def test_mirror_without_reports_shows_the_run_like_the_reporting_mirror(training
     assert {k: v for k, v in snapshot.run.items() if k not in changing_fields} == {
         k: v for k, v in later_snapshot.run.items() if k not in changing_fields
     }
-    assert (
-        later_snapshot.run["agree"] is True
-        and later_snapshot.run["workers_alive"] == 2
-        and later_snapshot.run["rate"] == 800.0
-    )
-    assert (
-        history.load_history(run) == run_history
-        and history.load_machine_curves(run) == machine_curves
-    )
+    assert later_snapshot.run["agree"] is True
+    assert later_snapshot.run["workers_alive"] == 2
+    assert later_snapshot.run["rate"] == 800.0
+    assert history.load_history(run) == run_history
+    assert history.load_machine_curves(run) == machine_curves
     assert [e["what"] for e in later_snapshot.events.values() if e["what"] == "joined"] == [
         "joined",
         "joined",
@@ -100,24 +90,16 @@ def test_export_contains_only_changes_and_each_plan_once(training_run, numbered_
         empty_page.rollups,
         empty_page.points,
         empty_page.events,
-    ) == (
-        [],
-        [],
-        [],
-        [],
-        [],
-    )
+    ) == ([], [], [], [], [])
     assert empty_page.position == first.position
-    report(ada, run, numbered_report(4, plan=plan))
+    ada.store_reports(run, numbered_report(4, plan=plan))
     second = export.build_page(first.position)
-    assert second.machines == [elsewhere(run, ada)] and [f.plan for f in second.memberships] == [
-        None
-    ]
-    assert {rollup.width for rollup in second.rollups} == {10, 60, 3600} and [
-        p.seq for p in second.points
-    ] == [4]
+    assert second.machines == [elsewhere(run, ada)]
+    assert [f.plan for f in second.memberships] == [None]
+    assert {rollup.width for rollup in second.rollups} == {10, 60, 3600}
+    assert [p.seq for p in second.points] == [4]
     changed = plan.model_copy(update={"predicted_seconds": 4.0})
-    report(ada, run, numbered_report(5, plan=changed))
+    ada.store_reports(run, numbered_report(5, plan=changed))
     assert export.build_page(second.position).memberships[0].plan == changed
     assert (
         sum(row.plan is not None for row in export.build_page(TelemetryPosition()).memberships) == 1
@@ -159,10 +141,8 @@ def test_rows_of_other_mirrors_are_not_exported(training_run):
     }
     assert ingest_page(page(elsewhere(run, ada), memberships=[membership_row()], **rows)).rows == 4
     after = export.build_page(TelemetryPosition())
-    assert (
-        after == before.model_copy(update={"memberships": after.memberships})
-        and len(after.memberships) == 2
-    )
+    assert after == before.model_copy(update={"memberships": after.memberships})
+    assert len(after.memberships) == 2
 
 
 def test_page_ingested_twice_changes_nothing(training_run):
@@ -226,7 +206,7 @@ def test_machine_at_two_mirrors_is_shown_once_with_its_newest_report(training_ru
     assert len(list_live_memberships(run)) == 2
     ada.join(run)  # joining is not a report
     assert RunSnapshot.capture(run).workers[str(ada.machine.pk)]["activity"] == "training"
-    report(ada, run, numbered_report(10, rate=500.0))
+    ada.store_reports(run, numbered_report(10, rate=500.0))
     assert RunSnapshot.capture(run).run["rate"] == 800.0
 
 
@@ -277,9 +257,9 @@ def test_gap_in_own_reports_is_filled_by_reports_to_another_mirror(training_run,
     ingest_page(
         page(elsewhere(run, ada), memberships=[membership_row(latest=8, high_water_mark=8)])
     )
-    report(ada, run, numbered_report(9), numbered_report(10))
+    ada.store_reports(run, numbered_report(9), numbered_report(10))
     assert Membership.objects.get(machine=ada.machine).high_water_mark == 10
-    report(ada, run, numbered_report(15))
+    ada.store_reports(run, numbered_report(15))
     assert Membership.objects.get(machine=ada.machine).high_water_mark == 10, (
         "the gap from 11 to 14 was skipped"
     )
@@ -289,26 +269,25 @@ def test_gap_in_own_reports_is_filled_by_reports_to_another_mirror(training_run,
             memberships=[membership_row(latest=1 << 40, high_water_mark=1 << 40)],
         )
     )
-    report(ada, run, numbered_report(16))
+    ada.store_reports(run, numbered_report(16))
     assert Membership.objects.get(machine=ada.machine).high_water_mark == 16
-    report(ada, run, numbered_report(17))
+    ada.store_reports(run, numbered_report(17))
     assert Membership.objects.get(machine=ada.machine).high_water_mark == 17, (
         "another mirror's mark exceeded the machine's own reports"
     )
 
 
 def test_machine_from_another_mirror_records_no_second_join(
-    training_run, volunteer, person, numbered_report
+    training_run, numbered_report, strangers
 ):
     run, *_ = training_run
-    carl = volunteer(person("carl@example.org"), seed=3)
-    carl.join(run)
+    (carl,) = strangers(run, 3)
     ingest_page(page(elsewhere(run, carl), memberships=[membership_row()]))
-    report(carl, run, numbered_report(10))
+    carl.store_reports(run, numbered_report(10))
     assert not RunEvent.objects.filter(machine=carl.machine).exists()
 
 
-def test_lifecycle_facts_include_machines_of_other_mirrors(person, draft, manifest, volunteer):
+def test_lifecycle_facts_include_machines_of_other_mirrors(person, draft, volunteer):
     owner = person()
     run = draft(owner, quorum=2)
     ada, bob = volunteer(owner), volunteer(person("bob@example.org"), seed=2)
@@ -332,13 +311,13 @@ def test_lifecycle_facts_include_machines_of_other_mirrors(person, draft, manife
     assert gather_facts(run).alive == 0, "rows of a dead mirror never expire"
 
 
-def test_lying_mirror_changes_nobodys_count(person, launched_run, volunteer, numbered_report):
+def test_lying_mirror_changes_nobodys_count(person, adas_run, volunteer, numbered_report):
     """Let a mirror claim 10^15 tokens of machines that report here, and of one that does not."""
-    run, ada = launched_run(person())
+    run, ada = adas_run
     bob, carl = volunteer(person("bob@example.org"), 2), volunteer(person("c@example.org"), 3)
     bob.join(run)
     for machine in (ada, bob):
-        report(machine, run, numbered_report(5, ledger_tokens=5000))
+        machine.store_reports(run, numbered_report(5, ledger_tokens=5000))
     lie = membership_row(age=0.0, latest=99, ledger_tokens=10**15)
     for machine in (ada, bob, carl):
         ingest_page(page(elsewhere(run, machine), memberships=[lie]))

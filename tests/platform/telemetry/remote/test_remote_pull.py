@@ -23,17 +23,7 @@ from coordinator.replication import pull as replication_pull
 from coordinator.replication.models import PeerStatus
 from coordinator.telemetry import history, report_queue
 from coordinator.telemetry.models import LossPoint, RemoteCursor, RunEvent
-from coordinator.telemetry.remote import export, ingest, pull
-from coordinator.telemetry.remote.protocol import (
-    EventRow,
-    LossRow,
-    PageSignature,
-    RollupRow,
-    SignedTelemetryPage,
-    TelemetryPage,
-    TelemetryPosition,
-    TelemetryRequest,
-)
+from coordinator.telemetry.remote import export, ingest, protocol, pull
 from coordinator.telemetry.rollup import drain_queue
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("valkey")]
@@ -53,12 +43,11 @@ def test_pull_waits_a_bounded_time_for_an_unknown_machine(training_run):
         elsewhere(run, ada),
         memberships=[membership_row(), membership_row(machine_index=1)],
         more=True,
-        position=TelemetryPosition(memberships=(7, None)),
+        position=protocol.TelemetryPosition(memberships=(7, None)),
     )
     result = ingest_page(telemetry_page)
-    assert (result.left_out, result.more) == ("", False) and RemoteCursor.objects.get(
-        key=OTHER
-    ).position == TelemetryPosition()
+    assert (result.left_out, result.more) == ("", False)
+    assert RemoteCursor.objects.get(key=OTHER).position == protocol.TelemetryPosition()
     assert Membership.everywhere.filter(mirror=OTHER).count() == 1, (
         "the known machine was not stored"
     )
@@ -76,10 +65,12 @@ def test_pulled_rows_with_impossible_times_are_left_out(training_run):
     result = ingest_page(
         page(
             elsewhere(run, ada),
-            rollups=[RollupRow(0, 3600, hour * 3600, 1, 1e6, 0, 0, 0, 0, 0) for hour in hours],
+            rollups=[
+                protocol.RollupRow(0, 3600, hour * 3600, 1, 1e6, 0, 0, 0, 0, 0) for hour in hours
+            ],
             points=[
-                LossRow(0, 1, 0, "train", 10**12, 1.0, now),
-                LossRow(0, 2, 0, "train", 10, 1.0, now + 1e6),
+                protocol.LossRow(0, 1, 0, "train", 10**12, 1.0, now),
+                protocol.LossRow(0, 2, 0, "train", 10, 1.0, now + 1e6),
             ],
         )
     )
@@ -91,7 +82,7 @@ def test_pulled_rows_with_impossible_times_are_left_out(training_run):
     )
 
 
-def serve_page(fake_mirror: FakeMirror, telemetry_page: TelemetryPage, **changed):
+def serve_page(fake_mirror: FakeMirror, telemetry_page: protocol.TelemetryPage, **changed):
     """Let the mirror serve a page.
 
     Args:
@@ -101,8 +92,8 @@ def serve_page(fake_mirror: FakeMirror, telemetry_page: TelemetryPage, **changed
             `text` is sent instead of the page.
     """
 
-    def answer(query, reader) -> SignedTelemetryPage:
-        request = TelemetryRequest.model_validate_json(query["body"])
+    def answer(query, reader) -> protocol.SignedTelemetryPage:
+        request = protocol.TelemetryRequest.model_validate_json(query["body"])
         text = changed.get("text", telemetry_page.model_dump_json())
         signature = {
             "mirror": fake_mirror.identity.key,
@@ -112,8 +103,8 @@ def serve_page(fake_mirror: FakeMirror, telemetry_page: TelemetryPage, **changed
             **changed,
         }
         signer = changed.get("signer", fake_mirror.identity)
-        signed = signer.sign("telemetry", PageSignature(**signature))
-        return SignedTelemetryPage(signature=signed, text=text)
+        signed = signer.sign("telemetry", protocol.PageSignature(**signature))
+        return protocol.SignedTelemetryPage(signature=signed, text=text)
 
     fake_mirror.routes["POST /mirrors/telemetry"] = answer
 
@@ -123,11 +114,11 @@ def test_pull_continues_after_the_last_position(
 ):
     run, ada, _ = training_run
     now = time.time()
-    position = TelemetryPosition(memberships=(7, None))
+    position = protocol.TelemetryPosition(memberships=(7, None))
     served = page(
         elsewhere(run, ada),
         memberships=[membership_row()],
-        points=[LossRow(0, 77, 0, "train", 5000, 1.0, now)],
+        points=[protocol.LossRow(0, 77, 0, "train", 5000, 1.0, now)],
         position=position,
     )
     serve_page(fake_mirror, served)
@@ -205,7 +196,7 @@ def test_corrected_clock_delays_no_remote_telemetry(fake_mirror, training_run, f
 
 def test_rows_of_an_expelled_mirror_are_deleted(fake_mirror, training_run):
     run, ada, _ = training_run
-    event = EventRow(0, "0192f0c1-4d3e-7f40-8a5b-6c7d8e9f0a1c", "left", time.time())
+    event = protocol.EventRow(0, "0192f0c1-4d3e-7f40-8a5b-6c7d8e9f0a1c", "left", time.time())
     serve_page(
         fake_mirror, page(elsewhere(run, ada), memberships=[membership_row()], events=[event])
     )
@@ -219,18 +210,15 @@ def test_rows_of_an_expelled_mirror_are_deleted(fake_mirror, training_run):
     )
     mirror_list.ingest_lists([signed_list(2, own_entry, expelled_entry)])
     pull.pull_all()
-    assert (
-        not Membership.everywhere.exclude(mirror="").exists() and not RemoteCursor.objects.exists()
-    )
-    assert (
-        not RunEvent.objects.filter(mirror=fake_mirror.identity.key).exists()
-        and RunEvent.objects.exists()
-    )
+    assert not Membership.everywhere.exclude(mirror="").exists()
+    assert not RemoteCursor.objects.exists()
+    assert not RunEvent.objects.filter(mirror=fake_mirror.identity.key).exists()
+    assert RunEvent.objects.exists()
 
 
 def test_telemetry_is_served_to_listed_mirrors_only(fake_mirror, training_run):
     path = "/api/v1/mirrors/telemetry"
-    body = TelemetryRequest(nonce="0" * 32).model_dump_json().encode()
+    body = protocol.TelemetryRequest(nonce="0" * 32).model_dump_json().encode()
 
     def request_telemetry(identity: Identity):
         token = identity.sign_request(site_identity.identity().key, "POST", path, body, time.time())
@@ -238,18 +226,15 @@ def test_telemetry_is_served_to_listed_mirrors_only(fake_mirror, training_run):
             path, body, "application/json", headers={"Authorization": f"Barnraise {token}"}
         )
 
-    assert (
-        request_telemetry(Identity(b"x" * 32)).status_code == 401
-        and Client().post(path).status_code == 401
-    )
+    assert request_telemetry(Identity(b"x" * 32)).status_code == 401
+    assert Client().post(path).status_code == 401
     answer = request_telemetry(fake_mirror.identity)
     assert answer.status_code == 200, answer.content
-    signed_page = SignedTelemetryPage.model_validate_json(answer.content)
+    signed_page = protocol.SignedTelemetryPage.model_validate_json(answer.content)
     signature = json.loads(signed_page.signature.body)
-    assert signature["to"] == fake_mirror.identity.key and signature["digest"] == digest(
-        signed_page.text
-    )
-    assert len(TelemetryPage.model_validate_json(signed_page.text).memberships) == 2
+    assert signature["to"] == fake_mirror.identity.key
+    assert signature["digest"] == digest(signed_page.text)
+    assert len(protocol.TelemetryPage.model_validate_json(signed_page.text).memberships) == 2
 
 
 def test_export_and_ingest_query_counts_do_not_grow_with_machines(
@@ -258,7 +243,7 @@ def test_export_and_ingest_query_counts_do_not_grow_with_machines(
     run, ada, _ = training_run
     others = [volunteer(run.owner, seed) for seed in range(10, 40)]
     counts = []
-    position = export.build_page(TelemetryPosition()).position
+    position = export.build_page(protocol.TelemetryPosition()).position
     for machine in others:
         machine.join(run)
     for reporting, seq in (([ada], 4), ([ada, *others], 5)):

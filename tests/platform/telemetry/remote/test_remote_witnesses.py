@@ -26,15 +26,13 @@ pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("valkey")]
 
 
 @pytest.fixture
-def witnessed_run(person, launched_run, volunteer):
+def witnessed_run(person, launched_run, strangers):
     """Return a run of several mirrors, an author and three other people's machines in it."""
     own_entry = list_entry(site_identity.identity(), "https://here.example.org")
     first = signed_list(1, own_entry)
     mirror_list.ingest_lists([first], vouched=first.digest)
     run, _ = launched_run(person("owner@example.org"), seed=9)
-    machines = [volunteer(person(f"{n}@example.org"), n) for n in range(1, 5)]
-    for machine in machines:
-        machine.join(run)
+    machines = strangers(run, 1, 2, 3, 4)
     Run.objects.filter(pk=run.pk).update(created=timezone.now() - timedelta(days=30))
     run.record_ledger_tokens(10**9)
     run.refresh_from_db()

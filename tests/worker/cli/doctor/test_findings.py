@@ -4,13 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from barnraise.cli.doctor.findings import (
-    Level,
-    MachineFacts,
-    MirrorFacts,
-    PresetFit,
-    judge_machine,
-)
+from barnraise.cli.doctor.findings import Level, MachineFacts, MirrorFacts, PresetFit, judge_machine
 from barnraise.cli.doctor.reach_verdict import NetworkFacts
 from barnraise.peering.links.bandwidth_meter import LineRates
 

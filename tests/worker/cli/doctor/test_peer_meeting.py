@@ -4,17 +4,17 @@ import json
 from dataclasses import replace
 
 import pytest
-from helpers.worker.fake_coordinator import MACHINE, RUN, FakeCoordinator
+from helpers.worker.fake_coordinator import MACHINE, RUN, FakeCoordinator, enrol
 
 from barnraise.cli.doctor.peer_meeting import meet_peers
 from barnraise.cli.doctor.reach_verdict import NetworkFacts, ReachVerdict, judge_reach
 from barnraise.peering.addresses.nat_type import DialBackVerdict, judge_dial_backs
 from barnraise.peering.transports.iroh_transport import IrohTransport
-from barnraise.protocol.coordinator_messages import Directive, JoinReply, MirrorView, RunView
+from barnraise.protocol.coordinator_messages import Directive, JoinReply, RunView
 from barnraise.protocol.enums import RunStatus
 from barnraise.protocol.messages import Peer
 from barnraise.spec import TextSpec
-from barnraise.state_dir import SiteMembership, StateDir
+from barnraise.state_dir import StateDir
 
 
 @pytest.fixture
@@ -24,8 +24,7 @@ def site(world, tmp_path):
     world.transport = lambda identity: IrohTransport(identity.secret, host="127.0.0.1")
     site = FakeCoordinator(identity=world.mirror, run=RUN)
     site.home = StateDir(tmp_path / "home")
-    mirror = MirrorView(key=world.mirror.key, name="small", protocols=[1], time=0)
-    site.home.save_membership(SiteMembership(url=site.url, mirror=mirror, machine=MACHINE))
+    enrol(site.home, site.url, world.mirror.key)
     view = RunView(id=RUN, name="A run", status=RunStatus.TRAINING, spec=world.spec.to_json())
     site.peers = []
     directive = Directive(run=RUN, machine=MACHINE, status=RunStatus.TRAINING, issued=0)

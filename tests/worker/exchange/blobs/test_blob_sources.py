@@ -118,10 +118,7 @@ def test_late_joiners_weight_grows_by_rounds_when_streaming(world, monkeypatch):
 
 
 def test_known_peers_are_found_again_after_a_restart(world):
-    a, b = (world.machine(n).start() for n in (1, 2))
-    b.add_peers(a)
-    a.publish_round(1)
-    world.wait_for_agreement(a, b)
+    a, b = world.start_agreed(1, 2)
     b.stop()
     a.publish_round(2)
     b.open()

@@ -18,9 +18,7 @@ from barnraise.protocol.messages import SnapshotManifest
 
 
 def test_late_machine_starts_from_the_peers_anchor(world):
-    a, b, c = (world.machine(n).start() for n in (1, 2, 3))
-    b.add_peers(a)
-    c.add_peers(a)
+    a, b, c = world.start_linked(1, 2, 3)
     for seed in range(5):
         for machine in (a, b, c):
             machine.publish_round(10 * seed + machine.number)
@@ -36,8 +34,7 @@ def test_late_machine_starts_from_the_peers_anchor(world):
 
 
 def test_snapshots_of_training_peers_at_one_vector_are_equal(world):
-    a, b = (world.machine(n).start() for n in (1, 2))
-    b.add_peers(a)
+    a, b = world.start_linked(1, 2)
     for seed in range(3):
         a.publish_round(seed)
         b.publish_round(10 + seed)
@@ -56,10 +53,7 @@ def test_snapshots_of_training_peers_at_one_vector_are_equal(world):
 
 
 def test_joiner_survives_a_restart_and_serves_the_next_joiner(world):
-    a, b = (world.machine(n).start() for n in (1, 2))
-    b.add_peers(a)
-    a.publish_round(1)
-    world.wait_for_agreement(a, b)
+    a, b = world.start_agreed(1, 2)
     with stepping(a, b):
         join_peers(world.machine(3), a, b)
     c = world.machines[2]
@@ -75,7 +69,7 @@ def test_joiner_survives_a_restart_and_serves_the_next_joiner(world):
     d = world.machine(4)
     with stepping(c):
         # a and b are connected, but their loops take no steps.
-        snapshot = join_peers(d, c, timeout=9.0, trust_one=True)
+        snapshot = join_peers(d, c, timeout=4.0, trust_one=True)
     assert snapshot is None, "one of three volunteers confirms nothing"
     with stepping(a, b, c):
         snapshot = d.exchange.fetch_snapshot(20.0)
@@ -104,11 +98,7 @@ def test_two_machines_of_one_volunteer_do_not_confirm_a_snapshot(world):
 
 
 def test_peer_with_a_different_anchor_is_outvoted(world):
-    a, b, c = (world.machine(n).start() for n in (1, 2, 3))
-    b.add_peers(a)
-    c.add_peers(a, b)
-    a.publish_round(1)
-    world.wait_for_agreement(a, b, c)
+    a, b, c = world.start_agreed(1, 2, 3)
     c.anchor.fragments[0][5] += 1  # bit-rot
     with stepping(a, b, c):
         snapshot = join_peers(world.machine(4), a, b, c)
@@ -119,13 +109,10 @@ def test_peer_with_a_different_anchor_is_outvoted(world):
 
 
 def test_two_disagreeing_peers_are_both_not_believed(world, caplog):
-    a, b = (world.machine(n).start() for n in (1, 2))
-    b.add_peers(a)
-    a.publish_round(1)
-    world.wait_for_agreement(a, b)
+    a, b = world.start_agreed(1, 2)
     b.anchor.fragments[0][5] += 1  # bit-rot
     with stepping(a, b):
-        snapshot = join_peers(world.machine(3), a, b, timeout=8.0, trust_one=True)
+        snapshot = join_peers(world.machine(3), a, b, timeout=5.0, trust_one=True)
     assert snapshot is None
     assert any("disagree" in record.getMessage() for record in caplog.records)
 
@@ -191,10 +178,7 @@ def test_choose_majority_counts_each_volunteer_once():
 
 def test_several_machines_join_at_once(world, caplog):
     caplog.set_level(logging.WARNING)
-    a, b = (world.machine(n).start() for n in (1, 2))
-    b.add_peers(a)
-    a.publish_round(1)
-    world.wait_for_agreement(a, b)
+    a, b = world.start_agreed(1, 2)
     late = [world.machine(n) for n in (3, 4, 5)]
     for machine in late:
         machine.add_peers(a, b)

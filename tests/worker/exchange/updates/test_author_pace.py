@@ -127,15 +127,6 @@ def test_headers_of_a_volunteers_keys_are_bounded_by_their_rates(rates):
     assert updates_per_second <= MAX_UPDATES_PER_SECOND * len(rates)
 
 
-def test_flood_of_a_day_stores_no_more_headers_than_the_pace_admits():
-    """Let an author publish a hundred times faster than its pace, for a day of its own time."""
-    pace, now, stored, day = AuthorPace(LIMITS), 1e9, 0, 1e9 + 86400
-    while (now := max(now, pace.ready_at(empty_update(now, 100.0), now))) < day:
-        pace.on_update(empty_update(now, 100.0))
-        stored += 1
-    assert stored <= LIMITS.updates_per_second(100.0) * (86400 + BURST_SECONDS) + 1
-
-
 def test_stored_header_is_at_most_twice_its_longest_encoding():
     fragments = len(ModelSpec(12, 768, 12, 1024, 50304).fragments())
     part = FragmentUpdate(digest="a" * 64, size=(1 << 53) - 1, sketch="a" * 16)

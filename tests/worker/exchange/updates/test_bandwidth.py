@@ -25,8 +25,8 @@ def size_of(update) -> int:
 
 
 def test_interrupted_update_continues_from_another_peer(large):
-    a, b, c = (large.machine(n).start() for n in (1, 2, 3))
-    b.add_peers(a)
+    a, b = large.start_linked(1, 2)
+    c = large.machine(3).start()
     update = a.publish_round(1)
     large.wait_for_agreement(a, b)
     large.network.partition({a.identity.key, c.identity.key}, {b.identity.key})
@@ -84,9 +84,7 @@ def test_own_update_goes_before_what_strangers_request(large):
 
 
 def test_updates_in_a_swarm_cost_little_more_than_their_bytes(large):
-    machines = [large.machine(n).start() for n in range(1, 6)]
-    for machine in machines[1:]:
-        machine.add_peers(machines[0])
+    machines = large.start_linked(*range(1, 6))
     wait_until(lambda: all(machine.exchange.stats.peers == 4 for machine in machines))
     large.network.bandwidth, large.network.delay = 5e6, 0.005
     for seed, machine in enumerate(machines):  # these updates form the gossip tree
@@ -102,8 +100,8 @@ def test_updates_in_a_swarm_cost_little_more_than_their_bytes(large):
 
 def test_stats_show_lag_rates_and_agreement_of_each_peer(large):
     large.network.bandwidth = 2e6
-    a, b, c = (large.machine(n).start() for n in (1, 2, 3))
-    b.add_peers(a)
+    a, b = large.start_linked(1, 2)
+    c = large.machine(3).start()
     wait_until(lambda: a.exchange.stats.peers == 1)
     started_at = time.monotonic()
     size = sum(size_of(a.publish_round(seed)) for seed in range(3))

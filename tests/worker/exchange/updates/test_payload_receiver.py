@@ -90,8 +90,7 @@ def test_flood_of_unwanted_payloads_ends_the_connection(world, monkeypatch, capl
 @pytest.mark.parametrize("max_bytes", [payload_receiver.MAX_DECODED_BYTES, 0])
 def test_decoded_units_stay_in_memory_up_to_the_limit(world, monkeypatch, max_bytes):
     monkeypatch.setattr(payload_receiver, "MAX_DECODED_BYTES", max_bytes)
-    a, b = world.machine(1).start(), world.machine(2).start()
-    a.add_peers(b)
+    a, b = world.start_linked(1, 2)
     world.wait_for_agreement(a, b)
     a.publish_round(1)
     a.publish_round(2)
@@ -106,10 +105,7 @@ def test_decoded_units_stay_in_memory_up_to_the_limit(world, monkeypatch, max_by
 
 def test_received_update_visits_the_disk_thread_once(world, monkeypatch):
     """Each visit wakes two threads, which costs more than most of what is done there."""
-    a, b = (world.machine(n).start() for n in (1, 2))
-    b.add_peers(a)
-    a.publish_round(1)
-    world.wait_for_agreement(a, b)
+    a, b = world.start_agreed(1, 2)
     visits: list[str] = []
     submit = ThreadPoolExecutor.submit
 

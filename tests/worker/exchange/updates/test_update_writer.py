@@ -15,8 +15,7 @@ from barnraise.peering.transports.framing import unpack
 
 
 def test_publish_is_durable_before_the_first_byte_is_sent(world, monkeypatch):
-    a, b = (world.machine(n).start() for n in (1, 2))
-    b.add_peers(a)
+    a, b = world.start_linked(1, 2)
     wait_until(lambda: a.exchange.stats.peers == 1)
     events: list[str] = []
     (connection,) = a.exchange.server.peers.connections.values()
@@ -89,21 +88,6 @@ def open_writer(machine, on_published=lambda update: None) -> UpdateWriter:
     )
     author = LocalAuthor(config, machine.ledger)
     return UpdateWriter(author, machine.ledger.blobs, len(PARTS), 100, on_published)
-
-
-def test_update_is_published_once_with_its_files_and_row_in_place(machine):
-    published = []
-
-    def check_is_durable(update) -> None:
-        assert machine.ledger.head(update.author).seq == update.seq
-        assert all(machine.ledger.blobs.has(part.digest) for part in update.payload_parts)
-        published.append(update)
-
-    with open_writer(machine, check_is_durable) as writer:
-        for fragment, part in enumerate(PARTS):
-            writer.add(fragment, *part)
-        assert not machine.ledger.vector(), "the block has not ended"
-    assert published == [writer.header]
 
 
 def test_fragments_that_are_left_out_become_empty_parts(machine):

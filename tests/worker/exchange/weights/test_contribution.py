@@ -7,11 +7,7 @@ from helpers.wait_for import wait_until
 from hypothesis import given
 
 from barnraise.exchange.weights.contribution import ContributionMeter
-from barnraise.exchange.weights.weighting import (
-    FULL_AGREEMENT,
-    NO_AGREEMENT,
-    contribution_factors,
-)
+from barnraise.exchange.weights.weighting import FULL_AGREEMENT, NO_AGREEMENT, contribution_factors
 from barnraise.planning.round_limits import MAX_SILENT_ROUNDS
 from barnraise.protocol.table_sizes import FEW
 
@@ -210,12 +206,9 @@ def test_factors_follow_agreement_and_spare_everybody_without_a_majority(agreeme
 
 def test_useless_updates_of_a_stranger_take_no_weight(world, caplog):
     """Its updates are valid and state all tokens that its ticket permits; they contain noise."""
-    machines = [world.machine(n).start() for n in (1, 2, 3, 9)]
+    machines = world.start_linked(1, 2, 3, 9)
     honest, stranger = machines[:3], machines[3]
-    first = honest[0]
-    for machine in machines[1:]:
-        machine.add_peers(first)
-    wait_until(lambda: first.exchange.stats.peers == 3)
+    wait_until(lambda: honest[0].exchange.stats.peers == 3)
 
     def train_round(seed: int) -> None:
         for machine in honest:

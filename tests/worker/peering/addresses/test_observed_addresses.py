@@ -1,5 +1,7 @@
 """Test which reports of this machine's own address are believed: see `observed_addresses`."""
 
+import pytest
+
 from barnraise.peering.addresses.observed_addresses import (
     MAX_OBSERVATIONS,
     OBSERVATION_SECONDS,
@@ -9,41 +11,26 @@ from barnraise.peering.addresses.observed_addresses import (
 PUBLIC = "5.9.1.1:45555"
 
 
-def test_address_that_one_peer_reports_is_not_believed() -> None:
+@pytest.mark.parametrize(
+    ("reports", "seen_by_site", "confirmed"),
+    [
+        ([("1", PUBLIC)], "", []),
+        ([("1", PUBLIC), ("2", PUBLIC)], "", [PUBLIC]),
+        ([("1", PUBLIC), ("1", PUBLIC)], "", []),  # by two machines of one person
+        ([], "5.9.1.1", []),
+        ([("1", PUBLIC), ("2", "5.9.1.2:45555")], "5.9.1.1", [PUBLIC]),
+        ([("1", "[2a01:db9:0::5]:45555")], "2A01:0DB9::0005", ["[2a01:db9::5]:45555"]),
+    ],
+)
+def test_address_is_believed_if_two_people_or_one_and_the_site_report_it(
+    reports: list[tuple[str, str]], seen_by_site: str, confirmed: list[str]
+) -> None:
     observed = ObservedAddresses()
-    observed.on_report("peer 1", "person 1", PUBLIC)
-    assert observed.confirmed(0.0) == []
-
-
-def test_address_that_two_people_report_is_believed() -> None:
-    observed = ObservedAddresses()
-    observed.on_report("peer 1", "person 1", PUBLIC)
-    observed.on_report("peer 2", "person 2", PUBLIC)
-    assert observed.confirmed(0.0) == [PUBLIC]
-    assert observed.confirmed(0.0, own_addresses=[PUBLIC]) == []
-
-
-def test_address_that_two_machines_of_a_person_report_is_not() -> None:
-    observed = ObservedAddresses()
-    observed.on_report("peer 1", "person 1", PUBLIC)
-    observed.on_report("peer 2", "person 1", PUBLIC)
-    assert observed.confirmed(0.0) == []
-
-
-def test_address_that_a_peer_and_the_site_report_is_believed() -> None:
-    observed = ObservedAddresses()
-    observed.on_site_report("5.9.1.1")
-    assert observed.confirmed(0.0) == []
-    observed.on_report("peer 1", "person 1", PUBLIC)
-    observed.on_report("peer 2", "person 2", "5.9.1.2:45555")
-    assert observed.confirmed(0.0) == [PUBLIC]
-
-
-def test_ipv6_address_that_the_site_saw_is_compared_in_one_spelling() -> None:
-    observed = ObservedAddresses()
-    observed.on_site_report("2A01:0DB9::0005")
-    observed.on_report("peer 1", "person 1", "[2a01:db9:0::5]:45555")
-    assert observed.confirmed(0.0) == ["[2a01:db9::5]:45555"]
+    observed.on_site_report(seen_by_site)
+    for n, (person, address) in enumerate(reports):
+        observed.on_report(f"peer {n}", person, address)
+    assert observed.confirmed(0.0) == confirmed
+    assert observed.confirmed(0.0, own_addresses=confirmed) == []
 
 
 def test_reports_of_no_usable_address_are_ignored() -> None:

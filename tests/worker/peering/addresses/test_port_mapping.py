@@ -11,15 +11,7 @@ import pytest
 from helpers.wait_for import wait_until
 
 from barnraise.errors import MessageError
-from barnraise.peering.addresses import port_mapping
-from barnraise.peering.addresses.nat_pmp import (
-    CONTROL_PORT,
-    decode_pcp_map,
-    decode_pmp_address,
-    decode_pmp_map,
-    encode_pcp_map,
-    encode_pmp_map,
-)
+from barnraise.peering.addresses import nat_pmp, port_mapping
 from barnraise.peering.addresses.port_mapping import (
     HomeNetwork,
     PortMapper,
@@ -50,7 +42,7 @@ def pmp_answer(request: bytes, result: int = 0) -> bytes:
 
 
 def test_pcp_request_has_the_layout_of_the_standard() -> None:
-    request = encode_pcp_map("192.168.1.50", PORT, NONCE, 3600)
+    request = nat_pmp.encode_pcp_map("192.168.1.50", PORT, NONCE, 3600)
     assert len(request) == 60
     assert request[:8] == bytes([2, 1, 0, 0]) + struct.pack("!I", 3600)
     assert request[8:24] == bytes(10) + b"\xff\xff" + bytes([192, 168, 1, 50])
@@ -59,8 +51,8 @@ def test_pcp_request_has_the_layout_of_the_standard() -> None:
 
 
 def test_pcp_answer_is_read_and_compared_with_the_request() -> None:
-    request = encode_pcp_map("192.168.1.50", PORT, NONCE, 3600)
-    grant = decode_pcp_map(pcp_answer(request), PORT, NONCE)
+    request = nat_pmp.encode_pcp_map("192.168.1.50", PORT, NONCE, 3600)
+    grant = nat_pmp.decode_pcp_map(pcp_answer(request), PORT, NONCE)
     assert (grant.external_ip, grant.external_port, grant.lifetime) == ("5.9.1.1", 50_000, 3600)
     for answer, port, nonce in (
         (pcp_answer(request, result=2), PORT, NONCE),
@@ -71,21 +63,21 @@ def test_pcp_answer_is_read_and_compared_with_the_request() -> None:
         (bytes(60), PORT, NONCE),
     ):
         with pytest.raises(MessageError):
-            decode_pcp_map(answer, port, nonce)
+            nat_pmp.decode_pcp_map(answer, port, nonce)
 
 
 def test_nat_pmp_answers_are_read_and_compared_with_the_request() -> None:
-    request = encode_pmp_map(PORT, 3600)
+    request = nat_pmp.encode_pmp_map(PORT, 3600)
     assert request == struct.pack("!BBHHHI", 0, 1, 0, PORT, PORT, 3600)
-    grant = decode_pmp_map(pmp_answer(request), PORT)
+    grant = nat_pmp.decode_pmp_map(pmp_answer(request), PORT)
     assert (grant.external_port, grant.lifetime) == (PORT + 1, 3600)
-    assert decode_pmp_address(pmp_answer(b"\0\0")) == "5.9.1.1"
+    assert nat_pmp.decode_pmp_address(pmp_answer(b"\0\0")) == "5.9.1.1"
     for answer in (pmp_answer(request, result=3), pmp_answer(request)[:9], bytes(16)):
         with pytest.raises(MessageError):
-            decode_pmp_map(answer, PORT)
+            nat_pmp.decode_pmp_map(answer, PORT)
     for answer in (pmp_answer(b"\0\0", result=2), b"\0", bytes(12)):
         with pytest.raises(MessageError):
-            decode_pmp_address(answer)
+            nat_pmp.decode_pmp_address(answer)
 
 
 class Router:
@@ -95,7 +87,7 @@ class Router:
         self.requests: list[bytes] = []
         self.ip = ".".join(["127", *(str(random.randint(1, 250)) for _ in range(3))])
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        self._socket.bind((self.ip, CONTROL_PORT))
+        self._socket.bind((self.ip, nat_pmp.CONTROL_PORT))
         self._answer = answer
         threading.Thread(target=self._serve, daemon=True).start()
 
@@ -222,10 +214,7 @@ def test_upnp_router_that_states_no_address_maps_nothing(monkeypatch, stated, ad
 def test_laptop_in_another_network_asks_the_router_there(monkeypatch) -> None:
     times = PortMappingTimes(iroh_seconds=0.0, network_seconds=0.05, discovery_milliseconds=10)
     monkeypatch.setattr(port_mapping, "TIMES", times)
-    routers = [
-        Router(PcpMappings().answer),
-        Router(PcpMappings("5.9.1.2").answer),
-    ]
+    routers = [Router(PcpMappings().answer), Router(PcpMappings("5.9.1.2").answer)]
     homes: list[HomeNetwork | None] = [HomeNetwork("127.0.0.1", routers[0].ip)]
     mapped: list[str] = []
 

@@ -4,11 +4,7 @@ import pytest
 
 from barnraise.errors import StateError
 from barnraise.peering.addresses.reachability import EVIDENCE_SECONDS, OPENED_SECONDS, Reachability
-from barnraise.peering.links.announced_names import (
-    MAX_ANNOUNCED,
-    AnnouncedNames,
-    check_announced,
-)
+from barnraise.peering.links.announced_names import MAX_ANNOUNCED, AnnouncedNames, check_announced
 from barnraise.protocol.types import MAX_ADDRESSES
 
 LOCAL = ["192.168.1.50:45555", "[2a02:8108::50]:45555", "10.8.0.2:45555"]

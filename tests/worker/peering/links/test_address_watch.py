@@ -14,8 +14,7 @@ NEW = "93.184.216.34:45555"
 
 def test_new_address_is_announced_to_linked_peers(world, monkeypatch):
     monkeypatch.setattr(address_watch, "WATCH_SECONDS", 0.05)
-    machine, peer = (world.machine(number).start() for number in (1, 2))
-    machine.add_peers(peer)
+    peer, machine = world.start_linked(2, 1)
     wait_until(lambda: peer.exchange.stats.peers == 1, SECONDS)
 
     def announced() -> list[str]:
@@ -29,8 +28,7 @@ def test_new_address_is_announced_to_linked_peers(world, monkeypatch):
 
 def test_address_that_changed_before_the_first_look_is_announced(world, monkeypatch):
     monkeypatch.setattr(address_watch, "WATCH_SECONDS", 0.01)
-    machine, peer = (world.machine(number).start() for number in (1, 2))
-    machine.add_peers(peer)
+    _, machine = world.start_linked(2, 1)
     wait_until(lambda: machine.exchange.stats.peers == 1, SECONDS)
     connections = machine.exchange.server.peers.connections
     (connection,) = connections.values()
@@ -65,8 +63,7 @@ def test_error_of_an_optional_part_leaves_the_exchange_running(world, monkeypatc
 
     monkeypatch.setattr(address_watch, "WATCH_SECONDS", 0.05)
     monkeypatch.setattr(MemoryChannel, "refresh_remote_address", fail)
-    machine, peer = (world.machine(number).start() for number in (1, 2))
-    machine.add_peers(peer)
+    peer, machine = world.start_linked(2, 1)
     wait_until(lambda: caplog.text.count("goes on without noticing that addresses") == 2, SECONDS)
     peer.publish_round(1)
     world.wait_for_agreement(machine, peer, seconds=SECONDS)

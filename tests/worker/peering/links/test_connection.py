@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from helpers.network.memory_transport import MemoryNetwork
-from helpers.network.raw_peer import assert_refused, connect_raw_peer, limit_peers
+from helpers.network.raw_peer import connect_raw_peer, limit_peers
 from helpers.updates.forged_updates import STRANGER, build_push
 from helpers.wait_for import within
 
@@ -75,19 +75,6 @@ async def test_flood_of_requests_waits_for_its_own_rate(monkeypatch):
             await connection.wait_for_requests(64)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(connection.wait_for_requests(64), 0.1)
-
-
-@pytest.mark.parametrize(
-    ("message", "reason"),
-    [
-        (b"\x00\x00\x00\x05{}", "header has 5"),
-        (b"\x7f\xff\xff\xff" + b"x" * 100, "says its header has"),
-        (b"garbage", "a frame"),
-    ],
-)
-def test_frame_without_a_message_ends_the_connection(world, caplog, message, reason):
-    a = world.machine(1).start()
-    assert_refused(a, caplog, [message], reason)
 
 
 def test_flood_of_valid_headers_is_verified_at_a_bounded_rate(world, monkeypatch):

@@ -9,13 +9,7 @@ from helpers.wait_for import wait_until
 
 from barnraise.peering.addresses.nat_type import DialBackVerdict, judge_dial_backs
 from barnraise.peering.transports.framing import unpack
-from barnraise.peering.transports.iroh_transport import IrohTransport
-from barnraise.protocol.messages import (
-    DialBackErrand,
-    DialBackRequest,
-    DialBackResult,
-    Peer,
-)
+from barnraise.protocol.messages import DialBackErrand, DialBackRequest, DialBackResult
 from barnraise.protocol.signing import Identity
 
 SECONDS = 60.0
@@ -105,18 +99,3 @@ def test_relayed_peer_has_no_private_address_dialled(world):
             outcomes[address] = run(receive_result()).outcome
     assert list(outcomes.values()) == ["refused", "refused", "not_reached"]
     assert machine.exchange.server.peers.dial_back.served == 1
-
-
-def test_probe_over_iroh_reaches_the_right_key_alone():
-    async def probe() -> None:
-        target, other = (IrohTransport(bytes([n]) * 32, host="127.0.0.1") for n in (1, 2))
-        await target.start()
-        await other.start()
-        peer = Peer(key=target.key, addresses=target.addresses())
-        assert await other.probe(peer) and target.probes_received == 1
-        wrong = Peer(key=Identity(bytes([3]) * 32).key, addresses=target.addresses())
-        assert not await other.probe(wrong) and target.probes_received == 1
-        for transport in (target, other):
-            await transport.close()
-
-    asyncio.run(probe())

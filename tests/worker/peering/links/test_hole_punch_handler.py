@@ -23,8 +23,7 @@ def test_two_peers_behind_routers_meet_through_a_third(world):
 
 
 def test_peer_sees_and_reports_where_another_connects_from(world):
-    a, b = (world.machine(n).start() for n in (1, 2))
-    a.add_peers(b)
+    _, a = world.start_linked(2, 1)
     wait_until(lambda: a.exchange.reach_facts.observations, SECONDS)
     (seen,) = a.exchange.reach_facts.observations
     assert seen.address == a.exchange.addresses()[0]

@@ -8,10 +8,7 @@ from helpers.network.memory_transport import MemoryNetwork
 from helpers.wait_for import wait_until
 
 from barnraise.peering.limits.service_limits import SERVICE_LIMITS, WAITING_LIMITS, Service
-from barnraise.peering.links.pending_handshakes import (
-    FLOODERS,
-    IncomingGreetings,
-)
+from barnraise.peering.links.pending_handshakes import FLOODERS, IncomingGreetings
 from barnraise.peering.transports.iroh_transport import IrohTransport
 from barnraise.peering.transports.transport import ChannelClosedError
 from barnraise.protocol.messages import Peer

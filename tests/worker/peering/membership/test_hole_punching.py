@@ -18,11 +18,7 @@ from barnraise.peering.membership.hole_punching import (
 )
 from barnraise.peering.membership.link_actions import RequestDial
 from barnraise.peering.membership.link_targets import LINK_TARGETS
-from barnraise.peering.membership.membership import (
-    RELAY_REDIAL,
-    Meeting,
-    PeerSource,
-)
+from barnraise.peering.membership.membership import RELAY_REDIAL, Meeting, PeerSource
 from barnraise.protocol.messages import Peer
 from barnraise.protocol.table_sizes import SOME
 

@@ -6,11 +6,10 @@ import time
 from pathlib import Path
 
 import pytest
+from helpers.network.transport_pairs import open_channel, start_transports
 from iroh import iroh_ffi
 
 from barnraise.peering.transports import iroh_binding
-from barnraise.peering.transports.iroh_transport import IrohTransport
-from barnraise.protocol.messages import Peer
 
 READY, WAKE = iroh_ffi._UNIFFI_RUST_FUTURE_POLL_READY, iroh_ffi._UNIFFI_RUST_FUTURE_POLL_WAKE
 
@@ -123,16 +122,10 @@ async def test_cancelled_call_is_freed_and_ignores_its_answer():
 
 
 async def test_channel_that_is_closed_ends_a_read_that_waits():
-    one, other = (IrohTransport(bytes([n]) * 32, host="127.0.0.1") for n in (1, 2))
-    await asyncio.gather(one.start(), other.start())
-    try:
-        channel = await one.connect(Peer(key=other.key, addresses=other.addresses()))
-        await channel.send(b"hello")  # opens the stream on the other side
-        await asyncio.wait_for(other.accept(), 60)
+    async with start_transports("iroh") as (one, other):
+        channel, _ = await open_channel(one, other)
         reading = asyncio.create_task(channel.receive())
         await asyncio.sleep(0.05)
         channel.close("done")
         with pytest.raises(ConnectionError):
             await asyncio.wait_for(reading, 60)
-    finally:
-        await asyncio.gather(one.close(), other.close())

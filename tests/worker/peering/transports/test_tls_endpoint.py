@@ -7,15 +7,11 @@ import socket
 import ssl
 import struct
 from dataclasses import replace
-from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from helpers.network.certificates import create_server_context
 from helpers.network.stream_pieces import split_stream
+from helpers.network.transport_pairs import started
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -183,25 +179,6 @@ async def test_machine_of_another_protocol_is_refused():
             await listener.endpoint.close()
 
 
-def create_certificate(folder: Path) -> ssl.SSLContext:
-    """Return a context that shows a certificate of nobody's."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "between")])
-    certificate = (
-        x509.CertificateBuilder(name, name, key.public_key(), 1)
-        .not_valid_before(datetime(2020, 1, 1, tzinfo=UTC))
-        .not_valid_after(datetime(2100, 1, 1, tzinfo=UTC))
-        .sign(key, hashes.SHA256())
-    )
-    secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    path = folder / "between.pem"
-    path.write_bytes(secret + certificate.public_bytes(Encoding.PEM))
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.set_alpn_protocols([PROTOCOL.decode()])
-    context.load_cert_chain(path)
-    return context
-
-
 async def copy_bytes(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     with contextlib.suppress(OSError):
         while data := await reader.read(1 << 16):
@@ -220,8 +197,9 @@ async def test_machine_between_two_others_cannot_pass_on_their_proofs(tmp_path):
         copied.set()
 
     async with machines(DIALLER, LISTENER) as (dialler, listener):
-        certificate = create_certificate(tmp_path)
-        async with await asyncio.start_server(serve, "127.0.0.1", 0, ssl=certificate) as relay:
+        context = create_server_context(tmp_path / "between.pem", "between")
+        context.set_alpn_protocols([PROTOCOL.decode()])
+        async with await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context) as relay:
             address = f"127.0.0.1:{relay.sockets[0].getsockname()[1]}"
             with pytest.raises(ChannelClosedError, match="by TCP"):
                 await dialler.endpoint.connect(
@@ -398,26 +376,22 @@ async def test_connection_that_ends_within_a_frame_raises_channel_closed():
             await asyncio.wait_for(accepted.receive(), 10)
 
 
+@contextlib.asynccontextmanager
 async def start_protocols(*transports: IrohTransport):
     protocols = [transport.add_protocol("test") for transport in transports]
-    for transport in transports:
-        await transport.start()
-    return protocols
+    async with started(*transports):
+        yield protocols
 
 
 async def test_protocol_uses_tcp_where_the_peer_answers_there():
     transports = [IrohTransport(each.secret, "127.0.0.1") for each in (DIALLER, LISTENER)]
-    protocols = await start_protocols(*transports)
-    try:
+    async with start_protocols(*transports) as protocols:
         peer = Peer(key=LISTENER.key, addresses=transports[1].addresses())
         dialled = await protocols[0].connect(peer)
         accepted = await asyncio.wait_for(protocols[1].accept(), 10)
         assert isinstance(dialled, TlsChannel) and isinstance(accepted, TlsChannel)
         await dialled.send(b"weights")
         assert await accepted.receive() == b"weights"
-    finally:
-        for transport in transports:
-            await transport.close()
 
 
 async def test_protocol_uses_quic_where_the_tcp_port_is_taken(caplog, monkeypatch):
@@ -429,8 +403,7 @@ async def test_protocol_uses_quic_where_the_tcp_port_is_taken(caplog, monkeypatc
             IrohTransport(DIALLER.secret, "127.0.0.1"),
             IrohTransport(LISTENER.secret, "127.0.0.1", port),
         ]
-        protocols = await start_protocols(*transports)
-        try:
+        async with start_protocols(*transports) as protocols:
             assert "by UDP alone" in caplog.text
             peer = Peer(key=LISTENER.key, addresses=transports[1].addresses()[:1])
             dialled = await asyncio.wait_for(protocols[0].connect(peer), 20)
@@ -438,6 +411,3 @@ async def test_protocol_uses_quic_where_the_tcp_port_is_taken(caplog, monkeypatc
             await dialled.send(b"weights")
             accepted = await asyncio.wait_for(protocols[1].accept(), 10)
             assert await accepted.receive() == b"weights"
-        finally:
-            for transport in transports:
-                await transport.close()
