@@ -39,7 +39,7 @@ def poison(machine) -> str:
         previous="1" * 64,
         tokens=100,
         total=100 * PHANTOM_SEQ,
-        started_ms=int(time.time() * 1000) - 30_000,
+        started_ms=int(time.time() * 1000) - 3_600_000,
         time_ms=int(time.time() * 1000) - 10_000,
         volunteer=f"{machine.number:064x}",
         ticket=digest(ticket.body),
