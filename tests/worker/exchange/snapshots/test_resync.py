@@ -16,7 +16,7 @@ from barnraise.ledger.anchor import Anchor
 def fallen_behind(request, world, monkeypatch):
     """Provide a machine with a snapshot to continue from, and the two peers that serve it.
 
-    It was away, and published an update meanwhile; they have pruned theirs since. Either they may
+    It was away, and they have pruned their updates since. Either they may
     vote, as it has had rounds of theirs for long enough, or the site confirms their weights.
     """
     monkeypatch.setattr(pruner, "payload_budget", lambda free: 20_000)
@@ -32,8 +32,6 @@ def fallen_behind(request, world, monkeypatch):
         c.publish_round(20 + seed)
     world.wait_for_agreement(a, b, c)
     b.stop()
-    b.open()
-    b.start().publish_round(50)
     for seed in range(3, 11):
         a.publish_round(seed)
         world.wait_for_agreement(a, c)
@@ -48,9 +46,11 @@ def fallen_behind(request, world, monkeypatch):
         return min(machine.ledger.pruned().get(author, 0) for machine in (a, c)) >= 7
 
     wait_until(pruned)
+    b.open()
     if request.param == "site":
         a.exchange.remember_vector(a.anchor)
         b.exchange.set_listed_anchors({a.anchor.vector_digest(): a.anchor.digest()})
+    b.start().publish_round(50)
     b.add_peers(a, c)
 
     def needs_resync() -> bool:

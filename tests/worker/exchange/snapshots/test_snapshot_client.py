@@ -6,14 +6,18 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from helpers.updates.poisoned_machine import is_poisoned, poison
+from helpers.updates.poisoned_machine import (
+    honest_machines,
+    is_poisoned,
+    liars,
+    list_anchor,
+)
 from helpers.wait_for import join_peers, stepping, wait_until
 
 from barnraise.exchange.gossip import requests
 from barnraise.exchange.gossip.agreement import Votes
 from barnraise.exchange.snapshots import snapshot_client as client_module
 from barnraise.exchange.snapshots.snapshot_majority import choose_majority
-from barnraise.ledger import ledger as ledger_module
 from barnraise.ledger.anchor import fragment_to_bytes
 from barnraise.peering.limits import rate_limit
 from barnraise.protocol.messages import SnapshotManifest
@@ -208,85 +212,10 @@ def test_several_machines_join_at_once(world, caplog):
 # ---- liars
 
 
-def honest_machines(world, *numbers: int, rounds: int = 1):
-    """Return machines of as many volunteers that agree on a few rounds of each."""
-    machines = [world.machine(n).start() for n in numbers]
-    for machine in machines[1:]:
-        machine.add_peers(*machines[: machines.index(machine)])
-    for _ in range(rounds):
-        for seed, machine in enumerate(machines):
-            machine.publish_round(seed)
-    world.wait_for_agreement(*machines)
-    return machines
-
-
-def liars(world, *numbers: int):
-    """Return machines of as many volunteers that serve other weights at a phantom author."""
-    machines = [world.machine(n) for n in numbers]
-    for machine in machines:
-        poison(machine)
-        machine.start()
-    return machines
-
-
-def list_anchor(*machines) -> dict[str, str]:
-    """Return what a site lists once it confirms the anchor that machines have now."""
-    for machine in machines:
-        machine.exchange.remember_vector(machine.anchor)
-    return {machines[0].anchor.vector_digest(): machines[0].anchor.digest()}
-
-
 @pytest.fixture
 def without_replay(monkeypatch):
     """Let no joiner receive every update from the run's start on."""
     monkeypatch.setattr(client_module, "MAX_REPLAYED_UPDATES", 0)
-
-
-def test_twelve_idle_accounts_move_no_member(world, monkeypatch):
-    """More accounts than a machine has honest links name a snapshot of a chain that never was."""
-    monkeypatch.setattr(requests, "SNAPSHOT_DELAY_SECONDS", 0.5)
-    monkeypatch.setattr(ledger_module, "VOTER_SECONDS", 0.0)
-    members = honest_machines(world, 1, 2, 3, rounds=3)
-    idle = liars(world, *range(10, 22))
-    for member in members:
-        member.add_peers(*idle)
-    with stepping(*members, *idle):
-        time.sleep(6.0)
-    for member in members:
-        assert not member.exchange.needs_resync and not is_poisoned(member)
-        assert member.exchange.waiting_reason is None
-    assert world.wait_for_agreement(*members)
-
-
-@pytest.mark.parametrize("known", [0, 1])
-def test_idle_accounts_move_no_member_that_knows_few_sybil_free_links(world, monkeypatch, known):
-    monkeypatch.setattr(requests, "SNAPSHOT_DELAY_SECONDS", 0.5)
-    monkeypatch.setattr(ledger_module, "VOTER_SECONDS", 0.0)
-    members = honest_machines(world, *range(1, 2 + known), rounds=3)
-    idle = liars(world, 7, 8, 9)
-    members[0].add_peers(*idle)
-    with stepping(*members, *idle):
-        wait_until(lambda: members[0].exchange.waiting_reason is not None)
-        time.sleep(3.0)
-    assert not members[0].exchange.needs_resync and not is_poisoned(members[0])
-    assert members[0].exchange.waiting_reason == client_module.UNCONFIRMED
-
-
-def test_six_idle_accounts_give_a_joiner_no_weights(world, without_replay):
-    honest = honest_machines(world, 1, 2)
-    idle = liars(world, *range(10, 16))
-    joiner = world.machine(4)
-    joiner.add_peers(*idle, *honest)
-    with stepping(*honest, *idle):
-        assert joiner.exchange.fetch_snapshot(8.0) is None
-        assert joiner.exchange.waiting_reason.startswith(client_module.UNCONFIRMED)
-        assert not joiner.ledger.vector()
-        joiner.exchange.set_listed_anchors(list_anchor(*honest))
-        snapshot = None
-        deadline = time.monotonic() + 60
-        while snapshot is None and time.monotonic() < deadline:
-            snapshot = joiner.exchange.fetch_snapshot(20.0)
-    assert snapshot.confirmed and snapshot.heads.keys() == {m.exchange.author for m in honest}
 
 
 def test_phantom_author_alone_overtakes_nobody(world, monkeypatch, caplog):
