@@ -155,6 +155,11 @@ class SybilAccount(PhantomAuthor):
         super().__init__(own, record, number)
         self.name_phantom_of(first)
 
+    def build_state(self, victim: str) -> messages.PeerState | None:
+        """Claim everything as pruned, so that only a snapshot seems to help."""
+        vector = self._known_vector() | self._phantoms
+        return messages.PeerState(vector=vector, pruned=vector, rate=100.0)
+
 
 def create_sybils(setup: AttackSetup, record: AttackRecord) -> list["Runnable"]:
     """Create accounts of as many volunteers, none of which publishes an update."""
