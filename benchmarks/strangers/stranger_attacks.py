@@ -162,7 +162,7 @@ class SybilAccount(PhantomAuthor):
 
 
 def create_sybils(setup: AttackSetup, record: AttackRecord) -> list["Runnable"]:
-    """Create accounts of as many volunteers, none of which publishes an update."""
+    """Create accounts of as many volunteers. None of them publishes an update."""
     first = PhantomAuthor(setup, record)
     return [SybilAccount(setup, record, number, first) for number in range(SYBILS)]
 

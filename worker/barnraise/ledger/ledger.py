@@ -616,7 +616,7 @@ class Ledger:
     def retain_base(
         self, vector: Mapping[str, int], fragments: list[str], retracted: Retracted
     ) -> None:
-        """Keep an anchor, to which `revert_base` returns, beside the base that comes next.
+        """Store an anchor to which `revert_base` returns from the base that comes next.
 
         Args:
             vector: Its version vector.
@@ -625,7 +625,9 @@ class Ledger:
         """
         with self._lock, transaction(self._db):
             headers = [self.header(author, seq) for author, seq in vector.items()]
-            self.base.retain(list(filter(None, headers)), fragments, retracted)
+            heads = [header for header in headers if header is not None]
+            assert len(heads) == len(vector), "headers stay for ever"
+            self.base.retain(heads, fragments, retracted)
 
     def drop_former_base(self) -> None:
         """Forget the anchor before the base: a newer one than the base is confirmed."""

@@ -131,7 +131,7 @@ class LedgerBase:
     def retain(
         self, heads: Iterable[Signed], fragments: Sequence[str], retracted: Retracted
     ) -> None:
-        """Keep an anchor beside the base that comes next, within a transaction of the caller."""
+        """Store an anchor before the base that comes next, within a transaction of the caller."""
         self.drop_former()
         texts = ([header.model_dump() for header in heads], fragments, retracted)
         self._db.execute("INSERT INTO former_base VALUES (?, ?, ?)", [*map(json.dumps, texts)])

@@ -79,8 +79,8 @@ def validate_header(signed: Signed, ticket: Signed | None, rules: UpdateRules) -
     validate_claim(update, permission, update.started_ms)
     if not has_possible_history(update, permission):
         raise MessageError(
-            f"{_describe_update(update)} states a start, or {update.total:,} tokens in all, that its "
-            "author cannot have"
+            f"{_describe_update(update)} states a start, or {update.total:,} tokens in all, that "
+            "its author cannot have"
         )
     return update
 
