@@ -46,6 +46,21 @@ def test_twelve_idle_accounts_move_no_member(world, hurried):
     assert world.wait_for_agreement(*members)
 
 
+def test_sybil_votes_only_once_its_rounds_have_been_here_for_long(world, monkeypatch):
+    a, b, c = honest_machines(world, 1, 2, 3, rounds=2)
+    a.publish_round(8, tokens=300)
+    c.publish_round(9, tokens=0)
+    world.wait_for_agreement(a, b, c)
+    names = [machine.number for machine in (a, b, c)]
+    first, second, third = (f"{number:064x}" for number in names)
+    work = {first: 500, second: 200, third: 200}
+    assert b.ledger.work_of_volunteers() == (work, set()), "it all came a moment ago"
+    monkeypatch.setattr(ledger, "VOTER_SECONDS", 0.0)
+    assert b.ledger.work_of_volunteers() == (work, {first, third}), "two rounds are too few"
+    b.apply_verdict(world.sign_verdict(volunteers={third: {c.exchange.author: 2}}))
+    assert b.ledger.work_of_volunteers() == ({first: 500, second: 200}, {first})
+
+
 @pytest.mark.parametrize("known", [0, 1])
 def test_idle_accounts_move_no_member_that_knows_few_sybil_free_links(world, hurried, known):
     members = honest_machines(world, *range(1, 2 + known), rounds=3)

@@ -80,7 +80,7 @@ class Snapshot:
 
     fragments: Sequence[torch.Tensor]  # int32 [size] for each fragment, in order
     heads: dict[str, Update]  # author → the last update in the anchor
-    confirmed: bool  # whether enough volunteers agree on it
+    confirmed: bool  # whether votes, or coordinators, confirm it
     # What verdicts retracted from among those updates.
     retracted: Retracted = field(default_factory=dict)
 
@@ -282,37 +282,39 @@ class SnapshotClient:
             None when the peers are at the run's start, when nobody whose word counts confirms a
             snapshot within `timeout` seconds, or when what peers sent is not one.
         """
-        loop = asyncio.get_running_loop()
-        end = loop.time() + timeout
+        end = asyncio.get_running_loop().time() + timeout
         votes = None if trust_all else await self.weigh_votes()
         target = await self._choose_target(end, votes)
         if target is None:
             return None
         async with SnapshotWitnesses(self, target) as witnesses:
             agreed = await witnesses.agree(end, votes)
-            if agreed is None:
-                self._state_waiting(DISAGREEMENT)
-                return None
-            seconds = max(MIN_FETCH_SECONDS, end - loop.time())
-            if not await self._fetch_bytes(agreed.manifest, witnesses.holders, seconds):
-                log.warning("the snapshot did not come whole")
-                return None
-            fetched = await self._read_fetched(agreed, witnesses)
-            serving = witnesses.volunteers_with(agreed.manifest)
-        if fetched is not None and not fetched.confirmed:
-            is_listed = await self._run_on_disk(self._is_listed, fetched)
-            if not (is_listed or trust_all):
-                log.warning("a peer has other weights than the site confirms")
-                fetched = None
-            else:
-                fetched = replace(fetched, confirmed=is_listed)
-        if fetched is None:
-            self._refuted |= serving
-            return None
-        self.waiting_reason = None
-        if not fetched.confirmed:
-            log.warning("the weights are unconfirmed: this machine's owner trusts its peers")
+            fetched = await self._fetch_agreed(agreed, witnesses, end)
+            if fetched is not None and not fetched.confirmed:
+                is_listed = await self._run_on_disk(self._is_listed, fetched)
+                if not (is_listed or trust_all):
+                    log.warning("a peer has other weights than the site confirms")
+                fetched = replace(fetched, confirmed=is_listed) if is_listed or trust_all else None
+            if fetched is None and target.is_listed:
+                self._refuted |= witnesses.volunteers_with(agreed) if agreed else target.named_by
+        if fetched is not None:
+            self.waiting_reason = None
+            if not fetched.confirmed:
+                log.warning("the weights are unconfirmed: this machine's owner trusts its peers")
         return fetched
+
+    async def _fetch_agreed(
+        self, agreed: AgreedSnapshot | None, witnesses: "SnapshotWitnesses", end: float
+    ) -> FetchedSnapshot | None:
+        """Fetch a snapshot's bytes and check what they prove; return None when they do not."""
+        if agreed is None:
+            self._state_waiting(DISAGREEMENT)
+            return None
+        seconds = max(MIN_FETCH_SECONDS, end - asyncio.get_running_loop().time())
+        if not await self._fetch_bytes(agreed.manifest, witnesses.holders, seconds):
+            log.warning("the snapshot did not come whole")
+            return None
+        return await self._read_fetched(agreed, witnesses)
 
     async def weigh_votes(self) -> Votes:
         """Weigh the votes of volunteers by their work in this machine's ledger."""
@@ -521,27 +523,27 @@ class SnapshotClient:
                 self.waiting_reason = None
                 return None
             self._state_waiting(UNCONFIRMED)
-            vector = await self._find_listed(end - now)
-            if vector is not None and self._is_ahead(vector):
-                return SnapshotTarget(vector, is_listed=True)
+            target = await self._find_listed(end - now)
+            if target is not None and self._is_ahead(target.vector):
+                return target
         return None
 
     def _is_ahead(self, vector: Mapping[str, int]) -> bool:
-        """Return whether a version vector has more than this machine, and all of others' updates.
+        """Return whether a version vector has what this machine lacks and cannot receive.
 
-        This machine's own updates that it lacks are applied on top.
+        What this machine has past it is applied on top.
         """
-        others = {a: n for a, n in self._gossip.vector.items() if a[:64] != self._gossip.key}
-        has_all = all(seq <= vector.get(author, 0) for author, seq in others.items())
-        return has_all and any(n > self._gossip.vector.get(a, 0) for a, n in vector.items())
+        ours = self._gossip.vector
+        unavailable = self._gossip.unavailable_authors(asyncio.get_running_loop().time())
+        return any(vector.get(author, 0) > ours.get(author, 0) for author in unavailable or vector)
 
     def _can_replay(self, vector: dict[str, int]) -> bool:
         """Return whether a joiner may receive every update up to a version vector."""
         most = MAX_REPLAYED_UPDATES * (1 if self.listed else UNLISTED_REPLAYS)
         return self._gossip.can_replay(vector, most)
 
-    async def _find_listed(self, timeout: float) -> dict[str, int] | None:
-        """Return the vector at which peers say that they have an anchor that coordinators list.
+    async def _find_listed(self, timeout: float) -> "SnapshotTarget | None":
+        """Return where peers say that they have an anchor that coordinators list.
 
         What the peers serve is compared with the list later (`_is_listed`).
         """
@@ -553,12 +555,20 @@ class SnapshotClient:
         manifests = await asyncio.gather(
             *(self.request(connection.key, None, seconds, digests) for connection in asked)
         )
-        return next((manifest.vector for manifest in manifests if manifest is not None), None)
+        answers = [
+            (c.ticket.volunteer, m.vector) for c, m in zip(asked, manifests, strict=True) if m
+        ]
+        if not answers:
+            return None
+        vector = answers[0][1]
+        return SnapshotTarget(vector, frozenset(name for name, other in answers if other == vector))
 
     def connections_to_ask(self, for_listed: bool) -> list[Connection]:
         """Return the connected peers; for a listed anchor those that have served no false one."""
         connections = list(self._connections.values())
         others = [c for c in connections if c.ticket.volunteer not in self._refuted]
+        if not others:
+            self._refuted.clear()  # one of them may have been slow, or repaired what was damaged
         return (others if for_listed else []) or connections
 
     @property
@@ -595,7 +605,12 @@ class SnapshotTarget:
     """The snapshot to request."""
 
     vector: dict[str, int]  # where it is
-    is_listed: bool = False  # whether coordinators may list it as confirmed
+    named_by: frozenset[str] = frozenset()  # volunteers that say that coordinators list it
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether coordinators may list it as confirmed."""
+        return bool(self.named_by)
 
 
 def _join_vectors(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
@@ -683,9 +698,10 @@ class SnapshotWitnesses:
         is_own = all(own in names for names in supporters)
         return self._collect(manifest, has_agreed and (votes is not None or is_own))
 
-    def volunteers_with(self, manifest: SnapshotManifest) -> set[str]:
+    def volunteers_with(self, agreed: AgreedSnapshot) -> set[str]:
         """Return the volunteers that serve these fragments."""
-        return {name for name, own in self._answers.values() if own.fragments == manifest.fragments}
+        fragments = agreed.manifest.fragments
+        return {name for name, own in self._answers.values() if own.fragments == fragments}
 
     def _log_difference(self, chosen: SnapshotManifest) -> None:
         """Log once that peers have different anchors at one version vector."""
