@@ -207,6 +207,7 @@ class UpdateServer:
         Args:
             changes: What is in the anchor and must be retracted.
         """
+        self._anchor_digests.clear()
         self.gossip.start(self.ledger.vector(), self.ledger.pruned(), self._loop.time())
         self.verdicts.on_verdicts_replaced()
         self.verdicts.retract(changes)
