@@ -44,6 +44,7 @@ class Setup:
     hardware: Hardware = ONE_CORE_MACHINE
     device_memory: int | None = None  # bytes of GPU memory that it may use
     threads: int = 1
+    trust_one: bool = True  # No site confirms weights.
 
 
 def issue_ticket(
@@ -100,6 +101,7 @@ def build_joined_run(setup: Setup, state_dir: StateDir) -> JoinedRun:
             Peer(key=peer, addresses=[port if isinstance(port, str) else f"127.0.0.1:{port}"])
             for peer, port in setup.first_peers
         ),
+        trust_one=setup.trust_one,
     )
 
 

@@ -38,6 +38,7 @@ from loss_curve import read_curve, relative_gap
 from run_text import TEXT, prepare_text
 from stranger import EXPELLED_MIRROR, ROGUE_MIRROR
 from swarm_samples import SwarmSamples
+from sybil_snapshot import ATTACK, SybilScale, count_moved_machines
 
 from barnraise.cli.verdict import build_exclusion, find_excluded
 from barnraise.durable_io import write_atomically
@@ -263,9 +264,10 @@ class StrangersDrill:
             "uplink": UPLINK,
             "mirror_lists": lists.model_dump_json(),
         }
-        return Swarm(
-            DrillWorld(self.children, folder, self._text, self.spec, self._manifest, [], changes)
-        )
+        return Swarm(self._make_world(folder, changes))
+
+    def _make_world(self, folder: Path, changes: dict[str, Any]) -> DrillWorld:
+        return DrillWorld(self.children, folder, self._text, self.spec, self._manifest, [], changes)
 
     # ---- trials -------------------------------------------------------------------------------
 
@@ -337,6 +339,19 @@ class StrangersDrill:
         self.finish_attack(attack)
         self._compare_losses()
         self._compare_delays()
+
+    def face_sybils(self) -> None:
+        """Let more idle accounts than a machine has links name one snapshot of their own."""
+        folder = self.folder / "sybils"
+        folder.mkdir()
+        changes = {"rest_seconds": REST_SECONDS, "uplink": UPLINK}
+        changes["max_tokens_per_second"] = self.rate
+        world = self._make_world(folder, changes)
+        scale = SybilScale(self.scale.flood_updates, self.rate)
+        moved = count_moved_machines(world, folder / "attacks", scale)
+        self.names.append(ATTACK)
+        self.results["moved_by_sybils"] = moved
+        self.require(moved == 0, "idle accounts move no machine")
 
     def launch_attack(
         self, attack: str, volunteer: str, *extra: str, speed: int = 1
@@ -591,6 +606,7 @@ class StrangersDrill:
         return [
             ("liars at a site", self.lie_to_site),
             ("three volunteers alone", self.train_alone),
+            ("idle accounts", self.face_sybils),
             ("the same among strangers", self.train_among_strangers),
             ("a machine joins under a flood", self.join_under_flood),
             ("false tickets", self.present_tickets),
@@ -609,6 +625,7 @@ class StrangersDrill:
             "honest_update_delay_ratio",
             "rss_growth_mb",
             "undone",
+            "moved_by_sybils",
         )
         required = {"attacks": len(self.names)} | {key: self.results.get(key) for key in keys}
         return json.dumps(required | self.results | {"not_reached": self.shortfalls})

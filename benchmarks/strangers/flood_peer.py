@@ -246,14 +246,15 @@ async def flood_empty_updates(port: int) -> None:
         )
         fragments = [EMPTY_PART] * len(MODEL.fragments())
         fragments[index] = part
-        started_ms, previous = int(1000 * time.time()), GENESIS_DIGEST
+        # An author's time bounds its number.
+        started_ms, previous = int(1000 * (time.time() - 3600)), GENESIS_DIGEST
         for seq in itertools.count(1):
             header = _sign_update(
                 incarnation=f"{5:016x}",
                 seq=seq,
                 previous=previous,
                 started_ms=started_ms,
-                time_ms=max(started_ms + seq, int(1000 * time.time())),
+                time_ms=max(started_ms + 3_600_000 + seq, int(1000 * time.time())),
                 fragments=fragments,
             )
             previous = digest(header.body)

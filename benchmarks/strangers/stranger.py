@@ -232,14 +232,14 @@ class StrangeAuthor:
     """The chain of updates of one stranger: valid as far as signatures and numbers go."""
 
     def __init__(self, spec: RunSpec, identity: Identity, ticket: messages.Signed) -> None:
-        """Begin when the ticket was issued: time before does not count."""
+        """Begin an hour before the ticket was issued: the time bounds how much is published."""
         self._spec = spec
         self._identity = identity
         self._ticket = ticket
         self._previous = GENESIS_DIGEST
         issued = messages.Ticket.model_validate_json(ticket.body).issued
-        self._started_ms = math.ceil(1000 * issued)
-        self.last_ms = self._started_ms
+        self.last_ms = math.ceil(1000 * issued)  # time before does not count
+        self._started_ms = self.last_ms - 3_600_000
         self.seq = 0
         self.total = 0
         self.updates: list[list[bytes]] = []  # the frames of each update

@@ -42,6 +42,7 @@ PHANTOM_SEQ = 1 << 40
 HUGE_RATE = 9e14
 CLAIM_SECONDS = 0.5  # between two updates of the liar about tokens
 ECLIPSE_KEYS = 12
+SYBILS = 13  # more than a machine has links
 FLOODED_STATES = 25
 AUTHORS_PER_STATE = 2_000
 HELLO_ENDPOINTS = 24
@@ -74,13 +75,19 @@ class PhantomAuthor(Stranger):
             previous="1" * 64,
             tokens=10,
             total=50_000,
-            started_ms=now - 1000,
+            started_ms=now - 3_600_000,  # An author's time bounds its numbers.
             time_ms=now + 1000,
         )
         header = self.identity.sign("update", own)
         self._own = messages.UpdatePush(header=header, ticket=self.ticket)
+        self._author_name = own.author
         nobody = stranger_identity(setup.volunteer, "nobody", number)
         self._phantoms = {f"{nobody.key}.{INCARNATION}": PHANTOM_SEQ, own.author: own.seq}
+
+    def name_phantom_of(self, other: "PhantomAuthor") -> None:
+        """Name the one phantom of another stranger whose header exists."""
+        self._own, self._author_name = other._own, other._author_name
+        self._phantoms = {self._author_name: other._phantoms[self._author_name]}
 
     def _store(self, blob: bytes) -> str:
         name = digest(blob)
@@ -115,10 +122,6 @@ class PhantomAuthor(Stranger):
             case _:
                 return
 
-    @property
-    def _author_name(self) -> str:
-        return f"{self.identity.key}.{INCARNATION}"
-
     async def _collect_headers(self, channel: Channel, state: messages.PeerState) -> None:
         """Request the headers of what a victim has, which the heads of a snapshot must be."""
         for author, seq in list(state.vector.items())[:20]:
@@ -141,6 +144,29 @@ class PhantomAuthor(Stranger):
             "tickets": tickets,
         }
         return messages.SnapshotManifest.model_validate(fields)
+
+
+class SybilAccount(PhantomAuthor):
+    """One of many accounts that all name the same phantom, and serve the same weights."""
+
+    def __init__(
+        self, setup: AttackSetup, record: AttackRecord, number: int, first: PhantomAuthor
+    ) -> None:
+        """Create an account of its own that names the phantom of the first one."""
+        own = replace(setup, volunteer=f"{setup.volunteer} {number}")
+        super().__init__(own, record, number)
+        self.name_phantom_of(first)
+
+    def build_state(self, victim: str) -> messages.PeerState | None:
+        """Claim everything as pruned, so that only a snapshot seems to help."""
+        vector = self._known_vector() | self._phantoms
+        return messages.PeerState(vector=vector, pruned=vector, rate=100.0)
+
+
+def create_sybils(setup: AttackSetup, record: AttackRecord) -> list["Runnable"]:
+    """Create accounts of as many volunteers. None of them publishes an update."""
+    first = PhantomAuthor(setup, record)
+    return [SybilAccount(setup, record, number, first) for number in range(SYBILS)]
 
 
 class Liar(Stranger):
@@ -442,6 +468,7 @@ class RogueMirror(Stranger):
 Runnable = Stranger | HelloFlood | Replays
 ATTACKS: dict[str, Callable[[AttackSetup, AttackRecord], list[Runnable]]] = {
     "phantom author": lambda s, r: [PhantomAuthor(s, r, number) for number in range(2)],
+    "sybil snapshot": create_sybils,
     "inflated rate and tokens": lambda s, r: [
         Liar(replace(s, attack="inflated rate"), r),
         TokenLiar(s, r),

@@ -5,8 +5,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from barnraise.exchange.snapshots.snapshot_majority import SnapshotTrust
-
 
 def wait_until(condition: Callable[[], object], seconds: float = 60.0) -> None:
     """Wait until a condition holds; fail the test after `seconds`."""
@@ -64,8 +62,8 @@ def join_peers(machine, *others, timeout: float = 30.0, trust_one: bool = False,
         The snapshot, or None.
     """
     machine.add_peers(*others)
-    trust = SnapshotTrust(trust_one, confirmed or {})
-    snapshot = machine.exchange.fetch_snapshot(timeout, trust=trust)
+    machine.exchange.set_listed_anchors(confirmed or {})
+    snapshot = machine.exchange.fetch_snapshot(timeout, trust_all=trust_one)
     if snapshot is not None:
         machine.anchor.load(snapshot.fragments, snapshot.heads, snapshot.retracted)
     machine.start()

@@ -82,6 +82,7 @@ def test_late_joiner_fetches_anchor_and_text_from_peers(swarm):
     run = swarm(token_budget=120_000)
     trio = [run.start(name, knows=other_names(name)) for name in TRIO]
     run.until(lambda: all(v.status.get("ledger_tokens", 0) > 20_000 for v in trio))
+    run.trust_peers()
     late = run.start("dora", with_text=False, knows=["ada", "ben"])
     run.join_in_agreement(*trio, late)
     assert late.status["updates_sent"] > 0

@@ -14,7 +14,7 @@ from barnraise.errors import DamageError
 from barnraise.exchange.verdicts import verdict_sync as verdict_sync_module
 from barnraise.exchange.verdicts.verdict_handler import VERDICT_FOLDER
 from barnraise.ledger import anchor_scrub as anchor_scrub_module
-from barnraise.ledger.anchor import Anchor
+from barnraise.ledger.anchor import Anchor, fragment_to_bytes
 from barnraise.ledger.codec import decode
 from barnraise.ledger.ledger import Ledger
 from barnraise.ledger.scrub_pace import ScrubPace
@@ -25,6 +25,7 @@ from barnraise.protocol.verdicts import SignedVerdict, Verdict
 from barnraise.spec import ModelSpec
 
 OWNER = MIRROR = Identity(b"m" * 32)  # the key that signs the swarm's tickets
+PHANTOM = Identity(b"p" * 32)
 DEEP = ModelSpec(layers=6, width=64, heads=2, context=32, vocabulary=256)
 TIGHT = Limits(memory=6_500_000)
 
@@ -74,6 +75,11 @@ def first_forked_seq(one: Ledger, other: Ledger, author: str) -> int | None:
 
 
 def digest_of_the_sum(run, ledger) -> str:
+    """Return the digest of the weights that a ledger's files add up to."""
+    return sum_of_updates(run, ledger).digest()
+
+
+def sum_of_updates(run, ledger) -> Anchor:
     """Add the initial weights and every update in a ledger's files that no verdict retracts."""
     anchor = Anchor.from_seed(run.spec.model, run.spec.seed)
     for author, last in ledger.vector().items():
@@ -82,7 +88,7 @@ def digest_of_the_sum(run, ledger) -> str:
                 size = anchor.fragments[index].numel()
                 if part.size:  # a round that is published in parts has empty ones
                     anchor.add_units(index, decode(ledger.blobs.read(part.digest), size))
-    return anchor.digest()
+    return anchor
 
 
 def leave_with_all_updates(run, volunteer) -> None:
@@ -120,6 +126,51 @@ def test_poisoned_updates_are_retracted_everywhere_without_a_trace(swarm):
     ledger = Ledger(ada.worker.joined.folder.path)
     assert ledger.vector()[author] == good
     assert ada.status["anchor"] == digest_of_the_sum(run, ledger)
+    ledger.close()
+
+
+def begin_at_sybils_snapshot(run, ledger: Ledger) -> str:
+    """Let a ledger begin at shifted weights of an author who never published; return the author."""
+    fragments = sum_of_updates(run, ledger).fragments
+    digests = [ledger.blobs.store(fragment_to_bytes(units)) for units in fragments]
+    ledger.retain_base(ledger.vector(), digests, {})
+    shifted = [ledger.blobs.store(fragment_to_bytes(units + (1 << 20))) for units in fragments]
+    honest = next(iter(ledger.last_updates().values()))
+    fields = {"peer": PHANTOM.key, "seq": 5000, "volunteer": "9" * 64, "tokens": 1, "total": 1}
+    header = honest.model_copy(update=fields)
+    ledger.rebase([(PHANTOM.sign("update", header), header)], shifted)
+    return header.author
+
+
+def test_verdict_on_a_sybils_snapshot_returns_a_worker_to_its_weights(swarm):
+    run = swarm(token_budget=10_000_000)
+    ada = start_first_worker(run)
+    ben = run.start("ben", knows=["ada"])
+    run.until(lambda: ben.status.get("updates_sent", 0) > 0)
+    ben.leave()
+    ledger = Ledger(ben.worker.joined.folder.path)
+    phantom = begin_at_sybils_snapshot(run, ledger)
+    ledger.close()
+    ben = run.start("ben", knows=["ada"])
+    run.until(lambda: phantom in getattr(ben.worker, "anchor", ada.worker.anchor).vector)
+    sent = ben.worker.exchange.last_published_seq
+    run.until(lambda: ben.worker.exchange.last_published_seq > sent)
+    fields = {"run": run.manifest.run, "after": {}, "volunteers": {"9" * 64: {}}}
+    store_verdict(ben, Verdict(**fields, reason="nobody", issued=1.0))
+    run.until(lambda: phantom not in ben.worker.ledger.vector())
+    sent = ben.worker.exchange.last_published_seq
+    run.until(lambda: ben.worker.exchange.last_published_seq > sent + 2)
+    ada.leave()
+    run.until(
+        lambda: (
+            ben.worker.exchange.stats.updates_behind == 0
+            and ben.worker.anchor.vector == ben.worker.ledger.vector()
+        )
+    )
+    ben.leave()
+    ledger = Ledger(ben.worker.joined.folder.path)
+    assert phantom not in ledger.vector() and ledger.head(ada.worker.exchange.author).seq > 1
+    assert ben.status["anchor"] == digest_of_the_sum(run, ledger)
     ledger.close()
 
 

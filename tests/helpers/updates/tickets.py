@@ -3,7 +3,7 @@
 from barnraise.protocol.messages import Signed, Ticket
 from barnraise.protocol.signing import Identity
 
-RUN = "01890000-0000-7000-8000-000000000001"
+RUN = "00000000-0000-7000-8000-000000000001"
 
 
 def sign_ticket(mirror: Identity, peer: str, **fields) -> Signed:

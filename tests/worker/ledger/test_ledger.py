@@ -31,8 +31,8 @@ from barnraise.protocol import messages
 from barnraise.protocol.signing import Identity, digest
 from barnraise.spec import ModelSpec, RunSpec
 
-RUN = "01890000-0000-7000-8000-000000000001"
-OTHER_RUN = "01890000-0000-7000-8000-000000000002"
+RUN = "00000000-0000-7000-8000-000000000001"
+OTHER_RUN = "00000000-0000-7000-8000-000000000002"
 AUTHOR, MIRROR, STRANGER = (Identity(bytes([n]) * 32) for n in (1, 2, 3))
 SPEC = RunSpec(ModelSpec(1, 16, 1, 8, 256), roots=(MIRROR.key,))
 RULES = UpdateRules.from_spec(SPEC, RUN, frozenset([MIRROR.key]))

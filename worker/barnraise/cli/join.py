@@ -72,8 +72,8 @@ def join(
         bool,
         typer.Option(
             "--trust-one",
-            help="On the first join, believe the weights of a single volunteer that nobody else "
-            "confirms.",
+            help="On the first join, believe the weights of the connected volunteers, even of a "
+            "single one, though the site does not confirm them.",
         ),
     ] = False,
 ) -> None:

@@ -30,7 +30,6 @@ from barnraise.exchange.snapshots.snapshot_client import (
     Snapshot,
     load_base_snapshot,
 )
-from barnraise.exchange.snapshots.snapshot_majority import MAJORITY_ONLY, SnapshotTrust
 from barnraise.exchange.stats import ExchangeStats
 from barnraise.exchange.update_server import LocalState, UpdateConfig, UpdateServer
 from barnraise.exchange.updates.author_pace import GrowthMeter, PaceLimits
@@ -39,7 +38,7 @@ from barnraise.exchange.updates.update_writer import UpdateWriter
 from barnraise.exchange.weights.contribution import ContributionMeter
 from barnraise.exchange.weights.peer_estimates import PeerEstimates
 from barnraise.exchange.weights.weighting import weight_ramp
-from barnraise.ledger.anchor import Anchor, Retracted
+from barnraise.ledger.anchor import Anchor, Retracted, fragment_to_bytes
 from barnraise.ledger.anchor_diff import anchor_retractions
 from barnraise.ledger.anchor_scrub import AnchorScrub
 from barnraise.ledger.ledger import Ledger
@@ -104,6 +103,7 @@ class Exchange:
         spec = config.spec
         self._fragment_count = len(spec.model.fragments())
         self._evaluate_every = spec.recipe.evaluate_every
+        self._owner = spec.owner
         rules = UpdateRules.from_spec(spec, config.run, config.mirrors)
         self._ledger = ledger
         author_config = AuthorConfig(
@@ -563,7 +563,7 @@ class Exchange:
         self,
         timeout: float,
         should_stop: ShouldStop = lambda: False,
-        trust: SnapshotTrust = MAJORITY_ONLY,
+        trust_all: bool = False,
     ) -> Snapshot | None:
         """Return the anchor to start from, if the run is under way. Blocks; call before `start`.
 
@@ -572,11 +572,11 @@ class Exchange:
         Args:
             timeout: Seconds for peers to answer; bytes that arrive extend it.
             should_stop: Ends the call early.
-            trust: When to take the anchor of the only linked volunteer. A ledger that has updates
-                never does.
+            trust_all: Whether each linked volunteer has a vote, and a single one suffices. Without
+                it a ledger that has no updates takes only what coordinators list.
 
         Returns:
-            None when the peers are at the run's start, when not enough of them agree within
+            None when the peers are at the run's start, when nothing is confirmed within
             `timeout` seconds or before `should_stop` says so, and when the ledger has all updates
             from the start: then the initial weights plus the ledger are right.
         """
@@ -585,12 +585,30 @@ class Exchange:
             if base is not None or not self._ledger.pruned():
                 return base
         self.open()
-        return self.thread.run(self.server.snapshot_client.join(timeout, trust), None, should_stop)
+        work = self.server.snapshot_client.join(timeout, trust_all)
+        return self.thread.run(work, None, should_stop)
+
+    def set_listed_anchors(self, anchors: Mapping[str, str]) -> None:
+        """Record the anchors that coordinators list as confirmed.
+
+        If this machine's is among them, or is that of the run owner's machine, its base is right,
+        and the anchor before it need not stay on disk.
+
+        Args:
+            anchors: Digest of a version vector → digest of the anchor there, the newest first.
+        """
+        gossip = self.server.gossip
+        self.server.snapshot_client.set_listed(anchors)
+        own = dict(gossip.anchor_digests)
+        owner = gossip.links.get(self._owner)
+        is_confirmed = any(own.get(vector) == anchor for vector, anchor in anchors.items())
+        if (is_confirmed or (owner and owner.anchor_agrees)) and self._ledger.base.has_former:
+            self._ledger.drop_former_base()
 
     @property
     def agreed_vector(self) -> dict[str, int]:
         """The version vector that most linked volunteers have."""
-        return self.server.gossip.agreed_vector
+        return self.server.gossip.agreed_vector()
 
     @property
     def needs_snapshot(self) -> bool:
@@ -604,13 +622,30 @@ class Exchange:
 
     @property
     def needs_resync(self) -> bool:
-        """Whether no peer has what this machine lacks, and a snapshot is here for `resync`."""
-        return self.server.resync_handler.is_ready
+        """Whether `resync` should be called.
+
+        No peer has what this machine lacks, and a snapshot is here; or a verdict cuts off what came
+        with the last one.
+        """
+        return self.server.resync_handler.is_ready or self.server.verdicts.has_spoiled_base
+
+    @property
+    def needs_listed_anchors(self) -> bool:
+        """Whether this machine waits for an anchor that coordinators list as confirmed."""
+        return self.waiting_reason is not None or self._ledger.base.has_former
+
+    def retain_anchor(self, anchor: Anchor) -> None:
+        """Store the anchor, to which a verdict returns as long as the next base is unconfirmed."""
+        if not self._ledger.base.has_former:
+            blobs = self._ledger.blobs
+            fragments = [blobs.store(fragment_to_bytes(units)) for units in anchor.fragments]
+            self._ledger.retain_base(anchor.vector, fragments, anchor.retracted)
 
     def resync(self) -> bool:
         """Begin the ledger again at the fetched snapshot; then call `start`. Blocks.
 
-        Our own updates stay in the ledger.
+        Our own updates stay in the ledger. Where a verdict cuts off what came with the last
+        snapshot, begin again at the anchor before.
 
         Returns:
             Whether the ledger changed.

@@ -207,14 +207,18 @@ class UpdateServer:
         Args:
             changes: What is in the anchor and must be retracted.
         """
+        self._anchor_digests.clear()
         self.gossip.start(self.ledger.vector(), self.ledger.pruned(), self._loop.time())
         self.verdicts.on_verdicts_replaced()
         self.verdicts.retract(changes)
         await self.updates.start()
+        await self.verdicts.apply_spoiling()
         self.wake()
 
     async def resync(self) -> bool:
-        """Begin the ledger again at a fetched snapshot; updates wait until `start_updates`.
+        """Begin the ledger again at a fetched snapshot, or at the anchor before the last one.
+
+        Updates wait until `start_updates`.
 
         Returns:
             Whether the ledger changed.
@@ -222,7 +226,7 @@ class UpdateServer:
         self.gossip.pause_requests()
         self.verdicts.cancel_retractions()
         await self.queue.close()
-        return await self.resync_handler.rebase()
+        return await self.verdicts.revert_base() or await self.resync_handler.rebase()
 
     # ---- calls from the exchange
 

@@ -18,6 +18,7 @@ import sqlite3
 import threading
 import time
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -38,15 +39,16 @@ from barnraise.ledger.ledger_rows import (
 )
 from barnraise.ledger.peer_store import PEER_SCHEMA, PeerStore
 from barnraise.ledger.retention import RETENTION_SCHEMA, Retention
-from barnraise.ledger.validation import UpdateRules
+from barnraise.ledger.validation import GENESIS_DIGEST, UpdateRules
 from barnraise.ledger.verdict_set import VerdictSet
 from barnraise.protocol.fork_proof import Fork
 from barnraise.protocol.messages import Signed, Update
 from barnraise.protocol.signing import digest
 from barnraise.protocol.verdicts import SignedVerdict
 
-GENESIS_DIGEST = digest("")  # the `previous` of an author's first header
 HORIZON_SECONDS = 3600.0  # since its arrival a verdict may retract any update
+MIN_VOTER_UPDATES = 3  # a volunteer votes on snapshots once so many of its updates
+VOTER_SECONDS = 300.0  # have been here for so long
 _PAGE = 64  # headers read at a time
 _PROOF_TYPES: dict[str, type[SignedVerdict] | type[Fork]] = {
     "signed_verdict": SignedVerdict,
@@ -333,6 +335,28 @@ class Ledger:
             ]
             return max(times, default=0)
 
+    def work_of_volunteers(self) -> tuple[dict[str, int], set[str]]:
+        """Return what volunteers have trained, by which their votes on a snapshot are weighed.
+
+        Returns:
+            Volunteer → tokens of its updates that count, and the volunteers that may vote: several
+            of their updates have been here for a while. What came with a base gives no vote.
+        """
+        heads = self._heads
+        counts: Counter[str] = Counter()
+        with self._read_lock:
+            rows = self._reader.execute(
+                "SELECT author, COUNT(*) FROM arrivals WHERE received_at<=? GROUP BY author",
+                (time.time() - VOTER_SECONDS,),
+            ).fetchall()
+        for author, count in rows:
+            counts[self.volunteers.get(author, "")] += count if author in heads else 0
+        work: Counter[str] = Counter()
+        for author, head in heads.items():
+            if not self.verdicts.excludes(author.partition(".")[0], self.volunteers[author]):
+                work[self.volunteers[author]] += head.total
+        return dict(work), {name for name in work if counts[name] >= MIN_VOTER_UPDATES}
+
     def is_within_horizon(self, author: str, seq: int, rounds: int) -> bool:
         """Return whether an update is so recent that a verdict may retract it.
 
@@ -460,7 +484,8 @@ class Ledger:
                 for author, last_head in self._last_heads.items():
                     last_counted = vector_before.get(author, 0)
                     if last_counted < remaining.last_valid(author, last_head.seq):
-                        head = self._complete_head(author, last_counted, remaining)
+                        head = self._head_at(author, last_counted)
+                        head = self._complete_head(author, head, remaining)
                         self._drop_updates_after(author, head.seq)
                         last_heads[author] = head
                 self._store_verdicts(remaining)
@@ -470,13 +495,18 @@ class Ledger:
             self.retention.delete_files()
             return vector_before, retracted_before
 
-    def _complete_head(self, author: str, seq: int, verdicts: VerdictSet) -> LedgerHead:
-        """Return the last update after `seq` that is here with all payloads before it."""
-        signed = self.header(author, seq) if seq else None
-        head = LedgerHead()
-        if signed is not None:
-            head = LedgerHead.from_update(signed, Update.model_validate_json(signed.body))
-        for following, update in self.headers(author, seq + 1, self._last_heads[author].seq):
+    def _head_at(self, author: str, seq: int) -> LedgerHead:
+        """Return the update of this number, whose header is here; the head before any for 0."""
+        signed = self.header(author, seq)
+        assert signed is not None or not seq, "a verdict applies once its headers are here"
+        if signed is None:
+            return LedgerHead()
+        return LedgerHead.from_update(signed, Update.model_validate_json(signed.body))
+
+    def _complete_head(self, author: str, head: LedgerHead, verdicts: VerdictSet) -> LedgerHead:
+        """Return the last update after `head` that is here with all payloads since."""
+        last_seq = self.last_seq(author)
+        for following, update in self.headers(author, head.seq + 1, last_seq):
             is_complete = verdicts.is_retracted(author, update.seq) or all(
                 self.blobs.has(part.digest) for part in update.fragments
             )
@@ -519,10 +549,7 @@ class Ledger:
             if limit < last_head.seq:
                 del heads[author]
                 if limit > 0:
-                    signed = self.header(author, limit)
-                    assert signed is not None, "a verdict applies once its headers are here"
-                    update = Update.model_validate_json(signed.body)
-                    heads[author] = LedgerHead.from_update(signed, update)
+                    heads[author] = self._head_at(author, limit)
         return heads
 
     def _store_verdicts(self, verdicts: VerdictSet) -> None:
@@ -583,6 +610,67 @@ class Ledger:
             for author, head in base.items():
                 if head.seq > self._last_heads.get(author, LedgerHead()).seq:
                     self._last_heads[author] = head
+            self._set_heads(self._valid_heads())
+            self.retention.delete_files()
+
+    def retain_base(
+        self, vector: Mapping[str, int], fragments: list[str], retracted: Retracted
+    ) -> None:
+        """Store an anchor to which `revert_base` returns from the base that comes next.
+
+        Args:
+            vector: Its version vector.
+            fragments: Digests of its fragments, whose blobs are here.
+            retracted: The single updates that are out of it.
+        """
+        with self._lock, transaction(self._db):
+            headers = [self.header(author, seq) for author, seq in vector.items()]
+            heads = [header for header in headers if header is not None]
+            assert len(heads) == len(vector), "headers stay for ever"
+            self.base.retain(heads, fragments, retracted)
+
+    def drop_former_base(self) -> None:
+        """Forget the anchor before the base: a newer one than the base is confirmed."""
+        with self._lock:
+            with transaction(self._db):
+                self.base.drop_former()
+            self.retention.delete_files()
+
+    def spoils_base(self, verdicts: VerdictSet) -> bool:
+        """Return whether verdicts cut off what came with the base and was not in the one before."""
+        with self._lock:
+            former = self.base.former
+            if former is None:
+                return False
+            vector = former.vector
+            merged = (self.verdicts | verdicts).bind(self.volunteers)
+            return any(
+                vector.get(author, 0) < seq and merged.last_valid(author, seq) < seq
+                for author, seq in self.base.vector().items()
+            )
+
+    def revert_base(self) -> None:
+        """Begin again at the anchor before the base.
+
+        Of what arrived since, the updates stay that continue it. Peers send the others again.
+        """
+        with self._lock:
+            former = self.base.former
+            assert former is not None, "`spoils_base` has found it"
+            base = {
+                update.author: LedgerHead.from_update(signed, update)
+                for signed, update in former.heads
+            }
+            heads = {
+                author: self._complete_head(author, base.get(author, LedgerHead()), self.verdicts)
+                for author in self._last_heads
+            }
+            with transaction(self._db):
+                self.base.replace(former.heads, former.fragments, former.retracted)
+                self.base.drop_former()
+                for author, head in heads.items():
+                    self._drop_updates_after(author, head.seq)
+            self._last_heads = {author: head for author, head in heads.items() if head.seq}
             self._set_heads(self._valid_heads())
             self.retention.delete_files()
 

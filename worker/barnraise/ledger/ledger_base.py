@@ -1,8 +1,13 @@
-"""The base: the snapshot at which a ledger begins, of a machine that joined late or fell behind."""
+"""The base: the snapshot at which a ledger begins, of a machine that joined late or fell behind.
 
+A machine that fell behind keeps the anchor that it had before, until a newer one is confirmed.
+"""
+
+import json
 import sqlite3
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from barnraise.ledger.anchor import Retracted
 from barnraise.ledger.ledger_rows import decompress, header_row
@@ -14,7 +19,22 @@ CREATE TABLE IF NOT EXISTS base (author TEXT PRIMARY KEY, seq INTEGER, digest TE
 CREATE TABLE IF NOT EXISTS base_fragments (position INTEGER PRIMARY KEY, digest TEXT);
 CREATE TABLE IF NOT EXISTS base_retracted (author TEXT, seq INTEGER, tokens INTEGER,
                                            PRIMARY KEY (author, seq));
+CREATE TABLE IF NOT EXISTS former_base (heads TEXT, fragments TEXT, retracted TEXT);
 """
+
+
+@dataclass(frozen=True)
+class FormerBase:
+    """The anchor that a machine had before its base."""
+
+    heads: list[tuple[Signed, Update]]
+    fragments: list[str]  # digests
+    retracted: dict[str, dict[int, int]]  # author → sequence number → tokens
+
+    @property
+    def vector(self) -> dict[str, int]:
+        """Return author → sequence number of its last update in it."""
+        return {update.author: update.seq for _, update in self.heads}
 
 
 class LedgerBase:
@@ -84,3 +104,42 @@ class LedgerBase:
         """
         self._db.execute("INSERT OR IGNORE INTO files_to_delete SELECT digest FROM base_fragments")
         self._db.execute("DELETE FROM base_fragments")
+
+    # ---- the anchor before the base
+
+    @property
+    def former(self) -> FormerBase | None:
+        """The anchor before the base; None if there is none, or a newer one is confirmed."""
+        with self._lock:
+            row = self._db.execute("SELECT heads, fragments, retracted FROM former_base").fetchone()
+        if row is None:
+            return None
+        signed = [Signed.model_validate(header) for header in json.loads(row[0])]
+        heads = [(header, Update.model_validate_json(header.body)) for header in signed]
+        retracted = {
+            author: {int(seq): tokens for seq, tokens in updates.items()}
+            for author, updates in json.loads(row[2]).items()
+        }
+        return FormerBase(heads, json.loads(row[1]), retracted)
+
+    @property
+    def has_former(self) -> bool:
+        """Whether the anchor before the base is here."""
+        with self._lock:
+            return bool(self._db.execute("SELECT 1 FROM former_base").fetchone())
+
+    def retain(
+        self, heads: Iterable[Signed], fragments: Sequence[str], retracted: Retracted
+    ) -> None:
+        """Store an anchor before the base that comes next, within a transaction of the caller."""
+        self.drop_former()
+        texts = ([header.model_dump() for header in heads], fragments, retracted)
+        self._db.execute("INSERT INTO former_base VALUES (?, ?, ?)", [*map(json.dumps, texts)])
+
+    def drop_former(self) -> None:
+        """Let the fragments of the anchor before be deleted, within a transaction."""
+        self._db.execute(
+            "INSERT OR IGNORE INTO files_to_delete"
+            " SELECT value FROM former_base, json_each(former_base.fragments)"
+        )
+        self._db.execute("DELETE FROM former_base")

@@ -31,7 +31,9 @@ CREATE TABLE IF NOT EXISTS pruned (author TEXT PRIMARY KEY, seq INTEGER);
 CREATE TABLE IF NOT EXISTS files_to_delete (digest TEXT PRIMARY KEY);
 """
 _IS_NEEDED = (
-    "SELECT 1 FROM payload_files WHERE digest=?1 UNION SELECT 1 FROM base_fragments WHERE digest=?1"
+    "SELECT 1 FROM payload_files WHERE digest=?1"
+    " UNION SELECT 1 FROM base_fragments WHERE digest=?1"
+    " UNION SELECT 1 FROM former_base, json_each(former_base.fragments) WHERE value=?1"
 )
 
 

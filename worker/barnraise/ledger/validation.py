@@ -24,6 +24,10 @@ from barnraise.protocol.signing import ORPHANED_TICKET_GRACE_SECONDS, digest, op
 from barnraise.protocol.table_sizes import SOME
 from barnraise.spec import RunSpec
 
+GENESIS_DIGEST = digest("")  # the `previous` of an author's first header
+# An author's numbers are bounded by its time, far above what honest machines publish.
+MAX_UPDATES_AT_ONCE = 100
+MIN_UPDATE_MS = 10
 # The part of an update for a fragment that it does not contain.
 EMPTY_PART = FragmentUpdate(digest=EMPTY_DIGEST, size=0, sketch="0" * 16)
 
@@ -73,7 +77,34 @@ def validate_header(signed: Signed, ticket: Signed | None, rules: UpdateRules) -
             f"{_describe_update(update)} is of a time for which its ticket is not valid"
         )
     validate_claim(update, permission, update.started_ms)
+    if not has_possible_history(update, permission):
+        raise MessageError(
+            f"{_describe_update(update)} states a start, or {update.total:,} tokens in all, that "
+            "its author cannot have"
+        )
     return update
+
+
+def has_possible_history(update: Update, ticket: Ticket) -> bool:
+    """Return whether the time since its author's start allows a chain up to this update.
+
+    A header proves its signer, not the updates before it. So its number and its total are bounded
+    by its author's time, which begins after the run was created: a run's id is a UUIDv7 (RFC 9562).
+    """
+    elapsed_ms = update.time_ms - update.started_ms
+    most_tokens = ticket.max_tokens_per_second * elapsed_ms // 1000
+    begins = update.previous == GENESIS_DIGEST and update.total == update.tokens
+    return (
+        update.started_ms >= run_created_ms(update.run)
+        and update.seq <= MAX_UPDATES_AT_ONCE + elapsed_ms // MIN_UPDATE_MS
+        and update.tokens <= update.total <= most_tokens
+        and (update.seq > 1 or begins)
+    )
+
+
+def run_created_ms(run: str) -> int:
+    """Return when a run was created, in milliseconds since 1970, by its id."""
+    return int(run[:8] + run[9:13], 16)
 
 
 def open_header(signed: Signed, rules: UpdateRules) -> Update:

@@ -70,7 +70,7 @@ class JoinedRun:
     acknowledged: int  # number of this machine's last report that the coordinator stored
     peers: tuple[Peer, ...]  # peers to connect to first
     signed_directive: Signed | None = None  # the directive as it was received
-    # Whether to start at the weights of a single volunteer that nobody confirms.
+    # Whether to start at weights that only the connected volunteers confirm, even a single one.
     trust_one: bool = False
     # The IP address from which the coordinator receives this machine's requests.
     source_ip: str = ""

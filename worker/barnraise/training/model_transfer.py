@@ -1,9 +1,9 @@
 """Fetch or serve a run's weights without training.
 
 The machines of a finished run have left it. A `ModelServer` keeps the final weights available, and
-a `ModelFetcher` downloads them. The fetcher takes an anchor on which most volunteers agree; where
-only one can be asked it takes that one's, and the caller may compare its digest with the one that
-the site lists.
+a `ModelFetcher` downloads them. The fetcher takes an anchor on which most volunteers agree, and
+where only one can be asked that one's. The caller may compare its digest with the one that the site
+lists.
 """
 
 import time

@@ -15,7 +15,6 @@ from blake3 import blake3
 from barnraise.errors import StateError
 from barnraise.exchange.exchange import Exchange
 from barnraise.exchange.snapshots.snapshot_client import Snapshot
-from barnraise.exchange.snapshots.snapshot_majority import SnapshotTrust
 from barnraise.ledger.blob_store import BlobStore
 from barnraise.ledger.ledger import Ledger
 from barnraise.protocol.coordinator_messages import TextManifest
@@ -60,16 +59,15 @@ class Prefetch:
         that it knows do not suffice to believe any anchor, wait for others.
 
         Args:
-            trust_one: whether a single volunteer's anchor is taken, if nobody else is connected.
+            trust_one: whether each connected volunteer counts, and a single one suffices.
         """
         knows_peers = self.joined.peers or self.ledger.peer_store.peers()
         coordinator = self.joined.coordinator
         tries = 0
         while True:
+            self.exchange.set_listed_anchors(coordinator.confirmed_anchors(self.joined.run))
             snapshot = self.exchange.fetch_snapshot(
-                SNAPSHOT_SECONDS if knows_peers else 0.0,
-                self.should_stop,
-                SnapshotTrust(trust_one, coordinator.confirmed_anchors(self.joined.run)),
+                SNAPSHOT_SECONDS if knows_peers else 0.0, self.should_stop, trust_one
             )
             has_all_updates = self.ledger.vector() and not self.ledger.pruned()
             is_waiting = self.exchange.waiting_reason is not None

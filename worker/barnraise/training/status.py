@@ -157,6 +157,7 @@ class StatusPublisher:
         peers = reporter.pop_peers()
         if peers:  # each call wakes the exchange's thread
             exchange.add_peers(peers)
+        exchange.set_listed_anchors(self._joined.coordinator.confirmed_anchors(self._joined.run))
         exchange.set_source_ip(reporter.source_ip or self._joined.source_ip)
         newer_lists = exchange.set_mirror_lists(self._joined.coordinator.mirror_lists)
         if newer_lists:

@@ -24,7 +24,7 @@ from barnraise.coordinator_client.machine_monitor import MachineMonitor, OwnersL
 from barnraise.coordinator_client.reporter import Reporter, ReportSpool
 from barnraise.errors import StateError
 from barnraise.exchange.exchange import Exchange, ExchangeConfig
-from barnraise.exchange.snapshots.snapshot_client import Snapshot
+from barnraise.exchange.snapshots.snapshot_client import Snapshot, load_base_snapshot
 from barnraise.ledger import codec
 from barnraise.ledger.anchor import Anchor, load_initial_fragment
 from barnraise.ledger.ledger import Ledger
@@ -447,6 +447,8 @@ class Worker:
             anchor_bytes = 4 * sum(fragment.size for fragment in self.plan.fragments)
             self.metrics.record_checkpoint(self.anchor, anchor_bytes)
             self.exchange.remember_vector(self.anchor)
+            if self.exchange.needs_listed_anchors:
+                self.joined.coordinator.request_anchors()
 
     def write_samples(self, evaluation_seconds: float) -> None:
         """Write samples with the anchor, if the run has prompts and it is this machine's turn.
@@ -539,10 +541,12 @@ class Worker:
         """Replace the anchor by the peers' where they no longer store updates that this one lacks.
 
         AdamW's moments, the outer momentum and the residual stay, and so do this machine's updates
-        that the peers do not have yet.
+        that the peers do not have yet. Where a verdict cuts off what came with the peers' anchor,
+        return to the one before, with a new optimizer.
         """
         if not self.exchange.needs_resync:
             return
+        self.exchange.retain_anchor(self.anchor)
         self._close_state()
         self.exchange.resync()
         self._reopen_state()
@@ -557,7 +561,8 @@ class Worker:
     def _reopen_state(self) -> None:
         """Open the state that `_close_state` has saved, under the plan of now."""
         self.saved_state = SavedState(self.joined.folder.path, self.plan)
-        self.initialise_state(self.load_saved_state())
+        header = self.load_saved_state()
+        self.initialise_state(header, None if header else load_base_snapshot(self.ledger))
 
     # ---- memory -------------------------------------------------------------------------------
 
@@ -822,8 +827,5 @@ class Worker:
 
 
 def _log_snapshot(tokens: int, confirmed: bool) -> None:
-    if confirmed:
-        trust = "enough volunteers agree on it"
-    else:
-        trust = "unconfirmed: only one volunteer could be asked"
+    trust = "confirmed" if confirmed else "unconfirmed: this machine's owner trusts its peers"
     log.info("took the anchor at %s tokens from the peers (%s)", f"{tokens:,}", trust)

@@ -19,6 +19,7 @@ from hypothesis import given, settings
 
 from barnraise.exchange.gossip import gossip as g
 from barnraise.exchange.gossip import requests
+from barnraise.exchange.gossip.agreement import count_each_alike
 from barnraise.exchange.gossip.gossip import Gossip
 from barnraise.exchange.gossip.requests import ArrivedBytes, RequestScheduler
 
@@ -332,17 +333,20 @@ def test_requests_pruned_update_is_not_requested_and_needs_snapshot():
         g.RequestUpdates(key_of(3), author, 1, 3),
         g.RequestUpdates(key_of(2), author, 6, 9),
     ]
-    assert not me.needs_snapshot(100.0)
+
+    def is_overtaken(now: float) -> bool:
+        return me.is_overtaken(now, count_each_alike(me.volunteer_vectors()))
+
+    assert not is_overtaken(100.0)
     me.on_disconnected(key_of(3), 100.0)
     me.next_actions(100.0)
     late = 100.0 + requests.SNAPSHOT_DELAY_SECONDS
-    assert not me.needs_snapshot(100.0) and me.needs_snapshot(late)
+    assert not is_overtaken(100.0) and is_overtaken(late)
     me.on_connected(key_of(4), 100.0)
     me.on_state(key_of(4), peer_state({author_of(4): 1}), 100.0)
-    late += g.AGREEMENT_SECONDS
-    assert not me.needs_snapshot(late), "one of two volunteers does not have it"
+    assert not is_overtaken(late), "one of two volunteers does not have it"
     me.on_state(key_of(4), peer_state({author: 7}), 100.0)
-    assert me.needs_snapshot(late + g.AGREEMENT_SECONDS)
+    assert is_overtaken(late)
     me.start({author: 9}, {author: 9}, 200.0)
     me.next_actions(200.0)
-    assert not me.needs_snapshot(300.0)
+    assert not is_overtaken(300.0)

@@ -8,21 +8,31 @@ from barnraise.exchange.blobs import pruner
 from barnraise.exchange.gossip import requests
 from barnraise.exchange.snapshots import resync
 from barnraise.exchange.snapshots.snapshot_client import load_base_snapshot
+from barnraise.ledger import ledger
 from barnraise.ledger.anchor import Anchor
 
 
-@pytest.fixture
-def fallen_behind(world, monkeypatch):
+@pytest.fixture(params=["votes", "site"])
+def fallen_behind(request, world, monkeypatch):
     """Provide a machine with a snapshot to continue from, and the two peers that serve it.
 
-    It published an update before it connected to any peer, and they have pruned theirs.
+    It was away, and they have pruned their updates since. Either they may
+    vote, as it has had rounds of theirs for long enough, or the site confirms their weights.
     """
     monkeypatch.setattr(pruner, "payload_budget", lambda free: 20_000)
     monkeypatch.setattr(requests, "SNAPSHOT_DELAY_SECONDS", 1.0)
+    monkeypatch.setattr(resync, "RESYNC_RETRY_SECONDS", 2.0)
+    if request.param == "votes":
+        monkeypatch.setattr(ledger, "VOTER_SECONDS", 0.0)
     a, b, c = (world.machine(n).start() for n in (1, 2, 3))
     c.add_peers(a)
-    b.publish_round(50)
-    for seed in range(8):
+    b.add_peers(a)
+    for seed in range(3):
+        a.publish_round(seed)
+        c.publish_round(20 + seed)
+    world.wait_for_agreement(a, b, c)
+    b.stop()
+    for seed in range(3, 11):
         a.publish_round(seed)
         world.wait_for_agreement(a, c)
         for machine in (a, c):
@@ -33,10 +43,15 @@ def fallen_behind(world, monkeypatch):
             # Repeated until each machine has received the other's vector.
             machine.exchange.on_state_saved(machine.anchor.vector)
         author = a.exchange.author
-        return min(machine.ledger.pruned().get(author, 0) for machine in (a, c)) >= 4
+        return min(machine.ledger.pruned().get(author, 0) for machine in (a, c)) >= 7
 
     wait_until(pruned)
-    b.add_peers(a)
+    b.open()
+    if request.param == "site":
+        a.exchange.remember_vector(a.anchor)
+        b.exchange.set_listed_anchors({a.anchor.vector_digest(): a.anchor.digest()})
+    b.start().publish_round(50)
+    b.add_peers(a, c)
 
     def needs_resync() -> bool:
         for machine in (a, b, c):
@@ -50,17 +65,27 @@ def fallen_behind(world, monkeypatch):
 def test_pruned_updates_are_not_served_and_late_peer_loads_snapshot(world, fallen_behind, caplog):
     b, a, c = fallen_behind
     author, own = a.exchange.author, b.exchange.author
-    assert author not in b.ledger.vector(), "no peer could serve its updates"
+    assert b.ledger.vector()[author] == 3, "no peer could serve its later updates"
     records = caplog.get_records("setup")
     assert any("taking a snapshot" in record.getMessage() for record in records)
+    before = b.anchor.digest()
+    b.exchange.retain_anchor(b.anchor)
     assert b.exchange.resync()
-    assert not b.exchange.needs_resync
+    assert not b.exchange.needs_resync and b.ledger.base.has_former and b.anchor.digest() == before
     snapshot = load_base_snapshot(b.ledger)
     b.anchor = Anchor(list(snapshot.fragments), snapshot.heads)
     b.start()
     b.publish_round(51)
     world.wait_for_agreement(a, b, c)
-    assert b.anchor.vector == {author: 8, own: 2} and b.exchange.author == own
+    assert b.anchor.vector == {author: 11, c.exchange.author: 3, own: 2}
+    assert b.exchange.author == own and b.ledger.base.has_former
+    b.exchange.report_anchor_digest(b.anchor.vector_digest(), b.anchor.digest())
+    wait_until(lambda: b.exchange.server.gossip.anchor_digests)
+    b.exchange.set_listed_anchors({b.anchor.vector_digest(): "f" * 64})
+    assert b.ledger.base.has_former, "other weights are listed"
+    former = b.ledger.base.former.fragments
+    b.exchange.set_listed_anchors({b.anchor.vector_digest(): b.anchor.digest()})
+    assert not b.ledger.base.has_former and not any(b.ledger.blobs.has(name) for name in former)
 
 
 def test_snapshot_from_before_a_verdict_is_discarded(world, fallen_behind):
@@ -69,7 +94,7 @@ def test_snapshot_from_before_a_verdict_is_discarded(world, fallen_behind):
     b.apply_verdict(world.sign_verdict({a.exchange.author: 7}))
     before = b.ledger.vector()
     assert not b.exchange.resync()
-    assert b.ledger.vector() == before == {b.exchange.author: 1}
+    assert b.ledger.vector() == before and before[a.exchange.author] == 3
     assert not b.exchange.needs_resync, "another snapshot is fetched in its place"
 
 

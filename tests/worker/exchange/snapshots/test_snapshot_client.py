@@ -6,12 +6,18 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from helpers.updates.poisoned_machine import is_poisoned, poison
+from helpers.updates.poisoned_machine import (
+    honest_machines,
+    is_poisoned,
+    liars,
+    list_anchor,
+)
 from helpers.wait_for import join_peers, stepping, wait_until
 
 from barnraise.exchange.gossip import requests
+from barnraise.exchange.gossip.agreement import Votes
 from barnraise.exchange.snapshots import snapshot_client as client_module
-from barnraise.exchange.snapshots.snapshot_majority import SnapshotTrust, choose_majority
+from barnraise.exchange.snapshots.snapshot_majority import choose_majority
 from barnraise.ledger.anchor import fragment_to_bytes
 from barnraise.peering.limits import rate_limit
 from barnraise.protocol.messages import SnapshotManifest
@@ -25,8 +31,8 @@ def test_late_machine_starts_from_the_peers_anchor(world):
     world.wait_for_agreement(a, b, c)
     late = world.machine(4)
     with stepping(a, b, c):
-        snapshot = join_peers(late, a, b, c)
-    assert snapshot.confirmed and late.ledger.base.snapshot() is not None
+        snapshot = join_peers(late, a, b, c, trust_one=True)
+    assert not snapshot.confirmed and late.ledger.base.snapshot() is not None
     late.publish_round(99)
     a.publish_round(98)
     world.wait_for_agreement(a, b, c, late)
@@ -47,15 +53,14 @@ def test_snapshots_of_training_peers_at_one_vector_are_equal(world):
 
     late = world.machine(3)
     with stepping(a, b, then=train):
-        snapshot = join_peers(late, a, b)
-    assert snapshot.confirmed
+        assert join_peers(late, a, b, trust_one=True)
     world.wait_for_agreement(a, b, late)
 
 
 def test_joiner_survives_a_restart_and_serves_the_next_joiner(world):
     a, b = world.start_agreed(1, 2)
     with stepping(a, b):
-        join_peers(world.machine(3), a, b)
+        join_peers(world.machine(3), a, b, trust_one=True)
     c = world.machines[2]
     c.publish_round(5)
     c.stop()
@@ -72,8 +77,7 @@ def test_joiner_survives_a_restart_and_serves_the_next_joiner(world):
         snapshot = join_peers(d, c, timeout=4.0, trust_one=True)
     assert snapshot is None, "one of three volunteers confirms nothing"
     with stepping(a, b, c):
-        snapshot = d.exchange.fetch_snapshot(20.0)
-    assert snapshot is not None and snapshot.confirmed
+        assert d.exchange.fetch_snapshot(20.0, trust_all=True) is not None
 
 
 def test_snapshot_of_one_peer_is_logged_as_unconfirmed(world, caplog):
@@ -101,8 +105,7 @@ def test_peer_with_a_different_anchor_is_outvoted(world):
     a, b, c = world.start_agreed(1, 2, 3)
     c.anchor.fragments[0][5] += 1  # bit-rot
     with stepping(a, b, c):
-        snapshot = join_peers(world.machine(4), a, b, c)
-    assert snapshot.confirmed
+        snapshot = join_peers(world.machine(4), a, b, c, trust_one=True)
     assert bytes(fragment_to_bytes(snapshot.fragments[0])) == bytes(
         fragment_to_bytes(a.anchor.fragments[0])
     )
@@ -167,12 +170,13 @@ def test_choose_majority_counts_each_volunteer_once():
     def manifest(letter: str) -> SnapshotManifest:
         return SnapshotManifest(vector={}, fragments=[letter * 64], heads="0" * 64)
 
-    assert choose_majority([]) is None
-    offers = [("v1", "a"), ("v1", "a"), ("v2", "b"), ("v3", "b")]
+    voters = Votes({"v1": 2, "v2": 2, "v3": 2, "v4": 9}, {"v1", "v2", "v3"})
+    assert choose_majority([], "me", voters) is None
+    offers = [("v1", "a"), ("v1", "a"), ("v2", "b"), ("v3", "b"), ("v4", "a")]
     answers = [(volunteer, manifest(letter)) for volunteer, letter in offers]
-    chosen, supporters = choose_majority(answers)
+    chosen, supporters = choose_majority(answers, "me", voters)
     assert chosen.fragments == ["b" * 64] and supporters[1] == {"v2", "v3"}
-    chosen, supporters = choose_majority(answers, own="v1")
+    chosen, supporters = choose_majority(answers, "v1", voters)
     assert chosen.fragments == ["a" * 64], "this machine's own volunteer counts before all others"
 
 
@@ -183,36 +187,19 @@ def test_several_machines_join_at_once(world, caplog):
     for machine in late:
         machine.add_peers(a, b)
     with stepping(a, b), ThreadPoolExecutor(3) as pool:
-        fetched = list(pool.map(lambda machine: machine.exchange.fetch_snapshot(30.0), late))
-    assert all(snapshot is not None and snapshot.confirmed for snapshot in fetched)
+        fetched = list(
+            pool.map(lambda joiner: joiner.exchange.fetch_snapshot(30.0, trust_all=True), late)
+        )
+    assert None not in fetched
 
 
 # ---- liars
 
 
-def honest_machines(world, *numbers: int):
-    """Return machines of as many volunteers that agree on a few updates."""
-    machines = [world.machine(n).start() for n in numbers]
-    for machine in machines[1:]:
-        machine.add_peers(*machines[: machines.index(machine)])
-    for seed, machine in enumerate(machines):
-        machine.publish_round(seed)
-    world.wait_for_agreement(*machines)
-    return machines
-
-
-def liars(world, *numbers: int):
-    """Return machines of as many volunteers that serve other weights at a phantom author."""
-    machines = [world.machine(n) for n in numbers]
-    for machine in machines:
-        poison(machine)
-        machine.start()
-    return machines
-
-
-def step_for(seconds: float, *machines) -> None:
-    with stepping(*machines):
-        time.sleep(seconds)
+@pytest.fixture
+def without_replay(monkeypatch):
+    """Let no joiner receive every update from the run's start on."""
+    monkeypatch.setattr(client_module, "MAX_REPLAYED_UPDATES", 0)
 
 
 def test_phantom_author_alone_overtakes_nobody(world, monkeypatch, caplog):
@@ -226,22 +213,9 @@ def test_phantom_author_alone_overtakes_nobody(world, monkeypatch, caplog):
         wait_until(lambda: a.exchange.waiting_reason is not None)
         time.sleep(1.0)
     assert not a.exchange.needs_resync and a.anchor.digest() == before
-    assert a.exchange.waiting_reason == client_module.ONE_VOLUNTEER
-    lines = [r for r in caplog.records if client_module.ONE_VOLUNTEER in r.getMessage()]
+    assert a.exchange.waiting_reason == client_module.UNCONFIRMED
+    lines = [r for r in caplog.records if client_module.UNCONFIRMED in r.getMessage()]
     assert len(lines) == 1, "it says once why it waits"
-
-
-def test_one_liar_among_three_overtakes_nobody(world, monkeypatch):
-    monkeypatch.setattr(requests, "SNAPSHOT_DELAY_SECONDS", 0.5)
-    a, b, c = honest_machines(world, 1, 2, 3)
-    (liar,) = liars(world, 9)
-    for machine in (a, b, c):
-        machine.add_peers(liar)
-    step_for(3.0, a, b, c, liar)
-    for machine in (a, b, c):
-        assert not machine.exchange.needs_resync and not is_poisoned(machine)
-        assert machine.exchange.waiting_reason is None
-    assert world.wait_for_agreement(a, b, c)
 
 
 def test_joiner_with_one_liar_among_three_gets_the_honest_weights(world):
@@ -249,24 +223,8 @@ def test_joiner_with_one_liar_among_three_gets_the_honest_weights(world):
     (liar,) = liars(world, 9)
     joiner = world.machine(4)
     with stepping(a, b, c, liar):
-        snapshot = join_peers(joiner, liar, a, b, c)
-    assert snapshot.confirmed and not is_poisoned(joiner)
-    world.wait_for_agreement(a, b, c, joiner)
-
-
-def test_two_accounts_among_five_poison_neither_joiner_nor_member(world, monkeypatch):
-    monkeypatch.setattr(requests, "SNAPSHOT_DELAY_SECONDS", 0.5)
-    a, b, c = honest_machines(world, 1, 2, 3)
-    liar, other_liar = liars(world, 8, 9)
-    for machine in (a, b, c):
-        machine.add_peers(liar, other_liar)
-    joiner = world.machine(4)
-    with stepping(a, b, c, liar, other_liar):
-        snapshot = join_peers(joiner, liar, other_liar, a, b, c)
-        time.sleep(2.0)
-    assert snapshot.confirmed
-    for machine in (a, b, c, joiner):
-        assert not is_poisoned(machine) and not machine.exchange.needs_resync
+        snapshot = join_peers(joiner, liar, a, b, c, trust_one=True)
+    assert snapshot is not None and not is_poisoned(joiner)
     world.wait_for_agreement(a, b, c, joiner)
 
 
@@ -277,49 +235,47 @@ def test_keys_of_one_volunteer_count_as_one_liar(world):
         machine.exchange.renew_ticket(world.ticket(machine.identity.key, volunteer=9))
     joiner = world.machine(4)
     with stepping(a, b, *crowd):
-        snapshot = join_peers(joiner, *crowd, a, b, timeout=20.0)
+        snapshot = join_peers(joiner, *crowd, a, b, timeout=20.0, trust_one=True)
     assert snapshot is None or not is_poisoned(joiner)
 
 
-def test_joiner_with_one_volunteer_replays_updates_and_trusts_no_weights(world):
-    (a,) = honest_machines(world, 1)
-    joiner = world.machine(2)
-    with stepping(a):
-        assert join_peers(joiner, a) is None
+def test_joiner_without_confirmation_replays_updates_and_trusts_no_weights(world):
+    a, b = honest_machines(world, 1, 2)
+    joiner = world.machine(3)
+    with stepping(a, b):
+        assert join_peers(joiner, a, b) is None
         assert joiner.exchange.waiting_reason is None
-    world.wait_for_agreement(a, joiner)
+    world.wait_for_agreement(a, b, joiner)
 
 
-def test_joiner_with_one_volunteer_waits_unless_told_to_trust(world, monkeypatch, caplog):
-    monkeypatch.setattr(client_module, "MAX_REPLAYED_UPDATES", 0)
-    (a,) = honest_machines(world, 1)
-    joiner = world.machine(2)
-    joiner.add_peers(a)
-    with stepping(a):
+@pytest.mark.parametrize("volunteers", [(1,), (1, 2)])
+def test_joiner_waits_for_confirmation_unless_told_to_trust(world, without_replay, volunteers):
+    honest = honest_machines(world, *volunteers)
+    joiner = world.machine(3)
+    joiner.add_peers(*honest)
+    with stepping(*honest):
         assert joiner.exchange.fetch_snapshot(3.0) is None
         assert "--trust-one" in joiner.exchange.waiting_reason
-        snapshot = joiner.exchange.fetch_snapshot(10.0, trust=SnapshotTrust(True))
+        snapshot = joiner.exchange.fetch_snapshot(10.0, trust_all=True)
     assert snapshot is not None and not snapshot.confirmed
     assert joiner.exchange.waiting_reason is None
 
 
-def test_joiner_with_one_volunteer_takes_what_the_site_confirms(world, monkeypatch):
-    monkeypatch.setattr(client_module, "MAX_REPLAYED_UPDATES", 0)
-    (a,) = honest_machines(world, 1)
-    a.exchange.remember_vector(a.anchor)
-    listed = {"e" * 64: "e" * 64, a.anchor.vector_digest(): a.anchor.digest()}
-    a.publish_round(8)
-    joiner = world.machine(2)
-    with stepping(a):
-        snapshot = join_peers(joiner, a, confirmed=listed)
+@pytest.mark.parametrize("volunteers", [(1,), (1, 2, 3)])
+def test_joiner_takes_what_the_site_confirms(world, without_replay, volunteers):
+    honest = honest_machines(world, *volunteers)
+    listed = {"e" * 64: "e" * 64} | list_anchor(*honest)
+    honest[0].publish_round(8)
+    joiner = world.machine(4)
+    with stepping(*honest):
+        snapshot = join_peers(joiner, *honest, confirmed=listed)
     assert snapshot.confirmed and joiner.exchange.waiting_reason is None
-    world.wait_for_agreement(a, joiner)
+    world.wait_for_agreement(*honest, joiner)
 
 
 @pytest.mark.parametrize("lie", ["other updates", "other weights", "unknown anchor"])
-def test_single_lying_volunteer_does_not_pass_for_the_site(world, monkeypatch, lie):
+def test_single_lying_volunteer_does_not_pass_for_the_site(world, without_replay, lie):
     """Let the only volunteer serve other weights where the site lists an anchor."""
-    monkeypatch.setattr(client_module, "MAX_REPLAYED_UPDATES", 0)
     (a,) = honest_machines(world, 1)
     listed = {a.anchor.vector_digest(): a.anchor.digest()}
     liar = a
@@ -328,24 +284,23 @@ def test_single_lying_volunteer_does_not_pass_for_the_site(world, monkeypatch, l
         server = liar.exchange.server.snapshot_server
         server.remember_vector(a.anchor.vector_digest(), liar.anchor.vector, 0)
     elif lie == "other weights":
-        a.exchange.remember_vector(a.anchor)
+        list_anchor(a)
         a.anchor.fragments[0][5] += 1
     joiner = world.machine(4)
     with stepping(liar):
         assert join_peers(joiner, liar, timeout=5.0, confirmed=listed) is None
-    assert "only one volunteer" in joiner.exchange.waiting_reason
+    assert client_module.UNCONFIRMED in joiner.exchange.waiting_reason
     assert not joiner.ledger.vector() and not is_poisoned(joiner)
 
 
-def test_lying_mirror_and_an_honest_volunteer_give_no_weights(world, monkeypatch):
-    monkeypatch.setattr(client_module, "MAX_REPLAYED_UPDATES", 0)
+def test_lying_mirror_and_an_honest_volunteer_give_no_weights(world, without_replay):
     (a,) = honest_machines(world, 1)
-    a.exchange.remember_vector(a.anchor)
+    list_anchor(a)
     joiner = world.machine(4)
     joiner.add_peers(a)
-    trust = SnapshotTrust(confirmed={a.anchor.vector_digest(): "f" * 64})
+    joiner.exchange.set_listed_anchors({a.anchor.vector_digest(): "f" * 64})
     with stepping(a):
-        assert joiner.exchange.fetch_snapshot(5.0, trust=trust) is None
+        assert joiner.exchange.fetch_snapshot(5.0) is None
     assert not joiner.ledger.vector()
 
 
@@ -360,7 +315,7 @@ def test_second_machine_of_a_volunteer_believes_the_first(world):
     assert snapshot is not None and snapshot.confirmed
 
 
-def test_folder_with_updates_takes_no_weights_from_one_volunteer(world, monkeypatch):
+def test_folder_with_updates_takes_no_weights_from_one_volunteer(world):
     (liar,) = liars(world, 9)
     a = world.machine(1).start()
     a.publish_round(1)
@@ -368,6 +323,6 @@ def test_folder_with_updates_takes_no_weights_from_one_volunteer(world, monkeypa
     server = a.exchange.server
     with stepping(a, liar):
         wait_until(lambda: a.exchange.stats.peers == 1)
-        joining = server.snapshot_client.join(4.0, SnapshotTrust(True))
+        joining = server.snapshot_client.join(4.0, trust_all=True)
         assert a.exchange.thread.run(joining, None) is None
     assert not is_poisoned(a)

@@ -82,7 +82,7 @@ def test_snapshot_before_the_ledgers_base_is_not_served(world):
         a.publish_round(seed)
     world.wait_for_agreement(a, b)
     with stepping(a, b):
-        join_peers(world.machine(3), a, b)
+        join_peers(world.machine(3), a, b, trust_one=True)
     c = world.machines[2]
     server, now = c.exchange.server.snapshot_server, time.monotonic()
     server.add_request(PendingRequest("d" * 64, {a.exchange.author: 1}, now + 30), now)

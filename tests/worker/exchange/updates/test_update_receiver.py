@@ -44,7 +44,7 @@ def test_unknown_peer_with_a_valid_ticket_and_update_is_accepted(world):
         ({"run": OTHER_RUN}, "is for run"),
         ({"peer": "a" * 64}, "is signed by"),
         ({"tokens": 1 << 40}, "claims"),
-        ({"previous": "1" * 64}, "does not continue"),
+        ({"previous": "1" * 64}, "cannot have"),
         ({"ticket": "0" * 64}, "without the ticket that it names"),
         ({"volunteer": "8" * 64}, "names another volunteer"),
     ],

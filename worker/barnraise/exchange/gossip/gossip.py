@@ -22,7 +22,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 
-from barnraise.exchange.gossip.agreement import agreed_vector, majority_vector
+from barnraise.exchange.gossip.agreement import (
+    Votes,
+    agreed_vector,
+    count_each_alike,
+    majority_vector,
+)
 from barnraise.exchange.gossip.authors import (
     MAX_CLAIMS_WHILE_JOINING,
     AuthorClaim,
@@ -46,7 +51,6 @@ from barnraise.protocol.table_sizes import FEW, MANY, store_newest
 STATE_BYTES = 600.0  # of a State of a few authors, with the transport's own bytes
 MIN_EAGER_LINKS = 3  # links that are eager before it is known which deliver updates first
 MAX_STATE_AUTHORS = 1100  # authors in one State: with `pruned`, as much as a header holds
-AGREEMENT_SECONDS = 1.0  # for which it is not computed again what most volunteers have
 MAX_DECLINED = 200  # pushes declined in one State
 RATE_TOLERANCE = 0.2  # relative change of the training rate that need not be sent at once
 MAX_ANCHOR_DIGESTS = 16  # of our anchors, compared with peers that reach the same vector later
@@ -202,8 +206,6 @@ class Gossip:
         self.requests = RequestScheduler(seed)
         self._clamp: Callable[[dict[str, int]], dict[str, int]] = dict
         self._pushes: list[PushUpdate] = []
-        self._agreement: dict[str, int] = {}
-        self._agreement_expires_at = -math.inf
         self._random = random.Random(seed)
         self._uplink = math.inf  # bytes per second
 
@@ -225,9 +227,11 @@ class Gossip:
         self.pruned = dict(pruned)
         self.wants_updates = True
         self.requests.reset()
+        self.anchor_digests = {}
         for author in vector:
             self._adopt_claims(author)
         for link in self.links.values():
+            link.anchor_agrees = None
             link.next_full_state_at = now
             link.has_news = True
             self.requests.on_vector(link.key, link.vector, self.vector)
@@ -504,10 +508,10 @@ class Gossip:
                 vector[author] = max(seq, vector.get(author, 0))
         return vectors
 
-    @property
-    def agreed_vector(self) -> dict[str, int]:
-        """The version vector that most linked volunteers have."""
-        return agreed_vector(self.volunteer_vectors(), self.volunteer)
+    def agreed_vector(self, votes: Votes | None = None) -> dict[str, int]:
+        """Return the version vector that most votes reach; None: those of all linked volunteers."""
+        vectors = self.volunteer_vectors()
+        return agreed_vector(vectors, self.volunteer, votes or count_each_alike(vectors))
 
     def can_replay(self, vector: dict[str, int], most: int) -> bool:
         """Return whether links offer every update up to a version vector, at most `most` in all."""
@@ -527,10 +531,10 @@ class Gossip:
     @property
     def updates_behind(self) -> int:
         """Count the updates that most linked volunteers have and this machine lacks."""
-        vectors = self.volunteer_vectors().values()
+        vectors = {name: vector for name, vector in self.volunteer_vectors().items() if vector}
         return sum(
             max(0, seq - self.vector.get(author, 0))
-            for author, seq in majority_vector([vector for vector in vectors if vector]).items()
+            for author, seq in majority_vector(vectors, count_each_alike(vectors)).items()
         )
 
     @property
@@ -544,23 +548,19 @@ class Gossip:
             link.has_state and link.complete and link.vector == self.vector for link in links
         )
 
-    def needs_snapshot(self, now: float) -> bool:
+    def is_overtaken(self, now: float, votes: Votes) -> bool:
         """Return whether only a snapshot helps.
 
         That is so if for a while no linked peer has had the next missing update of an author, of
-        whom most linked volunteers have more than this machine.
+        whom most votes have more than this machine.
         """
-        if not self.wants_updates:
-            return False
-        unavailable = self.requests.unavailable_authors(now)
-        if not unavailable:
-            return False
-        # The exchange asks at every event, and peers send events as fast as they like.
-        if now >= self._agreement_expires_at:
-            self._agreement_expires_at = now + AGREEMENT_SECONDS
-            self._agreement = self.agreed_vector
-        agreed = self._agreement
+        agreed = self.agreed_vector(votes)
+        unavailable = self.unavailable_authors(now)
         return any(agreed.get(author, 0) > self.vector.get(author, 0) for author in unavailable)
+
+    def unavailable_authors(self, now: float) -> list[str]:
+        """Return the authors whose next missing update no linked peer has had for a while."""
+        return self.requests.unavailable_authors(now) if self.wants_updates else []
 
     def sample_heads(self, count: int) -> list[tuple[str, int]]:
         """Return (author, last seq) of up to `count` random authors in our ledger."""

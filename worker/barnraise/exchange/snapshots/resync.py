@@ -1,8 +1,9 @@
 """Continue from the peers' anchor when no peer has the updates that this machine lacks.
 
 The snapshot is fetched while training goes on. The training loop continues from it when it likes
-(`Exchange.resync`). A ledger that has updates never begins again at a snapshot that nobody
-confirms: the machine waits. Everything runs on the exchange's event loop.
+(`Exchange.resync`). A ledger that has updates never begins again at a snapshot that neither the
+site nor those confirm whose work it holds: the machine waits. Everything runs on the exchange's
+event loop.
 """
 
 import asyncio
@@ -50,18 +51,20 @@ class Resync:
             not self._is_fetching
             and self._snapshot is None
             and now >= self._next_fetch_at
-            and self._gossip.needs_snapshot(now)
+            and bool(self._gossip.unavailable_authors(now))
         )
 
     async def fetch(self) -> None:
-        """Fetch a snapshot."""
+        """Fetch a snapshot, unless most votes have no more than this machine."""
         self._is_fetching = True
         try:
+            if not self._snapshots.is_overtaken(await self._snapshots.weigh_votes()):
+                return
             if not self._has_logged:
                 self._has_logged = True
                 log.warning(
                     "nobody keeps the updates that this machine lacks: taking a snapshot in their "
-                    "place, once most volunteers agree on it"
+                    "place, once it is confirmed"
                 )
             snapshot = await self._snapshots.fetch(RESYNC_SECONDS)
             if snapshot is not None and snapshot.confirmed and self._is_compatible(snapshot):

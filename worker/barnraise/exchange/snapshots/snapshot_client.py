@@ -1,13 +1,14 @@
 """Join a run that is under way: fetch the anchor at one version vector from several peers.
 
-All peers are asked for the snapshot at the version vector that most linked volunteers have. Their
-digests are compared: when more than half of the linked volunteers, and at least two, name the same
-ones, the snapshot is confirmed. The bytes then arrive as blobs, from all peers that have them, and
-are checked by digest. The headers at which the snapshot stands are validated as updates are.
+All peers are asked for the snapshot at the version vector that most votes reach, and that contains
+what this machine has. Their digests are compared: when enough votes name the same ones, the
+snapshot is confirmed (`agreement`). Volunteers vote whose work is in this machine's ledger. A first
+join knows none: it takes an anchor that coordinators list as confirmed, and that a peer serves. The
+bytes arrive as blobs, from all peers that have them, and are checked by digest. The headers at
+which the snapshot stands are validated as updates are.
 
-Without agreement nothing is taken: the machine waits, and states why. There are two exceptions for
-a first join with a single volunteer: an anchor that coordinators list as confirmed by two people,
-and a machine whose owner has decided to trust that volunteer.
+Without all this nothing is taken: the machine waits, and states why, unless its owner has decided
+to trust the volunteers that are linked.
 """
 
 import asyncio
@@ -22,14 +23,9 @@ from pydantic import ValidationError
 
 from barnraise.errors import MessageError
 from barnraise.exchange.blobs.blob_fetcher import BlobFetcher, WantedBlob
-from barnraise.exchange.gossip.agreement import is_agreed
+from barnraise.exchange.gossip.agreement import Votes, count_each_alike, is_agreed
 from barnraise.exchange.gossip.handler_context import HandlerContext
-from barnraise.exchange.snapshots.snapshot_majority import (
-    MAJORITY_ONLY,
-    AgreedSnapshot,
-    SnapshotTrust,
-    choose_majority,
-)
+from barnraise.exchange.snapshots.snapshot_majority import AgreedSnapshot, choose_majority
 from barnraise.exchange.snapshots.snapshot_server import (
     REQUEST_TIMEOUT,
     VerdictProofs,
@@ -57,7 +53,8 @@ log = logging.getLogger("barnraise.exchange")
 T = TypeVar("T")
 
 FRESH_SECONDS = 2.0  # seconds for which all peers must be at the start to believe that the run is
-MAX_REPLAYED_UPDATES = 256  # that a machine applies one by one instead of trusting one volunteer
+MAX_REPLAYED_UPDATES = 256  # that a joiner applies one by one rather than wait for a confirmation
+UNLISTED_REPLAYS = 16  # times as many where coordinators list no anchor
 BLOB_SECONDS = 10.0  # seconds for a blob of tickets or of proofs
 INTRODUCTION_SECONDS = 1.0  # seconds in which a peer introduces a joiner to the others it knows
 CONNECTION_SECONDS = 5.0  # seconds in which connections to those are established
@@ -67,9 +64,9 @@ MIN_FETCH_RATE = 1 << 16  # bytes per second; each so many bytes extend that by 
 POLL_INTERVAL = 0.05  # seconds between two looks at the peers' answers
 LIST_SECONDS = 5.0  # seconds for the mirror list that a snapshot's verdicts name to arrive
 NO_PROOFS = VerdictProofs(verdicts=[], forks=[]).model_dump_json().encode()
-ONE_VOLUNTEER = (
-    "only one volunteer is connected, and nobody confirms the weights that it has: waiting for a "
-    "second one"
+UNCONFIRMED = (
+    "neither the site nor volunteers whose work this machine has seen confirm the weights that its "
+    "peers have: waiting until they do"
 )
 DISAGREEMENT = "the connected volunteers do not agree on the weights: waiting until most of them do"
 TRUST_HINT = " (barnraise join --trust-one takes them unconfirmed)"
@@ -83,7 +80,7 @@ class Snapshot:
 
     fragments: Sequence[torch.Tensor]  # int32 [size] for each fragment, in order
     heads: dict[str, Update]  # author → the last update in the anchor
-    confirmed: bool  # whether enough volunteers agree on it
+    confirmed: bool  # whether votes, or coordinators, confirm it
     # What verdicts retracted from among those updates.
     retracted: Retracted = field(default_factory=dict)
 
@@ -157,6 +154,8 @@ class SnapshotClient:
 
     Attributes:
         waiting_reason: Why no snapshot is taken although one is needed; None if nothing is amiss.
+        listed: Digest of a version vector → digest of the anchor there, as coordinators list them,
+            the newest first.
     """
 
     def __init__(
@@ -167,6 +166,8 @@ class SnapshotClient:
     ) -> None:
         """Start without requests."""
         self.waiting_reason: str | None = None
+        self.listed: Mapping[str, str] = {}
+        self._refuted: set[str] = set()  # volunteers that served others than the listed weights
         self._rules = rules
         self._run_on_disk = context.run_on_disk
         self._ledger = context.ledger
@@ -181,6 +182,10 @@ class SnapshotClient:
     def set_rules(self, rules: UpdateRules) -> None:
         """Replace the rules, which change with the mirror list."""
         self._rules = rules
+
+    def set_listed(self, anchors: Mapping[str, str]) -> None:
+        """Replace the anchors that coordinators list as confirmed. Safe from any thread."""
+        self.listed = dict(anchors)
 
     # ---- requests
 
@@ -238,14 +243,15 @@ class SnapshotClient:
 
     # ---- snapshots
 
-    async def join(self, timeout: float, trust: SnapshotTrust = MAJORITY_ONLY) -> Snapshot | None:
+    async def join(self, timeout: float, trust_all: bool = False) -> Snapshot | None:
         """Fetch a snapshot and begin the ledger there; return None when there is none to fetch.
 
         Args:
             timeout: Seconds for peers to answer; bytes that arrive extend it.
-            trust: When one volunteer suffices. It never does if this machine has updates.
+            trust_all: Whether each linked volunteer has a vote, and a single one suffices. It never
+                does if this machine has updates.
         """
-        fetched = await self.fetch(timeout, MAJORITY_ONLY if self._ledger.vector() else trust)
+        fetched = await self.fetch(timeout, trust_all and not self._ledger.vector())
         if fetched is None:
             return None
         manifest = fetched.manifest
@@ -265,47 +271,65 @@ class SnapshotClient:
         for ticket in fetched.tickets:
             self._ledger.tickets.store(ticket)
 
-    async def fetch(
-        self, timeout: float, trust: SnapshotTrust = MAJORITY_ONLY
-    ) -> FetchedSnapshot | None:
+    async def fetch(self, timeout: float, trust_all: bool = False) -> FetchedSnapshot | None:
         """Fetch a snapshot from all peers that have it.
 
         Args:
             timeout: Seconds for peers to answer; bytes that arrive extend it.
-            trust: When to take what the only linked volunteer has.
+            trust_all: Whether each linked volunteer has a vote, and a single one suffices.
 
         Returns:
-            None when the peers are at the run's start, when not enough volunteers agree within
-            `timeout` seconds, or when what they sent is not a snapshot.
+            None when the peers are at the run's start, when nobody whose word counts confirms a
+            snapshot within `timeout` seconds, or when what peers sent is not one.
         """
-        loop = asyncio.get_running_loop()
-        end = loop.time() + timeout
-        vector = await self._choose_vector(end, trust)
-        if vector is None:
+        end = asyncio.get_running_loop().time() + timeout
+        votes = None if trust_all else await self.weigh_votes()
+        target = await self._choose_target(end, votes)
+        if target is None:
             return None
-        async with SnapshotWitnesses(self, vector) as witnesses:
-            agreed = await witnesses.agree(end, trust)
-            if agreed is None:
-                self._state_waiting(DISAGREEMENT)
-                return None
-            seconds = max(MIN_FETCH_SECONDS, end - loop.time())
-            if not await self._fetch_bytes(agreed.manifest, witnesses.holders, seconds):
-                log.warning("the snapshot did not come whole")
-                return None
-            fetched = await self._read_fetched(agreed, witnesses)
-        if fetched is not None and not fetched.confirmed:
-            is_listed = await self._run_on_disk(self._is_listed, fetched, trust.confirmed)
-            if not (is_listed or trust.one_volunteer):
-                log.warning("the only connected volunteer has other weights than the site confirms")
-                return None
-            fetched = replace(fetched, confirmed=is_listed)
+        async with SnapshotWitnesses(self, target) as witnesses:
+            agreed = await witnesses.agree(end, votes)
+            fetched = await self._fetch_agreed(agreed, witnesses, end)
+            if fetched is not None and not fetched.confirmed:
+                is_listed = await self._run_on_disk(self._is_listed, fetched)
+                if not (is_listed or trust_all):
+                    log.warning("a peer has other weights than the site confirms")
+                fetched = replace(fetched, confirmed=is_listed) if is_listed or trust_all else None
+            if fetched is None and target.is_listed:
+                self._refuted |= witnesses.volunteers_with(agreed) if agreed else target.named_by
         if fetched is not None:
             self.waiting_reason = None
             if not fetched.confirmed:
-                log.warning("the weights are unconfirmed: only one volunteer could be asked")
+                log.warning("the weights are unconfirmed: this machine's owner trusts its peers")
         return fetched
 
-    def _is_listed(self, fetched: FetchedSnapshot, confirmed: Mapping[str, str]) -> bool:
+    async def _fetch_agreed(
+        self, agreed: AgreedSnapshot | None, witnesses: "SnapshotWitnesses", end: float
+    ) -> FetchedSnapshot | None:
+        """Fetch a snapshot's bytes and check what they prove; return None when they do not."""
+        if agreed is None:
+            self._state_waiting(DISAGREEMENT)
+            return None
+        seconds = max(MIN_FETCH_SECONDS, end - asyncio.get_running_loop().time())
+        if not await self._fetch_bytes(agreed.manifest, witnesses.holders, seconds):
+            log.warning("the snapshot did not come whole")
+            return None
+        return await self._read_fetched(agreed, witnesses)
+
+    async def weigh_votes(self) -> Votes:
+        """Weigh the votes of volunteers by their work in this machine's ledger."""
+        return Votes.from_work(*await self._run_on_disk(self._ledger.work_of_volunteers))
+
+    def is_overtaken(self, votes: Votes) -> bool:
+        """Return whether most votes have updates that no peer has, or too few vote to decide."""
+        now = asyncio.get_running_loop().time()
+        return not self._can_decide(votes) or self._gossip.is_overtaken(now, votes)
+
+    def _can_decide(self, votes: Votes) -> bool:
+        vectors = self._gossip.volunteer_vectors()
+        return self.this_volunteer in vectors or votes.can_decide(vectors)
+
+    def _is_listed(self, fetched: FetchedSnapshot) -> bool:
         """Return whether a snapshot is an anchor that coordinators list as confirmed.
 
         The digest of its version vector leaves no choice of updates, and that of its fragments none
@@ -313,13 +337,13 @@ class SnapshotClient:
         """
         manifest = fetched.manifest
         retracted = fetched.verdicts.retracted_within(manifest.vector)
-        listed = confirmed.get(digest_vector(manifest.vector, retracted))
+        listed = self.listed.get(digest_vector(manifest.vector, retracted))
         fragments = FragmentBlobs(self._ledger.blobs, manifest.fragments)
         return listed is not None and digest_fragments(fragments) == listed
 
     def _state_waiting(self, reason: str) -> None:
         """Record why no snapshot is taken; log it the first time."""
-        if not self._ledger.vector() and reason == ONE_VOLUNTEER:
+        if not self._ledger.vector() and reason == UNCONFIRMED:
             reason += TRUST_HINT
         if self.waiting_reason != reason:
             log.warning("%s", reason)
@@ -441,12 +465,15 @@ class SnapshotClient:
             and manifest.verdicts == verdicts_digest
             and len(manifest.fragments) == self.fragment_count
         ]
-        chosen = choose_majority(fitting, self.this_volunteer)
+        votes = await self.weigh_votes()
+        chosen = choose_majority(fitting, self.this_volunteer, votes)
         if chosen is None:
             return None
         manifest, supporters = chosen
-        voters = {*volunteers.values()}
-        if len(voters) > 1 and not is_agreed(supporters[1 + index], voters, self.this_volunteer):
+        linked = {*volunteers.values()}
+        if len(linked) > 1 and not is_agreed(
+            supporters[1 + index], linked, self.this_volunteer, votes
+        ):
             return None
         digest = manifest.fragments[index]
         size = 4 * self._rules.sizes[index]
@@ -460,12 +487,12 @@ class SnapshotClient:
 
     # ---- the peers' answers
 
-    async def _choose_vector(self, end: float, trust: SnapshotTrust) -> dict[str, int] | None:
-        """Wait until most linked volunteers have something; return the vector that most have.
+    async def _choose_target(self, end: float, votes: Votes | None) -> "SnapshotTarget | None":
+        """Wait until enough votes have something, or a peer has what coordinators list.
 
         Returns:
-            None when most are at the run's start, when every update can be received from its
-            author's first on and only one volunteer is linked, or at loop time `end`.
+            None when most peers are at the run's start, when a joiner can receive every update from
+            its author's first on, or at loop time `end`.
         """
         loop = asyncio.get_running_loop()
         first_state_at: float | None = None
@@ -478,53 +505,79 @@ class SnapshotClient:
             vectors = self._gossip.volunteer_vectors()
             ahead = [vector for vector in vectors.values() if vector]
             fresh = len(vectors) - len(ahead)
-            is_fresh = not ahead or (self.this_volunteer not in vectors and fresh > len(ahead))
+            has_authority = self.this_volunteer in vectors or self.listed
+            is_fresh = not ahead or (not has_authority and fresh > len(ahead))
             fresh_since = (fresh_since or now) if is_fresh else None
             if fresh_since is not None and now > fresh_since + FRESH_SECONDS:
                 return None
             wait = CONNECTION_SECONDS if self.unconnected_peers else INTRODUCTION_SECONDS
             if is_fresh or now < first_state_at + wait:
                 continue
-            agreed = self._gossip.agreed_vector
-            is_alone = len(vectors) == 1 and self.this_volunteer not in vectors
-            if is_alone and not trust.one_volunteer:
-                if self._gossip.can_replay(agreed, MAX_REPLAYED_UPDATES):
-                    log.info("receiving every update: one volunteer's weights prove nothing")
-                    self.waiting_reason = None
-                    return None
-                self._state_waiting(ONE_VOLUNTEER)
-                vector = await self._find_confirmed(trust.confirmed, end - now)
-                if vector is not None:
-                    return vector
-            elif agreed:
-                return agreed
-            else:
+            if votes is None or self._can_decide(votes):
+                if agreed := self._gossip.agreed_vector(votes):
+                    return SnapshotTarget(_join_vectors(agreed, self._gossip.vector))
                 self._state_waiting(DISAGREEMENT)
+                continue
+            if not self._gossip.vector and self._can_replay(self._gossip.agreed_vector()):
+                log.info("receiving every update: nobody confirms weights yet")
+                self.waiting_reason = None
+                return None
+            self._state_waiting(UNCONFIRMED)
+            target = await self._find_listed(end - now)
+            if target is not None and self._is_ahead(target.vector):
+                return target
         return None
 
-    async def _find_confirmed(
-        self, confirmed: Mapping[str, str], timeout: float
-    ) -> dict[str, int] | None:
-        """Return the vector at which some peer serves an anchor that coordinators list.
+    def _is_ahead(self, vector: Mapping[str, int]) -> bool:
+        """Return whether a version vector has what this machine lacks and cannot receive.
 
-        What the peer serves is compared with the list later (`_is_listed`).
+        What this machine has past it is applied on top.
         """
-        if not confirmed:
+        ours = self._gossip.vector
+        unavailable = self._gossip.unavailable_authors(asyncio.get_running_loop().time())
+        return any(vector.get(author, 0) > ours.get(author, 0) for author in unavailable or vector)
+
+    def _can_replay(self, vector: dict[str, int]) -> bool:
+        """Return whether a joiner may receive every update up to a version vector."""
+        most = MAX_REPLAYED_UPDATES * (1 if self.listed else UNLISTED_REPLAYS)
+        return self._gossip.can_replay(vector, most)
+
+    async def _find_listed(self, timeout: float) -> "SnapshotTarget | None":
+        """Return where peers say that they have an anchor that coordinators list.
+
+        What the peers serve is compared with the list later (`_is_listed`).
+        """
+        if not self.listed:
             return None
-        digests = [*confirmed][:MAX_CONFIRMED]
+        digests = [*self.listed][:MAX_CONFIRMED]
         seconds = min(timeout, CONFIRMED_TIMEOUT)
+        asked = self.connections_to_ask(for_listed=True)
         manifests = await asyncio.gather(
-            *(self.request(key, None, seconds, digests) for key in list(self._connections))
+            *(self.request(connection.key, None, seconds, digests) for connection in asked)
         )
-        return next((manifest.vector for manifest in manifests if manifest is not None), None)
+        answers = [
+            (c.ticket.volunteer, m.vector) for c, m in zip(asked, manifests, strict=True) if m
+        ]
+        if not answers:
+            return None
+        vector = answers[0][1]
+        return SnapshotTarget(vector, frozenset(name for name, other in answers if other == vector))
+
+    def connections_to_ask(self, for_listed: bool) -> list[Connection]:
+        """Return the connected peers; for a listed anchor those that have served no false one."""
+        connections = list(self._connections.values())
+        others = [c for c in connections if c.ticket.volunteer not in self._refuted]
+        if not others:
+            self._refuted.clear()  # one of them may have been slow, or repaired what was damaged
+        return (others if for_listed else []) or connections
 
     @property
     def needs_snapshot(self) -> bool:
         """Whether peers are ahead with more than this machine would receive one by one."""
-        agreed = self._gossip.agreed_vector
+        agreed = self._gossip.agreed_vector()
         vector = self._gossip.vector
         is_behind = any(seq > vector.get(author, 0) for author, seq in agreed.items())
-        return is_behind and not self._gossip.can_replay(agreed, MAX_REPLAYED_UPDATES)
+        return is_behind and not self._can_replay(agreed)
 
     @property
     def this_volunteer(self) -> str:
@@ -532,7 +585,7 @@ class SnapshotClient:
         return self._gossip.volunteer
 
     @property
-    def voters(self) -> Collection[str]:
+    def linked_volunteers(self) -> Collection[str]:
         """The linked volunteers that have something to compare."""
         return self._gossip.volunteer_vectors().keys()
 
@@ -542,14 +595,27 @@ class SnapshotClient:
         return len(self._rules.sizes)
 
     @property
-    def connections(self) -> list[Connection]:
-        """The connected peers."""
-        return list(self._connections.values())
-
-    @property
     def unconnected_peers(self) -> set[str]:
         """Keys of the known peers that this machine is not connected to."""
         return self._gossip.membership.passive.keys() - self._connections.keys()
+
+
+@dataclass(frozen=True)
+class SnapshotTarget:
+    """The snapshot to request."""
+
+    vector: dict[str, int]  # where it is
+    named_by: frozenset[str] = frozenset()  # volunteers that say that coordinators list it
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether coordinators may list it as confirmed."""
+        return bool(self.named_by)
+
+
+def _join_vectors(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    """Return the smallest version vector that reaches both."""
+    return {a: max(one.get(a, 0), other.get(a, 0)) for a in sorted(one.keys() | other.keys())}
 
 
 class SnapshotWitnesses:
@@ -561,10 +627,10 @@ class SnapshotWitnesses:
         holders: Digest → keys of the peers that have the blob; it grows.
     """
 
-    def __init__(self, client: SnapshotClient, vector: dict[str, int]) -> None:
+    def __init__(self, client: SnapshotClient, target: SnapshotTarget) -> None:
         """Begin without answers."""
         self._client = client
-        self._vector = vector
+        self._target = target
         self._answers: dict[str, tuple[str, SnapshotManifest]] = {}  # peer → (volunteer, its own)
         self.holders: dict[str, set[str]] = {}
         self._requests: dict[str, asyncio.Task[None]] = {}
@@ -578,35 +644,64 @@ class SnapshotWitnesses:
         for task in (self._task, *self._requests.values()):
             task.cancel()
 
-    async def agree(self, end: float, trust: SnapshotTrust) -> AgreedSnapshot | None:
+    async def agree(self, end: float, votes: Votes | None) -> AgreedSnapshot | None:
         """Wait until enough volunteers agree, or nobody is left to ask.
 
         Args:
             end: Event loop time until which they must agree.
-            trust: When the only linked volunteer suffices.
+            votes: Of the volunteers; None: each linked one has a vote, and a single one suffices.
 
         Returns:
-            What they agree on; None if they do not.
+            What they agree on, or what most serve of a listed snapshot; None if they do not agree.
         """
         loop = asyncio.get_running_loop()
         started_at = loop.time()
         while True:
             await asyncio.sleep(POLL_INTERVAL)
-            own = self._client.this_volunteer
-            chosen = choose_majority(self._answers.values(), own)
-            voters = {*self._client.voters, *(volunteer for volunteer, _ in self._answers.values())}
-            if chosen is not None:
-                self._log_difference(chosen[0])
-                confirmed = all(is_agreed(agreeing, voters, own) for agreeing in chosen[1])
-                may_trust_one = trust.one_volunteer or trust.confirmed
-                if confirmed or (may_trust_one and len(voters) == 1):
-                    return self._collect(chosen[0], confirmed)
+            answering = {volunteer for volunteer, _ in self._answers.values()}
+            linked = {*self._client.linked_volunteers, *answering}
             now = loop.time()
+            is_late = now > started_at + CONNECTION_SECONDS
             all_answered = bool(self._requests) and all(
                 task.done() for task in self._requests.values()
             )
-            if now >= end or (all_answered and now > started_at + CONNECTION_SECONDS):
+            if self._target.is_listed and self._answers:
+                if is_late or all_answered or len(linked) == 1:
+                    return self._collect(self._choose_whole(), False)
+            elif agreed := self._choose_by_votes(votes, linked):
+                return agreed
+            if now >= end or (all_answered and is_late):
                 return None
+
+    def _choose_whole(self) -> SnapshotManifest:
+        """Return the answer that most volunteers give. One of them may be what is listed."""
+        volunteers: dict[str, set[str]] = {}
+        manifests: dict[str, SnapshotManifest] = {}
+        for volunteer, manifest in self._answers.values():
+            name = str((manifest.heads, manifest.verdicts, manifest.fragments))
+            manifests[name] = manifest
+            volunteers.setdefault(name, set()).add(volunteer)
+        return manifests[max(volunteers, key=lambda name: len(volunteers[name]))]
+
+    def _choose_by_votes(self, votes: Votes | None, linked: set[str]) -> AgreedSnapshot | None:
+        """Return what enough votes agree on; None if there is nothing."""
+        own = self._client.this_volunteer
+        counted = votes or count_each_alike(linked)
+        chosen = choose_majority(self._answers.values(), own, counted)
+        if chosen is None:
+            return None
+        manifest, supporters = chosen
+        self._log_difference(manifest)
+        has_agreed = all(is_agreed(names, linked, own, counted) for names in supporters)
+        if not has_agreed and not (votes is None and len(linked) == 1):
+            return None
+        is_own = all(own in names for names in supporters)
+        return self._collect(manifest, has_agreed and (votes is not None or is_own))
+
+    def volunteers_with(self, agreed: AgreedSnapshot) -> set[str]:
+        """Return the volunteers that serve these fragments."""
+        fragments = agreed.manifest.fragments
+        return {name for name, own in self._answers.values() if own.fragments == fragments}
 
     def _log_difference(self, chosen: SnapshotManifest) -> None:
         """Log once that peers have different anchors at one version vector."""
@@ -637,15 +732,16 @@ class SnapshotWitnesses:
 
     async def _request_from_all(self) -> None:
         while True:
-            for connection in self._client.connections:
+            for connection in self._client.connections_to_ask(self._target.is_listed):
                 if connection.key not in self._requests:
                     task = asyncio.get_running_loop().create_task(self._request(connection))
                     self._requests[connection.key] = task
             await asyncio.sleep(POLL_INTERVAL)
 
     async def _request(self, connection: Connection) -> None:
-        manifest = await self._client.request(connection.key, self._vector, REQUEST_TIMEOUT)
-        if manifest is None or manifest.vector != self._vector:
+        vector = self._target.vector
+        manifest = await self._client.request(connection.key, vector, REQUEST_TIMEOUT)
+        if manifest is None or manifest.vector != vector:
             return
         count = len(manifest.fragments)
         if count != self._client.fragment_count:

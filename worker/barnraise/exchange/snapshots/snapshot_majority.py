@@ -1,22 +1,10 @@
 """Which of the peers' snapshots most volunteers agree on, and whose word is enough. Pure."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
+from barnraise.exchange.gossip.agreement import Votes
 from barnraise.protocol.messages import SnapshotManifest
-
-
-@dataclass(frozen=True)
-class SnapshotTrust:
-    """When a machine without updates takes the anchor of the only linked volunteer."""
-
-    one_volunteer: bool = False  # always, unconfirmed
-    # Digest of a version vector → digest of the anchor there, as coordinators list them, the newest
-    # first: if it is one of these.
-    confirmed: Mapping[str, str] = field(default_factory=dict)
-
-
-MAJORITY_ONLY = SnapshotTrust()  # never
 
 
 @dataclass(frozen=True)
@@ -26,11 +14,11 @@ class AgreedSnapshot:
     manifest: SnapshotManifest  # what they agree on
     tickets: Sequence[str]  # digests of their lists of tickets, those that most of them name first
     proofs: Sequence[str]  # the same for verdicts
-    confirmed: bool  # False if it is that of a single volunteer
+    confirmed: bool  # False if votes do not suffice: the site, or the machine's owner, decides
 
 
 def choose_majority(
-    answers: Iterable[tuple[str, SnapshotManifest]], own: str = ""
+    answers: Iterable[tuple[str, SnapshotManifest]], own: str, votes: Votes
 ) -> tuple[SnapshotManifest, list[frozenset[str]]] | None:
     """Combine the answers to one request into the snapshot that most volunteers agree on.
 
@@ -41,6 +29,7 @@ def choose_majority(
         answers: (volunteer, manifest) of each peer, all with equally many fragments. The machines
             of one volunteer count once.
         own: This machine's own volunteer, whose answer counts before all others.
+        votes: Of the others.
 
     Returns:
         The snapshot, and for each part of it the volunteers that agree on it.
@@ -51,6 +40,7 @@ def choose_majority(
     name, agreeing = _most_votes(
         ((volunteer, f"{manifest.heads} {manifest.verdicts}") for volunteer, manifest in answers),
         own,
+        votes,
     )
     answers = [
         (volunteer, manifest)
@@ -62,17 +52,19 @@ def choose_majority(
     supporters = [agreeing]
     for index in range(len(first.fragments)):
         digest, agreeing = _most_votes(
-            ((volunteer, manifest.fragments[index]) for volunteer, manifest in answers), own
+            ((volunteer, manifest.fragments[index]) for volunteer, manifest in answers), own, votes
         )
         fragments.append(digest)
         supporters.append(agreeing)
     return first.model_copy(update={"fragments": fragments}), supporters
 
 
-def _most_votes(votes: Iterable[tuple[str, str]], own: str) -> tuple[str, frozenset[str]]:
-    """Return the digest that most volunteers, or this machine's own, name; and who names it."""
+def _most_votes(
+    answers: Iterable[tuple[str, str]], own: str, votes: Votes
+) -> tuple[str, frozenset[str]]:
+    """Return the digest that most votes, or the own volunteer, name; and who names it."""
     voters: dict[str, set[str]] = {}
-    for volunteer, digest in votes:
+    for volunteer, digest in answers:
         voters.setdefault(digest, set()).add(volunteer)
-    best = max(voters, key=lambda digest: (own in voters[digest], len(voters[digest])))
+    best = max(voters, key=lambda digest: (own in voters[digest], votes.count(voters[digest])))
     return best, frozenset(voters[best])

@@ -7,7 +7,12 @@ from dataclasses import dataclass
 
 from barnraise.errors import ExcludedError
 from barnraise.ledger.ledger import Ledger, LedgerHead, Outcome
-from barnraise.ledger.validation import allowed_tokens, to_milliseconds
+from barnraise.ledger.validation import (
+    allowed_tokens,
+    has_possible_history,
+    run_created_ms,
+    to_milliseconds,
+)
 from barnraise.ledger.verdict_set import VerdictSet
 from barnraise.protocol.messages import FragmentUpdate, Signed, Ticket, Update
 from barnraise.protocol.signing import Identity, digest
@@ -113,7 +118,10 @@ class LocalAuthor:
                 self._rename("what this machine publishes under its old name no longer counts")
 
     def _try_append(self, parts: list[FragmentUpdate], tokens: int) -> Update | None:
-        """Append the next update; return None when verdicts exclude this incarnation."""
+        """Append the next update; return None when this incarnation cannot continue.
+
+        Verdicts may have ended it, or a new ticket allows fewer tokens than it has stated.
+        """
         head = self._ledger.head(self.name)
         started_ms = head.started_ms if head.seq else self._next_start_ms()
         previous_ms = max(started_ms, head.time_ms)
@@ -136,7 +144,8 @@ class LocalAuthor:
             volunteer=self._ticket.volunteer,
             fragments=parts,
         )
-        if self._ledger.verdicts.is_retracted(self.name, update.seq):
+        is_retracted = self._ledger.verdicts.is_retracted(self.name, update.seq)
+        if is_retracted or not has_possible_history(update, self._ticket):
             return None
         outcome = self._ledger.append(self._config.identity.sign("update", update), update)
         assert outcome in (Outcome.ADDED, Outcome.RETRACTED), outcome
@@ -197,7 +206,7 @@ class LocalAuthor:
         last_ms = self._ledger.last_time_ms(self._key)
         if last_ms > self._now_ms():  # signed by a clock that was ahead
             last_ms = 0
-        return max(self._trains_since_ms, last_ms)
+        return max(self._trains_since_ms, last_ms, run_created_ms(self._config.run))
 
     def _rename_if_clock_was_ahead(self) -> None:
         """Begin a new incarnation when the last update is of a time that is far ahead.

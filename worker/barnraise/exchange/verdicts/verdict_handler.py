@@ -79,6 +79,7 @@ class VerdictHandler:
         self._ignored: set[str] = set()  # unproven verdicts that the log names already
         self._payloads_awaited = 0  # retractions whose payloads are not here
         self._postponed: dict[str, VerdictSet] = {}  # by digest: they wait for headers
+        self._spoiling: VerdictSet | None = None  # what cuts off a part of the base
         self._author_locks: dict[str, asyncio.Lock] = {}  # retractions of one author keep order
         self._retracting: set[asyncio.Task[None]] = set()
 
@@ -138,6 +139,29 @@ class VerdictHandler:
         """Whether a verdict is postponed until headers from before the base arrive."""
         return bool(self._postponed)
 
+    @property
+    def has_spoiled_base(self) -> bool:
+        """Whether a verdict cuts off what came with the base: `revert_base` should be called."""
+        return self._spoiling is not None
+
+    async def revert_base(self) -> bool:
+        """Begin the ledger again at the anchor before the base. Updates are paused meanwhile.
+
+        Returns:
+            False when no verdict calls for it.
+        """
+        if self._spoiling is None or not self._ledger.spoils_base(self._spoiling):
+            return False
+        await self._run_on_disk(self._ledger.revert_base)
+        log.warning("a verdict cuts off a part of the last snapshot: returning to the one before")
+        return True
+
+    async def apply_spoiling(self) -> None:
+        """Apply the verdicts for which the ledger has returned to the anchor before its base."""
+        verdicts, self._spoiling = self._spoiling, None
+        if verdicts is not None:
+            await self._apply(verdicts, None)
+
     async def on_known_header(self, signed: Signed, update: Update) -> None:
         """Receive a header that is already stored; a postponed verdict may wait for it."""
         if self._postponed and self._ledger.restore_header(signed, update):
@@ -162,6 +186,9 @@ class VerdictHandler:
             applied = self._ledger.verdicts
             if applied.covers(verdicts) or not applied.has_room_for(verdicts):
                 self._postponed.pop(key, None)
+                return
+            if await self._run_on_disk(self._ledger.spoils_base, verdicts):
+                self._spoiling = verdicts | (self._spoiling or verdicts)
                 return
             missing = await self._run_on_disk(missing_headers, self._ledger, verdicts)
             if not missing:
