@@ -131,7 +131,6 @@ FREE_TEXT = {
     "processor",
     "accelerator",
     "code",
-    "url",
     "sentence",
     "text",
 }
