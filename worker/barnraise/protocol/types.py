@@ -46,7 +46,8 @@ def replace_unprintable(text: str) -> str:
 
 
 # The JSON text of a document, exactly as it was signed. It is parsed and never shown.
-DocumentText = Annotated[str, Field(pattern=r"^\{")]
+DOCUMENT_PATTERN = r"^\{"
+DocumentText = Annotated[str, Field(pattern=DOCUMENT_PATTERN)]
 
 ShortText = Annotated[str, Field(max_length=100), AfterValidator(replace_unprintable)]
 Sentence = Annotated[str, Field(max_length=1000), AfterValidator(replace_unprintable)]

@@ -15,6 +15,7 @@ from barnraise.spec import MAX_TOKENIZER_BYTES
 MAX_VOCABULARY = 65_536  # tokens are stored in 16 bits
 MAX_TOKEN_CHARACTERS = 1024  # of one token
 MAX_VOCABULARY_CHARACTERS = 1 << 20  # of all tokens together
+MAX_BRACKETS = 4 * MAX_VOCABULARY  # every list takes memory, and each merge is one
 MAX_PARTS = 16  # of a sequence
 MAX_SETTING = 1024  # a number in the settings of a part
 MAX_SETTING_CHARACTERS = 32  # a text there
@@ -76,6 +77,8 @@ def read_tokenizer_file(content: bytes, shown: str) -> bytes:
             f"{MAX_VOCABULARY:,} tokens"
         )
     try:
+        if content.count(b"[") + content.count(b"{") > MAX_BRACKETS:
+            raise _RefusedError("lists without end")
         file = json.loads(content)
         model, added = _read_model(file["model"]), _read_added(file.get("added_tokens") or [])
         _check_vocabulary(model["vocab"], added)
