@@ -3,6 +3,7 @@
 from datetime import timedelta
 
 import pytest
+from django.test import Client
 from django.utils import timezone
 from helpers.site.enrolment_requests import ABOUT, enrolment_request
 

@@ -284,11 +284,12 @@ def members(run: RunArgument, site: SiteOptions) -> None:
 
 
 def _print_members(machines: list[dict[str, Any]]) -> None:
-    table = new_table("machine", "owner", "activity", "tokens", "tokens/s")
+    table = new_table("machine", "owner", "key", "activity", "tokens", "tokens/s")
     for machine in machines:
         table.add_row(
             escape(machine["name"]),
             escape(machine["person"]),
+            escape(machine["key"][:16]),
             escape(machine["activity"]) if machine["alive"] else "gone",
             f"{machine['tokens']:,}",
             f"{machine['rate']:,.0f}" if machine["alive"] else "",
