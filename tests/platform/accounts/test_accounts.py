@@ -134,7 +134,7 @@ def test_forgotten_password_is_reset_through_the_emailed_link(
 def test_foreign_port_of_a_host_reaches_no_link_of_a_mail(
     verified_person, run_queued_tasks, valkey, known
 ):
-    """Whoever owns a port of the site's host would get the reset token."""
+    """Somebody who owns a port of the site's host would get the reset token."""
     verified_person()
     address = "ada@example.org" if known else "nobody@example.org"
     answer = Client(headers={"Host": "testserver:6666"}).post(

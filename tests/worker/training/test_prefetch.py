@@ -28,7 +28,7 @@ def blobs(tmp_path, monkeypatch) -> BlobStore:
 
 
 def text_of(size: int) -> TextManifest:
-    """Return the manifest of a text of so many bytes, the first 2,000 of which are known."""
+    """Return the manifest of a text of so many bytes. Its first 2,000 are those of `SHARD`."""
     names = [digest(SHARD), *(digest(str(n)) for n in range(2))]
     parts = [len(SHARD), size - len(SHARD) - 2, 2]
     shards = [Shard(digest=n, tokens=part // 2) for n, part in zip(names, parts, strict=True)]
@@ -46,7 +46,7 @@ def test_text_larger_than_the_disk_that_the_owner_allows_is_refused(blobs, disk)
         reserve_text(Limits(disk=disk), text_of(30_000), blobs)
 
 
-def test_text_larger_than_the_disk_that_is_free_is_refused_but_for_what_is_here(blobs):
+def test_text_larger_than_the_disk_counts_only_what_is_not_here(blobs):
     most = int(FREE_DISK * FREE)
     reserve_text(Limits(), text_of(most), blobs)
     with pytest.raises(PlanError, match=re.escape("free some space")):

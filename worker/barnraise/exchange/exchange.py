@@ -539,7 +539,7 @@ class Exchange:
         """Fetch blobs from all peers that have any. Blocks.
 
         Args:
-            sizes: Digest → bytes; None for a tokenizer's file, of which nobody states the size.
+            sizes: Digest → bytes; None for a tokenizer's file, whose size nobody states.
             timeout: Seconds; bytes that arrive extend it.
             should_stop: Ends the call early.
 
