@@ -40,7 +40,7 @@ from barnraise.training.samples import SampleWriter
 RUN = "0192f0c1-2d3e-7f40-8a5b-6c7d8e9f0a1b"
 VOCABULARY = 320
 MAX_SECONDS = 5.0  # of the processor, for one attack
-MAX_GROWTH_MB = 300.0  # of the process's largest memory, by one attack
+MAX_GROWTH_MB = 100.0  # of the process's largest memory, by one attack
 ALL_SECONDS = 240.0  # for all attacks, most of it on a busy machine
 BOMB_BYTES = 1 << 28  # that a compressed answer stands for
 CONTROLS = "\x1b]0;owned\x07\x1b[2J"

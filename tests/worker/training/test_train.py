@@ -203,9 +203,7 @@ def test_owners_tokenizer_costs_the_samples_and_not_the_training(
     assert len(read_ledger(worker.joined.folder.path)) == 3
 
 
-def test_owners_tokenizer_that_panics_costs_the_samples_only(
-    new_worker, caplog, monkeypatch
-):
+def test_owners_tokenizer_that_panics_costs_the_samples_only(new_worker, caplog, monkeypatch):
     panicking = Tokenizer(BPE(vocab={"a": 0}, merges=[]))
     panicking.pre_tokenizer = Split(Regex("(a+)+$"), "isolated")
 
