@@ -217,7 +217,7 @@ def test_no_api_message_can_carry_weights_updates_or_text(message):
 
 
 def import_all_messages() -> set[type[types_module.Message]]:
-    """Import every module that defines messages; return all their types."""
+    """Import every module that defines messages of a network; return all their types."""
     for module in pkgutil.iter_modules(protocol.__path__, "barnraise.protocol."):
         importlib.import_module(module.name)
     for name in ("eventlog.event", "replication.protocol", "telemetry.remote.protocol"):
@@ -227,7 +227,7 @@ def import_all_messages() -> set[type[types_module.Message]]:
         more = set(waiting.pop().__subclasses__()) - found
         found |= more
         waiting += more
-    return found
+    return {t for t in found if t.__module__.startswith(("barnraise.protocol.", "coordinator."))}
 
 
 def find_bare_text(field_type: object, constraints: list[object], path: str) -> list[str]:

@@ -123,7 +123,7 @@ class ExcludeForm(SignedDecisionForm):
             pk__in=members.values("machine__owner"), left=None
         ).order_by("name", "pk")
         keys = list_keys(run)
-        field.label_from_instance = lambda obj: mark_name(obj, keys)
+        field.label_from_instance = lambda obj: mark_name(cast("User", obj), keys)
 
     def build_requests(self) -> tuple[list[RetractionRequest], list[ExclusionRequest]]:
         """Return the volunteer."""

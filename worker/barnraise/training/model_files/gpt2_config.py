@@ -27,7 +27,9 @@ REQUIRED: dict[str, tuple[Any, ...]] = {
 }
 SHAPE = ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head", "n_inner", "n_ctx")
 # The settings by the names of the same sizes in a run's rules.
-SETTINGS = dict(zip(("vocabulary", "context", "width", "layers", "heads"), SHAPE[:5], strict=True))
+SETTINGS: dict[str, str] = dict(
+    zip(("vocabulary", "context", "width", "layers", "heads"), SHAPE[:5], strict=True)
+)
 # Settings that do not change what the weights compute. Dropout is one of them: we train without it.
 WITHOUT_EFFECT = {
     "architectures", "transformers_version", "dtype", "torch_dtype", "use_cache", "_name_or_path",
