@@ -29,6 +29,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "shared"))
 sys.path.append(str(Path(__file__).resolve().parents[1] / "drills"))
 
 import drill_machine
+import owner_files
 from arrival_log import Arrival, count_missing, measure_delays, read_arrivals
 from attack_process import AttackProcess, attack_setup
 from child_processes import ChildProcesses, OverdueError, Progress
@@ -291,6 +292,19 @@ class StrangersDrill:
         )
         self.require(figures["site_honest_credit"] > 0, "the honest earn credit")
         self.require(figures["site_liars_credit"] == 0, "liars earn no credit")
+
+    def send_owner_files(self) -> None:
+        """Send a worker's code what a run's owner, a site or who is between would harm it with."""
+        results = owner_files.try_all_attacks()
+        accepted = [name for name, result in results.items() if not result["refused"]]
+        for name in accepted:
+            print(f"    {name}: {results[name]}", flush=True)
+        self.names.append("owner's files")
+        self.results |= {
+            "owner_bytes_refused": len(results) - len(accepted) if accepted else "all",
+            "owner_bytes_tried": len(results),
+        }
+        self.require(not accepted, "owner_bytes_refused is all")
 
     def train_alone(self) -> None:
         """Train the reference, and measure the quiet delay."""
@@ -605,6 +619,7 @@ class StrangersDrill:
         """Return all trials in order, with their names."""
         return [
             ("liars at a site", self.lie_to_site),
+            ("an owner's files", self.send_owner_files),
             ("three volunteers alone", self.train_alone),
             ("idle accounts", self.face_sybils),
             ("the same among strangers", self.train_among_strangers),
@@ -626,6 +641,7 @@ class StrangersDrill:
             "rss_growth_mb",
             "undone",
             "moved_by_sybils",
+            "owner_bytes_refused",
         )
         required = {"attacks": len(self.names)} | {key: self.results.get(key) for key in keys}
         return json.dumps(required | self.results | {"not_reached": self.shortfalls})

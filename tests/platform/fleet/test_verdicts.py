@@ -488,7 +488,9 @@ def test_owner_excludes_a_volunteer_on_the_page(verdict_run, client):
     assert client.post(path, {"updates": "remove"}).status_code == 422
     form = {"person": bob.machine.owner_id, "updates": "remove", "reason": "noise"}
     answer = client.post(path, form, follow=True)
-    assert "Bob is excluded" in answer.content.decode()
+    mark = bob.machine.key[:16]
+    assert f"Bob ({mark})" in page
+    assert f"Bob ({mark}) is excluded" in answer.content.decode()
     assert "Excluded: 1 volunteer with 1 machine" in answer.content.decode()
     client.force_login(bob.machine.owner)
     assert client.post(path, form).status_code == 403

@@ -128,14 +128,14 @@ def test_directive_names_the_newest_mirror_list(fake_mirror, person, launched_ru
 
 def test_private_data_is_encrypted_for_the_request(fake_mirror):
     PrivateData.objects.create(
-        digest=digest("s" * 32 + "{}"), aggregate="person:x", salt="s" * 32, body="{}"
+        digest=digest("5" * 32 + "{}"), aggregate="person:x", salt="5" * 32, body="{}"
     )
     request_key, other_key = encryption.RequestKey(), encryption.RequestKey()
-    request = protocol.PrivateDataRequest(digests=[digest("s" * 32 + "{}")], key=request_key.key)
+    request = protocol.PrivateDataRequest(digests=[digest("5" * 32 + "{}")], key=request_key.key)
     answer = send_request(fake_mirror.identity, "POST", "/mirrors/private-data", request)
     encrypted = protocol.EncryptedPrivateData.model_validate_json(answer.content)
     assert request_key.decrypt(encrypted) == [
-        private_data.PrivateRecord(request.digests[0], "s" * 32, "{}")
+        private_data.PrivateRecord(request.digests[0], "5" * 32, "{}")
     ]
     with pytest.raises(Exception, match="cannot be decrypted"):
         other_key.decrypt(encrypted)

@@ -27,7 +27,7 @@ def coordinator():
         return EnrolmentStatus(status=status, machine=machine, person="Ida [/x]")
 
     coordinator.routes["POST /enrolments"] = lambda body: EnrolmentReply(
-        code="ABCD-EFGH", url=f"{coordinator.url}/machines/ABCD-EFGH", expires=9e9, poll_every=0.2
+        code="ABCD-EFGH", expires=9e9, poll_every=0.2
     )
     coordinator.routes["GET /enrolments/ABCD-EFGH"] = enrolment_status
     yield coordinator

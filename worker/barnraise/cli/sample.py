@@ -58,7 +58,7 @@ def sample(
 
     settings = SamplingSettings(options.tokens, options.temperature, options.top_p, options.seed)
     with open_saved_model(state_dir, run.name) as saved:
-        codec = PromptCodec(saved.tokenizer)
+        codec = PromptCodec(saved.tokenizer, saved.spec.model.vocabulary)
         sampler = Sampler(
             saved.spec.model,
             lambda index: units_to_float(saved.tensors[f"anchor.{index}"]),

@@ -18,6 +18,7 @@ from barnraise.coordinator_client.client import (
 from barnraise.errors import CoordinatorError, CoordinatorUnreachableError, StateError
 from barnraise.protocol.coordinator_messages import Problem
 from barnraise.protocol.http_client import describe_failure, describe_route, open_http_client
+from barnraise.protocol.signed_http import RAW_HEADERS, RequestFailedError, read_raw
 
 TOKEN_VARIABLE = "BARNRAISE_TOKEN"
 # A machine asks another mirror when one does not answer in time. A person has named this site, and
@@ -50,7 +51,11 @@ class TokenClient:
 
     def __init__(self, url: str, token: str) -> None:
         self.url = url
-        headers = {"User-Agent": f"barnraise/{__version__}", "Authorization": f"Bearer {token}"}
+        headers = {
+            "User-Agent": f"barnraise/{__version__}",
+            "Authorization": f"Bearer {token}",
+            **RAW_HEADERS,
+        }
         timeout = httpx.Timeout(ANSWER_SECONDS, connect=TIMEOUT_SECONDS)
         self._http = open_http_client(timeout=timeout, headers=headers)
 
@@ -67,12 +72,9 @@ class TokenClient:
             with self._http.stream(
                 method, url, content=content, headers=headers, params=query
             ) as response:
-                for piece in response.iter_bytes():
-                    answer += piece
-                    if len(answer) > MAX_ANSWER_BYTES:
-                        raise CoordinatorUnreachableError(
-                            f"{self.url} sent more than {MAX_ANSWER_BYTES:,} bytes and was cut off"
-                        )
+                read_raw(response, answer, MAX_ANSWER_BYTES, self.url)
+        except RequestFailedError as error:
+            raise CoordinatorUnreachableError(str(error)) from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             reason = describe_failure(error)
             raise CoordinatorUnreachableError(f"{self.url} does not answer ({reason})") from None
