@@ -61,8 +61,9 @@ def test_rows_of_a_cut_file_are_the_whole_ones_before_the_cut(rows, is_list, dat
         is_cut = cut < len(content) if is_list else bool(rest.strip())
         assert bool(counts.cut_line) == is_cut
     else:
-        with pytest.raises(TextError, match="not JSON"):
-            list(read)
+        with pytest.raises(TextError, match=r"not JSON|cut off"):
+            assert not list(read)
+            counts.check_damage()
 
 
 @given(
@@ -109,8 +110,8 @@ def test_rows_without_text_are_skipped_counted_and_warned_of(look):
         ('{"q": "a b", "a": "c d"}\n' * 3, "its columns are q, a: name the one with the text"),
         ('{"text": "fine row"}\n{"text": \n{"text": "fine row"}\n', "line 2 is not JSON"),
         ("[1]\n[2]\n", "line 1 is not a JSON object"),
-        ('{"text": "cut', "line 1 is not JSON"),
-        ('{"text": ' + "[" * 100_000, "line 1 is not JSON"),
+        ('{"text": "cut', "line 1, the only one with a row, is cut off"),
+        ('{"text": ' + "[" * 100_000, "line 1 is not JSON: nested too deeply"),
     ],
 )
 def test_rows_that_cannot_be_used_are_refused(look, content, sentence):
@@ -164,16 +165,25 @@ CSV_ODDITIES = {
         "",
         "does not look like names",
     ),
-    "same names.csv": ("text,text\n" + "".join(f"{text},copy\n" for text in TEXTS), "", ""),
     "empty names.csv": (",id\n" + "".join(f"{text},1\n" for text in TEXTS), "#column1", ""),
     "quotes.csv": ("text,id\n" + "".join(f'"a 2"" {text}\nx",1\n' for text in TEXTS), "", ""),
-    "long row.csv": (CSV + "x,y,z\n", "", "1 rows have more fields than there are names"),
+    "long row.csv": (CSV + "x,y,z\n", "", "line 32 has more fields than there are names"),
     "no line end.csv": (CSV.rstrip("\n"), "", ""),
     "stray quotes.csv": (
-        CSV + "31,\n" * 20 + '32,"x\n33,y "z"\n',
+        CSV + "31,\n" * 20 + '32,"x\n33 y "z"\n',
         "",
-        "a quote in line 52 is not closed",
+        "line 52 has a quote that is not closed",
     ),
+    "open quote.csv": ('id,text\n31,"open\n' + CSV[8:], "", "line 2 opens a quote that is never"),
+    "backslashes.csv": (
+        "id,title,text\n" + "".join(f'{i},"a \\"b\\", c","{t}\nx"\n' for i, t in enumerate(TEXTS)),
+        "",
+        "",
+    ),
+    "paths.csv": ("at,text\n" + "".join(f'"C:\\d\\","{t} ""x"""\n' for t in TEXTS), "", ""),
+    "spaces.csv": ("id, text\n" + "".join(f'{i}, "{t}, x"\n' for i, t in enumerate(TEXTS)), "", ""),
+    "numbers.csv": ("text,body\n" + "".join(f"{i},{t}\n" for i, t in enumerate(TEXTS)), "", ""),
+    "ragged.csv": ("text,note\n" + "\n".join(TEXTS) + "\n", "", ""),
 }
 
 
@@ -189,11 +199,12 @@ def test_odd_csv_is_read_whole_or_with_a_warning(look, name):
     ("content", "sentence"),
     [
         ("text\n" + "".join(f"{text}, he said\n" for text in TEXTS), "a delimiter into quotes"),
-        (CSV + '31,"open\n' + CSV * 4, "line 32 opens a quote that is never closed"),
-        (CSV + '31,"open\n' + CSV + '32,"open\n', "a quote in line 32 is not closed at the end"),
+        (CSV[:95] + '31,"open\n' + CSV[8:300], "line 4 opens a quote that is never closed"),
+        (CSV + '31,"open\n32,x "y"\n' * 3, "line 32 has a quote that is not closed at the end"),
+        (CSV * 99 + '31,"a \\"b\\", c"\n' * 200, "inside of texts in place of backslashes"),
         ("A long first line of a table without names,and another one\nx,y\n", "column1, column2"),
     ],
-    ids=["delimiters in texts", "open quote", "stray quotes", "no names"],
+    ids=["delimiters in texts", "open quote", "stray quotes", "late backslashes", "no names"],
 )
 def test_csv_whose_rows_cannot_be_told_apart_is_refused(look, content, sentence):
     assert sentence in look("a.csv", content).refusal

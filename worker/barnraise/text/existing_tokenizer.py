@@ -14,7 +14,7 @@ from barnraise.text.extra import needs_extra
 from barnraise.text.hub_files import check_cache_folder, hub_errors
 from barnraise.text.places import HUB_PREFIXES
 from barnraise.text.rows import RenderChat
-from barnraise.text.tokenizer import MARK_BEGIN, MARK_END
+from barnraise.text.tokenizer import MARK_BEGIN, MARK_END, without_randomness
 
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
@@ -118,7 +118,7 @@ def _combine(file: bytes, config_text: str, template: str) -> ExistingTokenizer:
         content = value.get("content") if isinstance(value, dict) else value
         if name.endswith("_token") and isinstance(content, str):
             special[name] = content
-    return ExistingTokenizer(file, str(chosen), tuple(sorted(special.items())))
+    return ExistingTokenizer(without_randomness(file), str(chosen), tuple(sorted(special.items())))
 
 
 class _ChatRenderer:

@@ -4,7 +4,7 @@ import unicodedata
 
 from tokenizers import Tokenizer
 
-from barnraise.text.tokenizer import END_BYTE, count_tokens, find_end_token
+from barnraise.text.tokenizer import END_BYTE, count_tokens, find_end_token, without_randomness
 
 REPLACEMENT = "\ufffd"
 
@@ -22,7 +22,7 @@ class PromptCodec:
         self._tokenizer = None
         self.count, self.end = 256, END_BYTE
         if tokenizer_file is not None:
-            self._tokenizer = Tokenizer.from_buffer(tokenizer_file)
+            self._tokenizer = Tokenizer.from_buffer(without_randomness(tokenizer_file))
             self._tokenizer.encode_special_tokens = True  # a prompt that spells one stays text
             self._tokenizer.no_truncation()  # which the file may state, for batches of a model
             self._tokenizer.no_padding()

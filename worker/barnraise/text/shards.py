@@ -31,6 +31,7 @@ from barnraise.text.tokenizer import (
     load_tokenizer,
     round_vocabulary,
     train_tokenizer,
+    without_randomness,
 )
 
 StoreBlob = Callable[[bytes], str]  # stores a blob and returns its BLAKE3 digest
@@ -120,7 +121,7 @@ def build_shards(
     if tokenizer is not None:
         if plan.may_shrink:
             vocabulary = min(vocabulary, round_vocabulary(count_tokens(tokenizer)))
-        digest = store_blob(plan.tokenizer_file or tokenizer.to_str().encode())
+        digest = store_blob(without_randomness(plan.tokenizer_file or tokenizer.to_str().encode()))
     train, held_out_tokens = tokenise(spool, table, held_out, tokenizer, progress)
     for name, tokens in (("training", train), ("held-out", held_out_tokens)):
         if len(tokens) <= plan.context:

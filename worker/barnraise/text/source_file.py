@@ -34,6 +34,7 @@ from barnraise.text.file_format import (
 from barnraise.text.private_keys import refuse_private_keys
 from barnraise.text.rows import (
     MAX_SKIPPED_SHARE,
+    SAMPLE_CHARACTERS,
     SAMPLE_ROWS,
     CsvDialect,
     Row,
@@ -183,7 +184,7 @@ def _read_stream(
         return
     if report.format == TEXT and options.column:
         raise TextError(f"it is plain text, which has no column '{options.column}'")
-    decoding = DecodingCounts()
+    decoding = DecodingCounts(is_rows=report.format != TEXT)
     texts = decode_stream(stream, decoding)
     if report.format == TEXT:
         yield from _read_text(texts)
@@ -224,7 +225,7 @@ def _parse_rows(
         return parse_json_lines(split_lines(texts), counts)
     if kind in (CSV, TSV):
         first = next(texts, "")
-        dialect = CsvDialect(kind, first[:65536], options.column)
+        dialect = CsvDialect(kind, first[:SAMPLE_CHARACTERS], options.column)
         return parse_csv(split_lines(chain([first], texts), keep_ends=True), dialect, counts)
     assert kind == JSON
     return parse_json(_join(texts), counts)
@@ -265,7 +266,7 @@ def _join(texts: Iterable[str]) -> str:
 
 
 def _report_rows(counts: RowCounts, report: FileReport) -> None:
-    report.skipped_rows = counts.skipped
+    report.skipped_rows = counts.skipped + counts.damaged + bool(counts.cut_line)
     report.add_warnings(_row_warnings(counts))
     if counts.bad_characters > 0.001 * max(1, report.characters):
         raise TextError(
@@ -293,10 +294,10 @@ def _row_warnings(counts: RowCounts) -> Iterator[str]:
             f"its text is the column '{counts.column}'; other columns hold lists or objects, which "
             f"are not read: {', '.join(counts.nested[:5])}"
         )
-    if counts.merged_lines:
-        yield f"{counts.describe_merged_lines()}; they are skipped"
-    if counts.long_rows:
-        yield f"{counts.describe_long_rows()}; they are skipped"
+    if counts.repeated_choice:
+        yield counts.repeated_choice
+    if counts.damaged:
+        yield f"rows that cannot be read are skipped: {counts.describe_damage()}"
     if counts.rows_with_keys:
         yield f"rows that hold private keys are skipped: {counts.rows_with_keys:,}"
     if counts.cut_line:
@@ -391,7 +392,7 @@ def _read_table(
                 pass
             candidates = [sample.column]
             options = RowOptions(sample.column, options.render_chat, names)
-            counts.nested = sample.nested
+            counts.nested, counts.repeated_choice = sample.nested, sample.repeated_choice
         for text in read_texts(open_table(candidates), options, counts):
             yield Piece(text, has_marks=counts.is_chat)
     _report_rows(counts, report)

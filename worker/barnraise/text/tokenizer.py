@@ -33,11 +33,12 @@ VOCABULARY_MULTIPLE = 64  # to which a vocabulary is rounded up; matrix products
 MAX_VOCABULARY = 65_536  # tokens are stored in 16 bits
 ENCODE_BATCH_BYTES = 1 << 20  # encoding everything at once would take gigabytes
 TOKEN_DTYPE = np.dtype("<u2")
+RANDOM_SETTINGS = ("dropout", "alpha", "nbest_size")  # of models, which draw tokens by them
 # In a chat, a special token of the template is spelled with its number between these characters,
 # which no text contains; so the same words inside of a message stay text.
 MARK_BEGIN = "\ufdd0"
 MARK_END = "\ufdd1"
-_MARK = re.compile(f"{MARK_BEGIN}(\\d+){MARK_END}")
+MARK = re.compile(f"{MARK_BEGIN}(\\d+){MARK_END}")
 
 
 def train_tokenizer(documents: Sequence[bytes], vocabulary: int) -> Tokenizer:
@@ -101,7 +102,7 @@ def load_tokenizer(
         TextError: the file is not a tokenizer of at most `vocabulary` tokens with an end token.
     """
     try:
-        tokenizer = Tokenizer.from_buffer(file)
+        tokenizer = Tokenizer.from_buffer(without_randomness(file))
     except Exception as error:  # tokenizers raises nothing narrower
         raise TextError(f"{shown} cannot be read: {error}") from None
     size = count_tokens(tokenizer)
@@ -116,6 +117,20 @@ def load_tokenizer(
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = True
     return tokenizer
+
+
+def without_randomness(file: bytes) -> bytes:
+    """Return a tokenizer.json by which tokens depend on nothing but the text.
+
+    Raises:
+        ValueError: it is not JSON.
+    """
+    settings = json.loads(file)
+    model = settings.get("model") if isinstance(settings, dict) else None
+    drawn = [name for name in RANDOM_SETTINGS if isinstance(model, dict) and model.get(name)]
+    if not drawn:
+        return file
+    return json.dumps({**settings, "model": {**model, **dict.fromkeys(drawn)}}).encode()
 
 
 def count_tokens(tokenizer: Tokenizer) -> int:
@@ -134,14 +149,6 @@ def find_end_token(tokenizer: Tokenizer, shown: str = "the tokenizer") -> int:
         if token is not None:
             return token
     raise TextError(f"{shown} has no token that ends a text, such as {', '.join(END_NAMES[:4])}")
-
-
-def find_unknown_token(tokenizer: Tokenizer) -> int | None:
-    """Return the token that stands for what a tokenizer does not know; None if it knows all."""
-    model = json.loads(tokenizer.to_str())["model"]
-    if isinstance(model.get("unk_id"), int):  # of a unigram model
-        return model["unk_id"]
-    return tokenizer.token_to_id(model.get("unk_token") or "")
 
 
 def encode_documents(
@@ -202,7 +209,7 @@ def _encode_batch(
 def _encode_marked(text: str, tokenizer: Tokenizer) -> list[int]:
     """Encode a chat: the numbers between marks are tokens, everything else is text."""
     ids: list[int] = []
-    for position, part in enumerate(_MARK.split(text)):
+    for position, part in enumerate(MARK.split(text)):
         if position % 2:
             ids.append(int(part))
         elif part:

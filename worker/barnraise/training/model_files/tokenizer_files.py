@@ -9,7 +9,7 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
-from barnraise.text.tokenizer import END_BYTE, END_TOKEN, find_end_token
+from barnraise.text.tokenizer import END_BYTE, END_TOKEN, find_end_token, without_randomness
 
 TOKENIZER_FILE, TOKENIZER_CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
 _PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
@@ -31,7 +31,7 @@ class ExportedTokenizer:
         """Return a run's tokenizer; `tokenizer_file` is None for plain bytes."""
         content = byte_tokenizer().to_str(pretty=True).encode()
         if tokenizer_file is not None:
-            content = _without_additions(tokenizer_file)
+            content = _without_additions(without_randomness(tokenizer_file))
         tokenizer = Tokenizer.from_buffer(content)
         end_id = find_end_token(tokenizer)
         end_token = tokenizer.id_to_token(end_id)
