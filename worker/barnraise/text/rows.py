@@ -289,12 +289,15 @@ class CsvDialect:
         """Return how quotes are read, as settings of csv.reader: with the fewest faults.
 
         In most tab-separated texts they are ordinary characters, because each line is a row: a word
-        in quotes at a field's start may be closed in the middle of it, or not at all.
+        in quotes at a field's start may be closed in the middle of it, or not at all. In others
+        most rows have quotes, and nearly all of these are closed at the end of their fields.
         """
         fields = re.findall(r'(?:^|\t)("[^\t\n]*)', self.sample)
         unclosed = sum(_strip_quotes(value) == value for value in fields)
-        is_plain = self.kind != CSV and unclosed >= MAX_SKIPPED_SHARE * len(fields)
-        choices: list[dict[str, Any]] = [{"quoting": csv.QUOTE_NONE}, {}] if is_plain else [{}]
+        is_quoted = 5 * unclosed < len(fields) > self.sample.count("\n") / 2
+        choices: list[dict[str, Any]] = [{}]
+        if self.kind != CSV and not is_quoted:
+            choices.insert(0, {"quoting": csv.QUOTE_NONE})
         if '\\"' in self.sample:
             choices.append({"escapechar": "\\"})
         if f'{self.delimiter} "' in self.sample:
