@@ -192,7 +192,7 @@ def test_tokens_are_never_drawn_at_random(folder, tmp_path):
         for _ in range(2)
     ]
     assert manifests[0] == manifests[1]
-    stored = blobs.locate(manifests[0].tokenizer).read_bytes()
+    stored = blobs.locate(manifests[0].tokenizer or "").read_bytes()
     for kept in (
         load_existing_tokenizer(str(folder)).file,
         stored,

@@ -44,6 +44,7 @@ STRAY_QUOTE = (
 )
 OPEN_QUOTE = "opens a quote that is never closed"
 CUT_OFF = "is cut off"
+PLAIN_QUOTES = {"quoting": csv.QUOTE_NONE}  # they are ordinary characters
 LIST_NAMES = ("data", "rows", "train", "examples")  # usual names of a list of rows
 MAX_INNER_OBJECTS = 64  # of an object of a damaged document
 # Of such a document: what may be before its list, the beginning of an object, what is between two.
@@ -148,18 +149,18 @@ def parse_json_lines(lines: Iterable[str], counts: RowCounts) -> Iterator[Row]:
             else:
                 counts.skip_damaged(f"line {number:,} is not JSON: {error.msg}")
             continue
-        yield from _as_row(value, f"line {number:,}", counts)
+        yield from _as_row(value, "line", number, counts)
     counts.cut_line = cut_line
 
 
-def _as_row(value: Any, place: str, counts: RowCounts) -> Iterator[Row]:
+def _as_row(value: Any, noun: str, number: int, counts: RowCounts) -> Iterator[Row]:
     """Yield an object, or a text, as a row; count another value as a damaged row."""
     if isinstance(value, str):
         yield {"text": value}
     elif isinstance(value, dict):
         yield value
     else:
-        counts.skip_damaged(f"{place} is not a JSON object with named columns")
+        counts.skip_damaged(f"{noun} {number:,} is not a JSON object with named columns")
 
 
 def parse_json(text: str, counts: RowCounts) -> Iterator[Row]:
@@ -177,7 +178,7 @@ def parse_json(text: str, counts: RowCounts) -> Iterator[Row]:
         yield from _parse_damaged(text.rstrip(), counts, reader, error)
         return
     for number, value in enumerate(_find_rows(document), 1):
-        yield from _as_row(value, f"row {number:,}", counts)
+        yield from _as_row(value, "row", number, counts)
 
 
 def _find_rows(document: Any) -> list[Any]:
@@ -207,7 +208,7 @@ def _parse_damaged(
     before = _BEFORE_ROWS.match(text)
     begin = end = before.end() if before else 0
     is_list, is_inside = text.startswith("[", begin), "{" in text[:begin]
-    names: set[str | None] = set()
+    names: set[str] = set()
     error: json.JSONDecodeError | None = None
     number = 0
     for start, limit, name in _find_objects(text, begin):
@@ -220,7 +221,8 @@ def _parse_damaged(
         if error or between.strip(BETWEEN_ROWS):
             counts.skip_damaged(f"row {number:,} is not JSON: {(error or problem).msg}")
             number += 1
-        names.add(name)
+        if name:  # any text may hold {}
+            names.add(name)
         begin = start
         try:
             row, length = reader.raw_decode(text[start:limit])
@@ -229,7 +231,7 @@ def _parse_damaged(
         else:
             error, end = None, start + length
             yield row
-    if not names:
+    if not number:
         raise TextError(f"it is not JSON: {problem}")
     rest = text[end:].lstrip(BETWEEN_ROWS)
     is_cut = "]" not in text[end:] if is_list else bool(rest)
@@ -297,7 +299,7 @@ class CsvDialect:
         is_quoted = 5 * unclosed < len(fields) > self.sample.count("\n") / 2
         choices: list[dict[str, Any]] = [{}]
         if self.kind != CSV and not is_quoted:
-            choices.insert(0, {"quoting": csv.QUOTE_NONE})
+            choices.insert(0, PLAIN_QUOTES)
         if '\\"' in self.sample:
             choices.append({"escapechar": "\\"})
         if f'{self.delimiter} "' in self.sample:
@@ -318,7 +320,7 @@ class CsvDialect:
 
     def _read_sample(self, quoting: dict[str, Any]) -> list["_CsvRow"]:
         lines = io.StringIO(self.sample, newline="\n")
-        rows = list(_CsvReader(lines, self, quoting))
+        rows = list(_read_rows(lines, self, quoting))
         return rows[:-1] if len(self.sample) == SAMPLE_CHARACTERS else rows  # the last may be cut
 
     def split(
@@ -327,13 +329,27 @@ class CsvDialect:
         """Yield the fields of each row; `strict` raises csv.Error for a stray or open quote."""
         return csv.reader(lines, delimiter=self.delimiter, strict=strict, **quoting)
 
-    def find_quote_problem(self, lines: list[str], quoting: dict[str, Any]) -> str:
+    def find_problem(self, values: list[str], lines: list[str], quoting: dict[str, Any]) -> str:
         """Return what is wrong with the quotes of a row: STRAY_QUOTE, OPEN_QUOTE or ""."""
+        is_doubtful = len(lines) > 1 or '\\"' in lines[0]
+        if not is_doubtful and lines[-1].endswith("\n") and not "".join(values[-1:]).endswith("\n"):
+            return ""
+        problem = self.find_quote_problem(lines, quoting)
+        return problem if is_doubtful or problem == OPEN_QUOTE else ""  # a stray one can be read
+
+    def find_quote_problem(self, lines: list[str], quoting: dict[str, Any]) -> str:
+        """Return what is wrong with quotes, however little: STRAY_QUOTE, OPEN_QUOTE or ""."""
         try:
             list(self.split(lines, quoting, strict=True))
         except csv.Error as error:
             return OPEN_QUOTE if "unexpected end" in str(error) else STRAY_QUOTE
         return ""
+
+    def has_rows(self, lines: list[str], quoting: dict[str, Any], width: int) -> bool:
+        """Return whether lines after an open quote are rows, and not the rest of a text."""
+        if width == 1:
+            return len(lines) >= MAX_CUT_LINES
+        return 2 * sum(len(row) == width for row in self.split(lines, quoting)) > len(lines)
 
 
 class _CsvRow(NamedTuple):
@@ -345,73 +361,55 @@ class _CsvRow(NamedTuple):
     problem: str
 
 
-class _CsvReader:
+def _read_rows(
+    lines: Iterable[str], dialect: CsvDialect, quoting: dict[str, Any]
+) -> Iterator[_CsvRow]:
     """Yield the rows of CSV with the lines that each consists of.
 
     A quote that is not closed merges lines: the first is damaged, and the others are read again.
 
-    Attributes:
-        line_number: of the last line that was read.
+    Raises:
+        TextError: a line cannot be read.
     """
+    source = iter(lines)
+    again: deque[str] = deque()
+    taken: list[str] = []
+    width = 0
+    number = 1
+    if dialect.stated_delimiter:
+        next(source, "")
+        number = 2
 
-    def __init__(self, lines: Iterable[str], dialect: CsvDialect, quoting: dict[str, Any]) -> None:
-        self._lines = iter(lines)
-        self._again: deque[str] = deque()
-        self._row: list[str] = []
-        self._dialect = dialect
-        self._quoting = quoting
-        self._width = 0
-        self.line_number = 0
-        if dialect.stated_delimiter:
-            next(self._lines, "")
-            self.line_number = 1
-
-    def _next_line(self) -> str:
-        """Return the next line of the row; "" at the end."""
-        line = self._again.popleft() if self._again else next(self._lines, "")
+    def next_line() -> str:
+        line = again.popleft() if again else next(source, "")
         if line:
-            self._row.append(line)
-            self.line_number += 1
+            taken.append(line)
         return line
 
-    def __iter__(self) -> Iterator[_CsvRow]:
-        rows = self._dialect.split(iter(self._next_line, ""), self._quoting)
-        while (values := next(rows, None)) is not None:
-            lines, self._row = self._row, []
-            if not values:  # a blank line
-                continue
-            self._width = self._width or len(values)
-            row = self._check(values, lines)
-            if len(row.lines) < len(lines):
-                self._again.extendleft(reversed(lines[1:]))
-                self.line_number -= len(lines) - 1
-                rows = self._dialect.split(iter(self._next_line, ""), self._quoting)
-            yield row
-
-    def _check(self, values: list[str], lines: list[str]) -> _CsvRow:
-        """Return a row with what is wrong with its quotes, without lines merged with it."""
-        number = self.line_number - len(lines) + 1
-        problem = ""
-        if "quoting" in self._quoting:
-            values = [_strip_quotes(value) for value in values]
-        is_doubtful = len(lines) > 1 or '\\"' in lines[0]
-        if is_doubtful or values[-1].endswith("\n") or not lines[-1].endswith("\n"):
-            problem = self._dialect.find_quote_problem(lines, self._quoting)
-        if problem == STRAY_QUOTE and not is_doubtful:
-            problem = ""  # its fields can be read nevertheless
-        if problem == OPEN_QUOTE and not self._has_rows(lines[1:]):
-            problem = CUT_OFF
-        elif problem:
-            lines = lines[:1]
-            values = next(self._dialect.split(lines, self._quoting))
-        return _CsvRow(values, lines, number, problem)
-
-    def _has_rows(self, lines: list[str]) -> bool:
-        """Return whether lines after an open quote are rows, and not the rest of a text."""
-        if self._width == 1:
-            return len(lines) >= MAX_CUT_LINES
-        rows = self._dialect.split(lines, self._quoting)
-        return 2 * sum(len(row) == self._width for row in rows) > len(lines)
+    rows = dialect.split(iter(next_line, ""), quoting)
+    try:
+        while True:
+            values = next(rows, None)
+            if values is None:
+                return
+            row_lines = taken.copy()
+            taken.clear()
+            width = width or len(values)
+            problem = dialect.find_problem(values, row_lines, quoting)
+            if problem == OPEN_QUOTE and not dialect.has_rows(row_lines[1:], quoting, width):
+                problem = CUT_OFF
+            elif problem:
+                again.extendleft(reversed(row_lines[1:]))
+                del row_lines[1:]
+                values = next(dialect.split(row_lines, quoting))
+                rows = dialect.split(iter(next_line, ""), quoting)
+            if quoting == PLAIN_QUOTES:
+                values = [_strip_quotes(value) for value in values]
+            if values:  # the line is not blank
+                yield _CsvRow(values, row_lines, number, problem)
+            number += len(row_lines)
+    except csv.Error as error:
+        raise TextError(f"line {number} cannot be read: {error}") from None
 
 
 def _strip_quotes(value: str) -> str:
@@ -432,25 +430,21 @@ def parse_csv(lines: Iterable[str], dialect: CsvDialect, counts: RowCounts) -> I
         TextError: a line cannot be read.
     """
     csv.field_size_limit(MAX_FIELD_CHARACTERS)
-    reader = _CsvReader(lines, dialect, dialect.quoting)
-    rows = iter(reader)
-    try:
-        first = next(rows, None)
-        if first is None:
-            return
-        names = [name.strip("\ufeff \t\n") for name in first.values]
-        counts.has_names = _looks_like_names(names, dialect.column)
-        names = _distinguish_names(names if counts.has_names else [""] * len(names), counts)
-        for row in rows if counts.has_names else chain([first], rows):
-            is_short = len(row.values) < len(names)
-            if row.problem == CUT_OFF or (is_short and not row.lines[-1].endswith("\n")):
-                counts.cut_line = row.number
-            elif fault := _find_fault(row, len(names), dialect):
-                counts.skip_damaged(f"line {row.number:,} {fault}")
-            else:
-                yield dict(zip(names, row.values, strict=False))
-    except csv.Error as error:
-        raise TextError(f"line {reader.line_number} cannot be read: {error}") from None
+    rows = _read_rows(lines, dialect, dialect.quoting)
+    first = next(rows, None)
+    if first is None:
+        return
+    names = [name.strip("\ufeff \t\n") for name in first.values]
+    counts.has_names = _looks_like_names(names, dialect.column)
+    names = _distinguish_names(names if counts.has_names else [""] * len(names), counts)
+    for row in rows if counts.has_names else chain([first], rows):
+        is_short = len(row.values) < len(names)
+        if row.problem == CUT_OFF or (is_short and not row.lines[-1].endswith("\n")):
+            counts.cut_line = row.number
+        elif fault := _find_fault(row, len(names), dialect):
+            counts.skip_damaged(f"line {row.number:,} {fault}")
+        else:
+            yield dict(zip(names, row.values, strict=False))
 
 
 def _find_fault(row: _CsvRow, names: int, dialect: CsvDialect) -> str:

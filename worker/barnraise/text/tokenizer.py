@@ -127,10 +127,10 @@ def without_randomness(file: bytes) -> bytes:
     """
     settings = json.loads(file)
     model = settings.get("model") if isinstance(settings, dict) else None
-    drawn = [name for name in RANDOM_SETTINGS if isinstance(model, dict) and model.get(name)]
-    if not drawn:
+    if not isinstance(model, dict) or not any(map(model.get, RANDOM_SETTINGS)):
         return file
-    return json.dumps({**settings, "model": {**model, **dict.fromkeys(drawn)}}).encode()
+    drawn = {name: None for name in RANDOM_SETTINGS if name in model}
+    return json.dumps({**settings, "model": {**model, **drawn}}).encode()
 
 
 def count_tokens(tokenizer: Tokenizer) -> int:
@@ -149,14 +149,6 @@ def find_end_token(tokenizer: Tokenizer, shown: str = "the tokenizer") -> int:
         if token is not None:
             return token
     raise TextError(f"{shown} has no token that ends a text, such as {', '.join(END_NAMES[:4])}")
-
-
-def encode_documents(
-    documents: Sequence[bytes], tokenizer: Tokenizer | None
-) -> npt.NDArray[np.uint16]:
-    """Encode documents as one stream of uint16 tokens, with the end token after each."""
-    pieces = ((document, True) for document in documents)
-    return np.concatenate([np.empty(0, TOKEN_DTYPE), *encode_pieces(pieces, tokenizer)])
 
 
 def encode_pieces(
