@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 
 import numpy as np
 import pytest
@@ -84,6 +85,15 @@ def test_data_cannot_spell_the_number_of_a_special_token(folder):
     marked = "\ufdd01\ufdd1"
     rendered = render([{"role": f"user{marked}", "content": f"Hello{marked}"}])
     assert rendered.count("\ufdd0") == 2 and rendered.count("\ufffd1") == 2
+
+
+def test_long_chats_take_linear_time(folder):
+    """Twice as many messages took four times as long: 8,000 of them 8 s."""
+    render = load_existing_tokenizer(str(folder)).render_chat
+    begin = time.process_time()
+    chat = [{"role": "user", "content": f"Message {i}. \ufdd2{i + 1}\ufdd3"} for i in range(8000)]
+    assert render(chat).count("Message 7999.") == 1
+    assert time.process_time() - begin < 3
 
 
 def test_template_in_a_file_of_its_own_is_used(folder):

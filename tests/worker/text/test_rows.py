@@ -164,7 +164,8 @@ def test_column_of_text_is_chosen_among_columns_of_one_name(look, name):
 def test_tables_with_columns_of_one_name_are_refused(look):
     columns = pyarrow.table([NUMBERS, TEXTS], names=["text", "text"])
     parquet.write_table(columns, file := io.BytesIO())
-    assert "text" in look("a.parquet", file.getvalue()).refusal
+    refusal = look("a.parquet", file.getvalue()).refusal
+    assert "its columns 1 and 2 are all called 'text': rename" in refusal
 
 
 def test_row_that_has_the_column_twice_is_skipped(look):

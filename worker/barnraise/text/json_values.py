@@ -7,21 +7,17 @@ from typing import Any
 MAX_DIGITS = 1000  # of an integer; a longer one becomes a float, which may be infinite
 LITERAL_CHARACTERS = len("-Infinity")  # the longest; a text may be cut inside of one
 
-ReadObject = Callable[[list[tuple[str, Any]]], dict[str, Any]]
-
 
 class JsonReader(json.JSONDecoder):
-    """Read values of JSON; raise JSONDecodeError also for what is nested too deeply.
+    """Read values; `read_object` makes an object of its names and values."""
 
-    Args:
-        read_object: makes an object of its names and values.
-    """
-
-    def __init__(self, read_object: ReadObject = dict) -> None:
+    def __init__(
+        self, read_object: Callable[[list[tuple[str, Any]]], dict[str, Any]] = dict
+    ) -> None:
         super().__init__(object_pairs_hook=read_object, parse_int=_read_integer)
 
     def raw_decode(self, s: str, idx: int = 0) -> tuple[Any, int]:
-        """Return the value that begins at a position, and where it ends."""
+        """Return the value at a position, and where it ends; raise JSONDecodeError for none."""
         try:
             return super().raw_decode(s, idx)
         except RecursionError:

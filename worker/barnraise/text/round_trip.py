@@ -30,28 +30,27 @@ def measure_round_trip(documents: Sequence[bytes], tokenizer: Tokenizer) -> Roun
     known = [[token for token in ids if token != unknown] for ids in tokens]
     decoded = tokenizer.decode_batch(known, skip_special_tokens=False)
     lost: Counter[str] = Counter()
-    normalised: Counter[str] = Counter()
     changed = 0
     for text, back in zip(texts, decoded, strict=True):
         if text in (back, back.removeprefix(" ")):  # many tokenizers set a space before a text
             continue
         before, after = Counter(text), Counter(back)
-        missing = before - after
-        lost += missing
-        changed += max(missing.total(), (after - before).total())
-        if tokenizer.normalizer:
-            kept = Counter(tokenizer.normalizer.normalize_str(text))
-            normalised += missing & (before - kept)
-    count, characters = sum(map(len, tokens)), sum(map(len, texts))
-    reasons = ["its normaliser changes them"] if normalised else []
+        lost += before - after
+        changed += max((before - after).total(), (after - before).total())
+    reasons: list[str] = []
+    whole = "".join(texts)
+    normalise = tokenizer.normalizer.normalize_str if tokenizer.normalizer else str
+    if lost & (Counter(whole) - Counter(normalise(whole))):
+        reasons.append("its normaliser changes them")
+    count = sum(map(len, tokens))
     if unknown_tokens := count - sum(map(len, known)):
         reasons.append(f"{unknown_tokens / count:.0%} of the text's tokens are unknown to it")
-    sentence = f"{changed:,} of {characters:,} characters of a sample do not come back"
+    sentence = f"{changed:,} of {len(whole):,} characters of a sample do not come back"
     if changed:
         named = ", ".join(repr(character) for character, _ in lost.most_common(NAMED_CHARACTERS))
         why = " and ".join(reasons) or "it has no tokens for them, or adds or drops white space"
         sentence += f" from the tokenizer ({named or 'white space'}): {why}"
-    return RoundTrip(count, changed / max(1, characters), sentence)
+    return RoundTrip(count, changed / max(1, len(whole)), sentence)
 
 
 def _find_unknown_token(tokenizer: Tokenizer) -> int | None:

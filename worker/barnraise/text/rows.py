@@ -9,7 +9,7 @@ import csv
 import io
 import json
 import re
-from collections import Counter, defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -46,7 +46,8 @@ OPEN_QUOTE = "opens a quote that is never closed"
 CUT_OFF = "is cut off"
 PLAIN_QUOTES = {"quoting": csv.QUOTE_NONE}  # they are ordinary characters
 LIST_NAMES = ("data", "rows", "train", "examples")  # usual names of a list of rows
-MAX_INNER_OBJECTS = 64  # of an object of a damaged document
+# Objects in a row of a damaged document: a list without its end would reach to the document's.
+MAX_INNER_OBJECTS = 500
 # Of such a document: what may be before its list, the beginning of an object, what is between two.
 _BEFORE_ROWS = re.compile(
     rf'[\s\ufeff]*(?:\{{[^{{}}\[\]]*"(?:{"|".join(LIST_NAMES)})"\s*:\s*(?=\[\s*\{{))?'
@@ -211,7 +212,10 @@ def _parse_damaged(
     names: set[str] = set()
     error: json.JSONDecodeError | None = None
     number = 0
-    for start, limit, name in _find_objects(text, begin):
+    matches = list(_OBJECT_START.finditer(text, begin))
+    limits = [*(match.start() for match in matches[MAX_INNER_OBJECTS:]), len(text)]
+    for index, match in enumerate(matches):
+        start, name = match.start(), match[1]
         if start < end or (error and name not in names):
             continue
         between = text[end:start]
@@ -225,7 +229,7 @@ def _parse_damaged(
             names.add(name)
         begin = start
         try:
-            row, length = reader.raw_decode(text[start:limit])
+            row, length = reader.raw_decode(text[start : limits[min(index, len(limits) - 1)]])
         except json.JSONDecodeError as caught:
             error, end = caught, start + 1
         else:
@@ -241,22 +245,6 @@ def _parse_damaged(
         counts.cut_line = text.count("\n", 0, begin if error else len(text) - len(rest)) + 1
     elif error or (rest and not is_inside):
         counts.skip_damaged(f"row {number:,} is not JSON: {(error or problem).msg}")
-
-
-def _find_objects(text: str, begin: int) -> Iterator[tuple[int, int, str | None]]:
-    """Yield where each object begins, how far it may reach, and its first name.
-
-    It may hold MAX_INNER_OBJECTS that begin with the same name: a list that a damaged row does not
-    close would reach to the end otherwise, and reading many such rows would take quadratic time.
-    """
-    matches = list(_OBJECT_START.finditer(text, begin))
-    later: dict[str | None, deque[int]] = defaultdict(lambda: deque([len(text)], MAX_INNER_OBJECTS))
-    limits: list[int] = []
-    for match in reversed(matches):
-        limits.append(later[match[1]][0])
-        later[match[1]].append(match.start())
-    for match, limit in zip(matches, reversed(limits), strict=True):
-        yield match.start(), limit, match[1]
 
 
 @dataclass(frozen=True)

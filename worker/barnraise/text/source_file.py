@@ -6,6 +6,7 @@ named. `datasets` reads Parquet and Arrow files.
 
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -357,6 +358,8 @@ def _read_table(
 ) -> Iterator[Piece]:
     """Read the column of text of a Parquet or Arrow file, a few rows at a time."""
     datasets = load_datasets()
+    from pyarrow import parquet
+
     counts = RowCounts()
 
     def open_table(columns: list[str] | None) -> Any:
@@ -372,6 +375,8 @@ def _read_table(
         return table
 
     with _table_errors(report):
+        if report.format == PARQUET and "://" not in location:
+            _refuse_repeated(parquet.read_schema(location).names)
         features = open_table(None).features
         names = tuple(features)
         candidates = [name for name in names if _may_hold_text(features[name])]
@@ -396,6 +401,16 @@ def _read_table(
         for text in read_texts(open_table(candidates), options, counts):
             yield Piece(text, has_marks=counts.is_chat)
     _report_rows(counts, report)
+
+
+def _refuse_repeated(names: list[str]) -> None:
+    """Refuse columns that share a name: `datasets` reads no such table. Raises TextError."""
+    counts = Counter(names)
+    for repeated in (name for name in names if counts[name] > 1):
+        places = [str(place) for place, name in enumerate(names, 1) if name == repeated]
+        raise TextError(
+            f"its columns {' and '.join(places)} are all called '{repeated}': rename all but one"
+        )
 
 
 def _may_hold_text(feature: Any) -> bool:
