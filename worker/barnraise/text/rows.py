@@ -303,8 +303,7 @@ class CsvDialect:
 
     def _count_faults(self, quoting: dict[str, Any]) -> int:
         rows = self._read_sample(quoting)
-        widths = sum(len(row.values) != len(rows[0].values) for row in rows)
-        return widths + sum(self.find_quote_problem(row.lines, quoting) != "" for row in rows)
+        return sum(len(row.values) != len(rows[0].values) or row.problem != "" for row in rows)
 
     def _read_sample(self, quoting: dict[str, Any]) -> list["_CsvRow"]:
         lines = io.StringIO(self.sample, newline="\n")
@@ -322,15 +321,12 @@ class CsvDialect:
         is_doubtful = len(lines) > 1 or '\\"' in lines[0]
         if not is_doubtful and lines[-1].endswith("\n") and not "".join(values[-1:]).endswith("\n"):
             return ""
-        problem = self.find_quote_problem(lines, quoting)
-        return problem if is_doubtful or problem == OPEN_QUOTE else ""  # a stray one can be read
-
-    def find_quote_problem(self, lines: list[str], quoting: dict[str, Any]) -> str:
-        """Return what is wrong with quotes, however little: STRAY_QUOTE, OPEN_QUOTE or ""."""
         try:
             list(self.split(lines, quoting, strict=True))
         except csv.Error as error:
-            return OPEN_QUOTE if "unexpected end" in str(error) else STRAY_QUOTE
+            if "unexpected end" in str(error):
+                return OPEN_QUOTE
+            return STRAY_QUOTE if is_doubtful else ""  # a stray one can be read otherwise
         return ""
 
     def has_rows(self, lines: list[str], quoting: dict[str, Any], width: int) -> bool:
