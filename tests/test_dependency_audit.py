@@ -38,6 +38,13 @@ def test_audit_lists_what_is_vulnerable(registry, capsys):
     assert "bad 2.0: CVE-2026-0001" in capsys.readouterr().out
 
 
+def test_audit_reads_what_the_workers_dependencies_bring():
+    """The worker names a range of each, and nothing of what they bring themselves."""
+    names = {package.partition("==")[0].casefold() for package in dependency_audit.list_resolved()}
+    assert {"torch", "httpx", "httpcore", "h11", "certifi", "jinja2", "huggingface_hub"} <= names
+    assert not any("+" in package for package in dependency_audit.list_resolved())
+
+
 def test_vulnerability_is_a_warning_of_the_tests_and_no_failure():
     assert run_suites.describe_outcome("audit", 1).startswith("WARNING")
     assert run_suites.describe_outcome("lint", 1) == "FAILED"

@@ -29,6 +29,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "shared"))
 sys.path.append(str(Path(__file__).resolve().parents[1] / "drills"))
 
 import drill_machine
+import owner_files
 from arrival_log import Arrival, count_missing, measure_delays, read_arrivals
 from attack_process import AttackProcess, attack_setup
 from child_processes import ChildProcesses, OverdueError, Progress
@@ -289,6 +290,19 @@ class StrangersDrill:
         )
         self.require(figures["site_honest_credit"] > 0, "the honest earn credit")
         self.require(figures["site_liars_credit"] == 0, "liars earn no credit")
+
+    def send_owner_files(self) -> None:
+        """Send a worker's code what a run's owner, a site or who is between would harm it with."""
+        results = owner_files.try_all_attacks()
+        accepted = [name for name, result in results.items() if not result["refused"]]
+        for name in accepted:
+            print(f"    {name}: {results[name]}", flush=True)
+        self.names.append("owner's files")
+        self.results |= {
+            "owner_bytes_refused": len(results) - len(accepted) if accepted else "all",
+            "owner_bytes_tried": len(results),
+        }
+        self.require(not accepted, "owner_bytes_refused is all")
 
     def train_alone(self) -> None:
         """Train the reference, and measure the quiet delay."""
@@ -589,6 +603,7 @@ class StrangersDrill:
         """Return all trials in order, with their names."""
         return [
             ("liars at a site", self.lie_to_site),
+            ("an owner's files", self.send_owner_files),
             ("three volunteers alone", self.train_alone),
             ("the same among strangers", self.train_among_strangers),
             ("a machine joins under a flood", self.join_under_flood),
@@ -608,6 +623,7 @@ class StrangersDrill:
             "honest_update_delay_ratio",
             "rss_growth_mb",
             "undone",
+            "owner_bytes_refused",
         )
         required = {"attacks": len(self.names)} | {key: self.results.get(key) for key in keys}
         return json.dumps(required | self.results | {"not_reached": self.shortfalls})

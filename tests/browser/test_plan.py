@@ -36,7 +36,8 @@ class ReportingMachine:
         self.coordinator = CoordinatorClient(site.url, Identity(os.urandom(32)))
         self.coordinator.pin_mirror()
         description = coordinator_messages.MachineDescription(hostname=name)
-        page.goto(self.coordinator.request_enrolment(description).url)
+        code = self.coordinator.request_enrolment(description).code
+        page.goto(f"{site.url}/machines/enrol/{code}/")
         click_and_load(page.get_by_role("button", name="Approve"))
         expect(page.get_by_role("heading", name=f"{name} is yours.")).to_be_visible()
         request = coordinator_messages.JoinRequest(version="1", addresses=[])

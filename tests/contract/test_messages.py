@@ -1,6 +1,8 @@
 """Golden JSON that both sides must be able to read, and bounds that exclude weights and text."""
 
+import importlib
 import json
+import pkgutil
 import types
 import typing
 from enum import StrEnum
@@ -8,9 +10,10 @@ from pathlib import Path
 
 import annotated_types
 import pytest
-from pydantic import BaseModel, ValidationError
+from pydantic import AfterValidator, BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
+from barnraise import protocol
 from barnraise.errors import MessageError
 from barnraise.ledger import verdict_set as verdicts
 from barnraise.peering.transports import framing
@@ -130,13 +133,11 @@ FREE_TEXT = {
     "system",
     "processor",
     "accelerator",
-    "code",
-    "url",
     "sentence",
     "text",
 }
 # Patterns that do not restrict what a text contains. Samples are short texts that a model wrote.
-PRINTED = (r"^\P{C}*$", types_module.SAMPLE_PATTERN)
+PRINTED = (r"^\P{C}*$", types_module.SAMPLE_PATTERN, types_module.DOCUMENT_PATTERN)
 API_BYTES = 1_000_000  # no API message can be longer
 
 
@@ -215,9 +216,56 @@ def test_no_api_message_can_carry_weights_updates_or_text(message):
     assert max_bytes(message, [], message.__name__) < min(API_BYTES, smallest)
 
 
+def import_all_messages() -> set[type[types_module.Message]]:
+    """Import every module that defines messages; return all their types."""
+    for module in pkgutil.iter_modules(protocol.__path__, "barnraise.protocol."):
+        importlib.import_module(module.name)
+    for name in ("eventlog.event", "replication.protocol", "telemetry.remote.protocol"):
+        importlib.import_module(f"coordinator.{name}")
+    found, waiting = set(), [types_module.Message]
+    while waiting:
+        more = set(waiting.pop().__subclasses__()) - found
+        found |= more
+        waiting += more
+    return found
+
+
+def find_bare_text(field_type: object, constraints: list[object], path: str) -> list[str]:
+    """Return the places of a field where any text is accepted, whatever characters it has."""
+    arguments = typing.get_args(field_type)
+    if typing.get_origin(field_type) is typing.Annotated:
+        inner, *metadata = arguments
+        return find_bare_text(inner, [*constraints, *flatten_constraints(metadata)], path)
+    if field_type is str:
+        has_pattern = any(getattr(constraint, "pattern", None) for constraint in constraints)
+        is_cleaned = any(isinstance(constraint, AfterValidator) for constraint in constraints)
+        return [] if has_pattern or is_cleaned else [path]
+    if typing.get_origin(field_type) is typing.Literal or typing.Any in arguments:
+        return []  # JSON of a mirror's log, which is read by types of its own
+    return [bare for argument in arguments for bare in find_bare_text(argument, [], path)]
+
+
+def test_unprintable_text_enters_no_message_model():
+    """A bare `str` in a message reaches a terminal, a browser or a shell as a site spelled it."""
+    bare = {
+        place
+        for message in import_all_messages()
+        for name, field in message.model_fields.items()
+        for place in find_bare_text(field.annotation, field.metadata, f"{message.__name__}.{name}")
+    }
+    assert len(import_all_messages()) > 60 and not bare, sorted(bare)
+
+
 @pytest.mark.parametrize("name", PEER_MESSAGES)
 def test_peer_messages_are_bounded(name):
     assert max_bytes(standalone_messages()[name], [], name) > 0
+
+
+def test_text_larger_than_the_disk_of_anybody_is_in_no_manifest():
+    manifest = json.loads(read_golden("text_manifest"))
+    manifest["train"][0]["tokens"] = 10**15
+    with pytest.raises(ValidationError, match="less than or equal to 268435456"):
+        coordinator_messages.TextManifest.model_validate(manifest)
 
 
 def test_report_is_small():

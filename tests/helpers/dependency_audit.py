@@ -1,9 +1,11 @@
 """Report known vulnerabilities of the project's dependencies, for `make audit`.
 
-pip-audit reads requirements.txt, and npm audit reads the frontend's lock file. The exit code is 1
-when one of them finds a vulnerability. Where a registry does not answer, the output says so.
+pip-audit reads the packages that pip has resolved: what requirements.txt and the worker name, and
+all that these bring. npm audit reads the frontend's lock file. The exit code is 1 when one of them
+finds a vulnerability. Where a registry does not answer, the output says so.
 """
 
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -25,7 +27,7 @@ def main() -> int:
 
 
 def audit_python() -> str:
-    """Audit requirements.txt; return "clean", "found" or "unknown"."""
+    """Audit the packages that are installed; return "clean", "found" or "unknown"."""
     pip = str(TOOL / "bin" / "pip")
     if not (TOOL / "installed").exists():
         venv.create(TOOL, with_pip=True, clear=True)
@@ -35,11 +37,13 @@ def audit_python() -> str:
                 "pip-audit cannot be installed: the package index does not answer"
             )
         (TOOL / "installed").touch()
+    resolved = TOOL / "resolved.txt"
+    resolved.write_text("".join(f"{package}\n" for package in list_resolved()))
     options = ("--no-deps", "--disable-pip", "--format", "json", "--timeout", "10")
     _, output = run(
         str(TOOL / "bin" / "pip-audit"),
         "--requirement",
-        "requirements.txt",
+        str(resolved),
         "--progress-spinner",
         "off",
         *options,
@@ -56,6 +60,20 @@ def audit_python() -> str:
             for vulnerability in package.get("vulns", ())
         ],
     )
+
+
+def list_resolved() -> list[str]:
+    """List the distributions of this environment but for our own, as NAME==VERSION.
+
+    `make setup` has installed in it the site, the worker with its extras, and the tests. A local
+    part of a version, as of a build of PyTorch, is in no registry.
+    """
+    found = {
+        f"{distribution.name}=={distribution.version.partition('+')[0]}"
+        for distribution in importlib.metadata.distributions()
+        if distribution.name != "barnraise"
+    }
+    return sorted(found, key=str.casefold)
 
 
 def audit_javascript() -> str:

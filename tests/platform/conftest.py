@@ -229,6 +229,7 @@ def manifest():
             "run": str(run.pk),
             "vocabulary": run.spec.model.vocabulary,
             "tokenizer": digest("t"),
+            "prompts": [[1] for _ in run.spec.prompts],
             **shards,
         }
         return coordinator_messages.TextManifest(**{**fields, **changed})

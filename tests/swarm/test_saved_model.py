@@ -34,6 +34,8 @@ def ended(request, swarm):
     on_disk = request.param == "disk"
     run = swarm(DEEP if on_disk else None, token_budget=12_000, evaluate_every=6_000, round_steps=5)
     run.spec = replace(run.spec, prompts=PROMPTS)
+    prompts = {"prompts": [list(prompt.encode()) for prompt in PROMPTS]}
+    run.manifest = run.manifest.model_copy(update=prompts)
     ada = run.start("ada", limits=ON_DISK if on_disk else None)
     assert ada.worker.plan.on_disk == on_disk
     ada.join(120)

@@ -47,6 +47,9 @@ MIXING_BITS = (32, 16, 8)  # of a weight as neighbours receive it
 # An update holds all values, or the largest so many of each chunk of 4,096, in 2, 4 or 8 bits.
 _LARGEST = r"[1-9]\d{0,2}|[1-3]\d{3}|40[0-8]\d|409[0-5]"  # from 1 to 4,095
 MAX_PROMPTS, PROMPT_LENGTH = 5, 160  # for samples; a spec stays short
+MAX_PROMPT_TOKENS = 192  # of a prompt; of a longer one the last
+MAX_SHARD_TOKENS = 1 << 28
+MAX_TOKENIZER_BYTES = 8 << 20  # of a tokenizer.json; one of 65,536 tokens has 3 to 6 MB
 AUTO = "auto"  # each author chooses compression and round length by its uplink
 CODEC = re.compile(rf"dense(?P<dense>[248])|top(?P<kept>{_LARGEST})x(?P<bits>[248])", re.ASCII)
 
@@ -513,6 +516,13 @@ def problems(spec: RunSpec) -> dict[str, str]:
     return problems_found
 
 
+def model_problems(model: ModelSpec) -> dict[str, str]:
+    """Return what prevents an architecture from being trained; see `problems`."""
+    problems_found = _Problems()
+    _check_model(model, problems_found)
+    return problems_found
+
+
 def _check_model(model: ModelSpec, problems_found: _Problems) -> None:
     problems_found.check_range("model.layers", model.layers, 1, 256, "the number of layers")
     problems_found.check_range("model.width", model.width, 16, 65_536, "the width")
@@ -547,7 +557,7 @@ def _check_text(text: TextSpec, model: ModelSpec, problems_found: _Problems) -> 
             )
     problems_found.check_range("text.held_out", text.held_out, 0.001, 0.5, "the held-out share")
     problems_found.check_range(
-        "text.shard_tokens", text.shard_tokens, 1 << 16, 1 << 28, "the tokens a shard"
+        "text.shard_tokens", text.shard_tokens, 1 << 16, MAX_SHARD_TOKENS, "the tokens a shard"
     )
 
 

@@ -7,6 +7,7 @@ received what protects their account from the mirror where they set it up. Limit
 
 import logging
 from typing import Any
+from urllib.parse import urlsplit
 
 from allauth.account.adapter import DefaultAccountAdapter
 from allauth.account.internal.stagekit import clear_login
@@ -81,8 +82,15 @@ class AccountAdapter(DefaultAccountAdapter):
         if not signed_in and not login_limits.may_send_email(request, email):
             log.info("an email to an address that got too many was not sent")
             return
-        site = {"name": settings.MIRROR_NAME, "domain": request.get_host()}
-        context = {"request": request, "email": email, "current_site": site, **context}
+        site = {"name": settings.MIRROR_NAME, "domain": urlsplit(settings.SITE_URL).netloc}
+        # Links lead to this site's own address: a stranger's request names any port in its Host.
+        origin = request.build_absolute_uri("/").removesuffix("/")
+        links = {
+            name: f"{settings.SITE_URL}{value.removeprefix(origin)}"
+            for name, value in context.items()
+            if isinstance(value, str) and value.startswith(f"{origin}/")
+        }
+        context = {"request": request, "email": email, **context, **links, "current_site": site}
         message = self.render_mail(template_prefix, email, context)
         send_email: Any = tasks.send_email
         send_email.delay(message.subject, message.body, email)

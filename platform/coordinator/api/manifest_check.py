@@ -45,6 +45,12 @@ def check_manifest(
         problems["start"] = (
             "must name each fragment of the initial weights, and none if the seed determines them"
         )
+    if len(manifest.prompts) != len(spec.prompts) or any(
+        token >= manifest.vocabulary for prompt in manifest.prompts for token in prompt
+    ):
+        problems["prompts"] = (
+            "must hold the tokens of each of the run's prompts, below the vocabulary"
+        )
     least = spec.model.context + 1
     for name in ("train", "held_out"):
         tokens = sum(shard.tokens for shard in getattr(manifest, name))

@@ -318,6 +318,7 @@ def member_out(membership: Membership) -> schemas.MemberOut:
         schemas.MemberOut,
         membership,
         id=machine.pk,
+        key=machine.key,
         name=machine.name,
         person=machine.owner.shown_name,
         alive=machine.revoked is None and membership.is_alive,

@@ -160,6 +160,7 @@ class MemberOut(Schema):
     """A machine in a run, as everybody who sees the run can see it."""
 
     id: UUID
+    key: str
     name: str
     person: str
     activity: str
@@ -173,6 +174,7 @@ class MemberOut(Schema):
 
     model_config = example(
         id=MACHINE_ID,
+        key="5b" * 32,
         name="attic-pc",
         person="Ada",
         activity="training",

@@ -82,7 +82,6 @@ def request_enrolment(
     enrolment = Enrolment.open(asked)
     return coordinator_messages.EnrolmentReply(
         code=enrolment.code,
-        url=request.build_absolute_uri(f"/machines/enrol/{enrolment.code}/"),
         expires=enrolment.expires_epoch,
         poll_every=ENROLMENT_POLL_SECONDS,
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from django.db import models
 
 from barnraise.errors import SpecError
+from coordinator.fleet.marked_names import KEY_DIGITS
 from coordinator.fleet.verdict_requests import AUTHOR
 from coordinator.runs.models import Run
 
@@ -27,7 +28,8 @@ class AuthorChoice:
     def __str__(self) -> str:
         incarnation = "" if self.is_present else f", its earlier incarnation {self.author[-16:-8]}…"
         plural = "" if self.updates == 1 else "s"
-        return f"{self.machine} of {self.person}{incarnation}: {self.updates} update{plural}"
+        name = f"{self.machine} of {self.person} ({self.author[:KEY_DIGITS]})"
+        return f"{name}{incarnation}: {self.updates} update{plural}"
 
 
 def list_authors(run: Run, most: int = 500) -> list[AuthorChoice]:

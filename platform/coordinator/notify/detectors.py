@@ -14,6 +14,7 @@ from django.utils import timezone
 from barnraise.protocol.enums import Activity, RunStatus
 from coordinator.accounts.models import Machine, User
 from coordinator.fleet.doubts import find_doubted_people
+from coordinator.fleet.marked_names import list_keys, mark_name
 from coordinator.fleet.models import Membership, RunExclusion
 from coordinator.fleet.suspension import is_suspended
 from coordinator.notify.alerts import detect_alerts
@@ -139,7 +140,7 @@ def detect_doubted() -> Iterator[NotificationDraft]:
     runs = Run.objects.filter(status=RunStatus.TRAINING, memberships__exchange__doubted__regex=".")
     for run in runs.distinct().select_related("owner"):
         for person in find_doubted_people(run):
-            name = person.shown_name
+            name = mark_name(person, list_keys(run))
             draft = draft_for_run(
                 run,
                 run.owner,

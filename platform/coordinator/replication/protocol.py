@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import Field
 
 from barnraise.protocol.messages import Signed
-from barnraise.protocol.types import Count, Digest, Message, PublicKey, UnixTime
+from barnraise.protocol.types import Count, Digest, DocumentText, Message, PublicKey, UnixTime
 from coordinator.eventlog.event import OriginId
 
 PROTOCOL = 1
@@ -90,8 +90,8 @@ class PrivateItem(Message):
     """Carry one text with its salt and digest."""
 
     digest: Digest
-    salt: str = Field(max_length=32)
-    body: str = Field(max_length=100_000)
+    salt: str = Field(pattern=r"^[0-9a-f]{0,32}$")
+    body: DocumentText = Field(max_length=100_000)
 
 
 class PrivateItems(Message):

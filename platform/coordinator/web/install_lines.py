@@ -47,11 +47,10 @@ class InstallChoice:
     note: str  # what to know, or ""
 
 
-def install_choices(wheel_url: str) -> list[InstallChoice]:
-    """List all choices."""
-    return [
-        _build_choice(system, hardware, wheel_url) for system in SYSTEMS for hardware in HARDWARE
-    ]
+def install_choices(wheel_url: str, sha256: str) -> list[InstallChoice]:
+    """List all choices. The installer compares the wheel with its SHA-256 digest."""
+    url = f"{wheel_url}#sha256={sha256}"
+    return [_build_choice(system, hardware, url) for system in SYSTEMS for hardware in HARDWARE]
 
 
 def _build_choice(system: str, hardware: str, wheel_url: str) -> InstallChoice:

@@ -11,6 +11,7 @@ from django.views.decorators.http import require_POST
 
 from barnraise.errors import SpecError
 from coordinator.accounts.requests import AuthenticatedRequest
+from coordinator.fleet.marked_names import list_keys, mark_name
 from coordinator.fleet.verdict_models import VerdictRecord
 from coordinator.runs.invitations import RunInvitation
 from coordinator.runs.models import Run
@@ -69,7 +70,7 @@ def exclude_volunteer(request: AuthenticatedRequest, slug: str) -> HttpResponse:
     initial = {"person": request.GET.get("person"), "updates": "remove"}
     form = ExcludeForm(request.POST or None, run=run, initial=initial)
     if request.method == "POST" and form.is_valid() and form.save(request.user):
-        name = form.cleaned_data["person"].shown_name
+        name = mark_name(form.cleaned_data["person"], list_keys(run))
         messages.success(request, f"{name} is excluded. The machines of the run are informed.")
         return redirect("run_verdicts", slug=run.slug)
     context = {"form": form, "run": run}

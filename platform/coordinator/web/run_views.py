@@ -19,6 +19,7 @@ from barnraise.protocol import enums
 from coordinator.accounts.models import Machine, User
 from coordinator.accounts.requests import AuthenticatedRequest
 from coordinator.fleet.doubts import find_doubted_people
+from coordinator.fleet.marked_names import list_keys, mark_name
 from coordinator.fleet.models import Membership
 from coordinator.fleet.suspension import reports_suspension
 from coordinator.lib import csp
@@ -147,7 +148,7 @@ def _run_context(
             for machine in snapshot.workers.values()
             if machine["alive"]
         ),
-        "doubted": find_doubted_people(run) if may_control else [],
+        "doubted": list_doubted(run) if may_control else [],
         "step_tokens": spec.recipe.step_sequences * spec.model.context,
         "events": with_times(snapshot.events.values()),
         "older_events": max(0, snapshot.run["event_count"] - len(snapshot.events)),
@@ -167,6 +168,13 @@ def _run_context(
         "unconfirmed_machines": unconfirmed_machines(request, run),
         "has_machine": own_machines > 0,
     }
+
+
+def list_doubted(run: Run) -> list[dict[str, object]]:
+    """List the people whose updates seem useless, with the marks of their keys."""
+    people = find_doubted_people(run)
+    keys = list_keys(run) if people else {}
+    return [{"pk": person.pk, "name": mark_name(person, keys)} for person in people]
 
 
 def _invitation_context(run: Run) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from uuid import UUID
 
+from django.conf import settings
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
 from django.core.exceptions import PermissionDenied
@@ -75,8 +76,7 @@ def invite_member(request: AuthenticatedRequest, slug: str) -> HttpResponse:
         except UserError as error:
             form.add_error("email", error.sentence)
         else:
-            url = request.build_absolute_uri(f"/teams/invitations/{token}/")
-            emails.send_invitation(invitation, url)
+            emails.send_invitation(invitation, f"{settings.SITE_URL}/teams/invitations/{token}/")
             messages.success(request, f"An invitation was sent to {invitation.email}.")
             return redirect(team)
     return _render_team(request, team, invite=form)

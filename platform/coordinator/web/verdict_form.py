@@ -6,6 +6,7 @@ from django import forms
 
 from barnraise.errors import SpecError
 from coordinator.accounts.models import User
+from coordinator.fleet.marked_names import list_keys, mark_name
 from coordinator.fleet.run_authors import list_authors
 from coordinator.fleet.verdict_models import VerdictRecord
 from coordinator.fleet.verdict_requests import (
@@ -121,14 +122,10 @@ class ExcludeForm(SignedDecisionForm):
         field.queryset = User.objects.filter(
             pk__in=members.values("machine__owner"), left=None
         ).order_by("name", "pk")
-        field.label_from_instance = _describe_person
+        keys = list_keys(run)
+        field.label_from_instance = lambda obj: mark_name(obj, keys)
 
     def build_requests(self) -> tuple[list[RetractionRequest], list[ExclusionRequest]]:
         """Return the volunteer."""
         values = self.cleaned_data
         return [], [ExclusionRequest(values["person"], values["updates"] == "remove")]
-
-
-def _describe_person(obj: Any) -> str:
-    """Name a person and the end of their id, because two may have one name."""
-    return f"{obj.shown_name} ({str(obj.pk)[-4:]})"

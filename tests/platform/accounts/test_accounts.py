@@ -12,6 +12,7 @@ from allauth.mfa.totp.internal.auth import (
     hotp_value,
     yield_hotp_counters_from_time,
 )
+from django.conf import settings
 from django.core import mail
 from django.db import connection
 from django.test import Client
@@ -116,7 +117,7 @@ def test_forgotten_password_is_reset_through_the_emailed_link(
     client = Client()
     client.post("/accounts/password/reset/", {"email": "ada@example.org"})
     run_queued_tasks()
-    link = re.search(r"http://testserver(\S+)", mail.outbox[0].body)[1]
+    link = re.search(rf"{settings.SITE_URL}(\S+)", mail.outbox[0].body)[1]
     form = client.get(link, follow=True)
     answer = client.post(
         form.request["PATH_INFO"], {"password1": "a-new-barn-11", "password2": "a-new-barn-11"}
@@ -127,6 +128,24 @@ def test_forgotten_password_is_reset_through_the_emailed_link(
     )
     assert login.status_code == 302
     assert AuditEntry.objects.filter(action="user.password_reset").exists()
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_foreign_port_of_a_host_reaches_no_link_of_a_mail(
+    verified_person, run_queued_tasks, valkey, known
+):
+    """Somebody who owns a port of the site's host would get the reset token."""
+    verified_person()
+    address = "ada@example.org" if known else "nobody@example.org"
+    answer = Client(headers={"Host": "testserver:6666"}).post(
+        "/accounts/password/reset/", {"email": address}
+    )
+    assert answer.status_code == 302
+    run_queued_tasks()
+    (message,) = mail.outbox
+    links = re.findall(r"https?://\S+", message.body)
+    assert links and all(link.startswith(f"{settings.SITE_URL}/") for link in links)
+    assert "6666" not in message.body + message.subject
 
 
 def test_login_with_second_factor_requires_password_and_code(verified_person, valkey):

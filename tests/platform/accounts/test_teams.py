@@ -4,6 +4,7 @@ import re
 from datetime import timedelta
 
 import pytest
+from django.conf import settings
 from django.core import mail
 from django.test import Client
 from django.utils import timezone
@@ -25,7 +26,7 @@ def send_invitation(
     run_queued_tasks()
     (message,) = mail.outbox
     assert message.to == [email]
-    return re.search(r"http://testserver(/teams/invitations/\S+)", message.body)[1]
+    return re.search(rf"{settings.SITE_URL}(/teams/invitations/\S+)", message.body)[1]
 
 
 def test_founder_of_a_team_leads_it(signed_in, valkey):

@@ -3,6 +3,7 @@
 from datetime import timedelta
 
 import pytest
+from django.test import Client
 from django.utils import timezone
 from helpers.site.enrolment_requests import ABOUT, enrolment_request
 
@@ -44,7 +45,7 @@ def test_machine_is_enrolled_by_a_code_that_a_person_approves(live_server, perso
     machine = CoordinatorClient(live_server.url, identity)
     assert machine.pin_mirror().key == site_identity.identity().key
     enrolment = machine.request_enrolment(ABOUT)
-    assert enrolment.url == f"{live_server.url}/machines/enrol/{enrolment.code}/"
+    assert Client().get(f"/machines/enrol/{enrolment.code}/").status_code == 302, "to the log-in"
     assert machine.fetch_enrolment(enrolment.code).status == "pending"
     with pytest.raises(CoordinatorError, match="not enrolled"):
         machine.fetch_runs()
@@ -123,6 +124,7 @@ def test_directive_asks_the_owners_machine_to_prepare_a_draft(person, draft, vol
         ({"tokenizer": None}, "tokenizer"),
         ({"run": "01234567-89ab-7def-8123-456789abcdef"}, "run"),
         ({"held_out": [coordinator_messages.Shard(digest=digest("x"), tokens=3)]}, "held_out"),
+        ({"prompts": [[1]]}, "prompts"),
     ],
 )
 def test_manifest_that_does_not_fit_is_refused_at_its_field(
@@ -136,6 +138,18 @@ def test_manifest_that_does_not_fit_is_refused_at_its_field(
         answer.status_code == 422
         and field in coordinator_messages.Problem.model_validate_json(answer.content).fields
     )
+    run.refresh_from_db()
+    assert run.manifest is None
+
+
+def test_text_larger_than_the_disk_of_anybody_is_refused_by_the_site(
+    person, draft, volunteer, manifest
+):
+    run = draft(person())
+    ada = volunteer(run.owner)
+    shard = coordinator_messages.Shard.model_construct(digest=digest("x"), tokens=10**15)
+    signed = ada.identity.sign("manifest", manifest(run).model_copy(update={"train": [shard]}))
+    assert ada.send_request("POST", f"/runs/{run.slug}/manifest", signed).status_code == 422
     run.refresh_from_db()
     assert run.manifest is None
 

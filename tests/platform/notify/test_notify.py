@@ -258,11 +258,13 @@ def test_owner_is_notified_of_a_volunteer_whose_updates_seem_useless(
     assert drafts() == [], "one other person alone accuses nobody"
     Membership.objects.filter(pk=members[run.owner].pk).update(exchange=doubt)
     [draft] = drafts()
-    assert draft.person == run.owner and draft.title == "Eve's updates in Dusk seem useless"
+    mark = members[people[1]].machine.key[:16]
+    assert draft.person == run.owner
+    assert draft.title == f"Eve ({mark})'s updates in Dusk seem useless"
     client.force_login(run.owner)
-    assert "Exclude Eve" in client.get(f"/runs/{run.slug}/").content.decode()
+    assert f"Exclude Eve ({mark})" in client.get(f"/runs/{run.slug}/").content.decode()
     exclusion = client.get(draft.url).content.decode()
-    assert f'value="{people[1].pk}" selected' in exclusion
+    assert f'value="{people[1].pk}" selected' in exclusion and f"Eve ({mark})" in exclusion
     client.force_login(people[0])
     assert "seem useless" not in client.get(f"/runs/{run.slug}/").content.decode()
 

@@ -12,6 +12,8 @@ from helpers.paths import ROOT
 from coordinator.web.install_lines import HARDWARE, SYSTEMS, detect_system, install_choices
 
 URL = "https://barn.example.org/download/barnraise-0.1.0-py3-none-any.whl"
+DIGEST = "ab" * 32
+CHECKED = f"{URL}#sha256={DIGEST}"
 WINDOWS = "Mozilla/5.0 (Windows NT 10.0; Win64; x64) AppleWebKit/537.36"
 MAC = "Mozilla/5.0 (Macintosh; Intel Mac OS X 10_15_7) AppleWebKit/605.1.15"
 PHONE = "Mozilla/5.0 (iPhone; CPU iPhone OS 18_0 like Mac OS X) AppleWebKit/605 Mobile/15E148"
@@ -27,14 +29,14 @@ def offered_wheel(settings, tmp_path, built_frontend) -> Path:
 
 
 def test_every_system_and_hardware_has_a_command_or_a_reason():
-    choices = {(c.system, c.hardware): c for c in install_choices(URL)}
+    choices = {(c.system, c.hardware): c for c in install_choices(URL, DIGEST)}
     assert set(choices) == {(system, hardware) for system in SYSTEMS for hardware in HARDWARE}
     for choice in choices.values():
-        assert choice.note if not choice.uv else choice.uv.endswith(URL)
+        assert choice.note if not choice.uv else choice.uv.endswith(CHECKED)
     assert "--torch-backend=cpu" in choices["linux", "cpu"].uv
     assert "--torch-backend=auto" in choices["windows", "nvidia"].uv
     assert "/cu130" in choices["windows", "nvidia"].pipx, "the default build there is for CPUs"
-    assert choices["linux", "nvidia"].pipx == f"pipx install {URL}"
+    assert choices["linux", "nvidia"].pipx == f"pipx install {CHECKED}"
     assert (
         not choices["windows", "amd"].uv and "install for the CPU" in choices["macos", "amd"].note
     )

@@ -29,7 +29,11 @@ def test_site_address_is_read_from_whatever_people_paste(text, address):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "ftp://train.example.org", "https://", "https://host:port/", "http://a:b@host", "[::1"],
+    [
+        *("", "ftp://train.example.org", "https://", "https://host:port/", "http://a:b@host"),
+        *("[::1", "https://evil\x1b]0;owned/", "https://evil\\x", "https://a b/"),
+        "https://[link=x]a",
+    ],
 )
 def test_what_is_no_address_is_refused_with_a_sentence(text):
     with pytest.raises(StateError, match="address"):

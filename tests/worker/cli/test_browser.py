@@ -1,7 +1,10 @@
 """Test whether a command opens a page in a browser."""
 
+import sys
+
 import pytest
 
+from barnraise.cli import browser
 from barnraise.cli.browser import has_desktop, open_page
 
 
@@ -25,3 +28,23 @@ def test_browser_opens_only_where_the_person_sits(environment, system, expected)
 def test_page_of_a_command_without_a_terminal_is_not_opened(monkeypatch):
     monkeypatch.setenv("DISPLAY", ":0")
     assert not open_page("http://127.0.0.1:9/machines/enrol/ABCD-EFGH/")
+
+
+@pytest.mark.parametrize(
+    ("url", "is_page"),
+    [
+        ("https://barn.example.org/machines/enrol/ABCD-EFGH/", True),
+        ("http://127.0.0.1:8000/", True),
+        ("file:///C:/Windows/System32/calc.exe", False),
+        (r"\\evil.example\share\x.exe", False),
+        ("calc.exe", False),
+        ("javascript:alert(1)", False),
+        ("https://barn.example.org/\x1b]0;owned", False),
+    ],
+)
+def test_enrolment_opens_no_program(monkeypatch, url, is_page):
+    opened: list[str] = []
+    monkeypatch.setattr(browser.webbrowser, "open", lambda page: opened.append(page) is None)
+    monkeypatch.setattr(browser, "has_desktop", lambda *_: True)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    assert open_page(url) is is_page and opened == [url] * is_page

@@ -1,13 +1,19 @@
 """Test how a log looks on a terminal."""
 
+import ast
 import io
 import logging
 
 import pytest
-from rich.console import Console
+from helpers.paths import ROOT
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
 
 from barnraise.cli import console
-from barnraise.cli.console import TerminalLogHandler
+from barnraise.cli.console import SafeConsole, SafeFormatter, TerminalLogHandler
 
 
 @pytest.fixture
@@ -15,7 +21,7 @@ def terminal(monkeypatch):
     """Return what a terminal of 60 columns shows."""
     shown = io.StringIO()
     monkeypatch.setattr(
-        console, "errors", Console(file=shown, force_terminal=True, width=60, color_system=None)
+        console, "errors", SafeConsole(file=shown, force_terminal=True, width=60, color_system=None)
     )
     return shown
 
@@ -41,3 +47,73 @@ def test_long_log_line_is_wrapped_below_its_message(terminal):
     handler.handle(logging.LogRecord("barnraise", logging.INFO, "", 0, "word " * 30, None, None))
     lines = terminal.getvalue().rstrip().splitlines()
     assert len(lines) > 2 and all(line.startswith(" " * 9) for line in lines[1:])
+
+
+OWNED = "good \x1b]0;owned\x07\x1b[2J\u202e\x9bevil"
+HARMLESS = "good  ]0;owned [2J "  # Rich removes the bell
+
+
+@pytest.mark.parametrize(
+    "shown", [OWNED, escape(OWNED), Text(OWNED), Text.assemble((OWNED, "bold")), "a table"]
+)
+def test_unprintable_text_of_a_site_does_not_control_the_terminal(terminal, shown):
+    if shown == "a table":
+        shown = Table(OWNED, box=None)
+        shown.add_row(OWNED)
+    console.errors.print(shown, soft_wrap=True)
+    assert HARMLESS in terminal.getvalue() and terminal.getvalue().replace("\n", "").isprintable()
+
+
+def test_unprintable_text_in_a_log_does_not_control_the_terminal(terminal):
+    record = logging.LogRecord("barnraise", logging.ERROR, "", 0, OWNED, None, None)
+    TerminalLogHandler().handle(record)
+    assert terminal.getvalue().replace("\n", "").isprintable()
+    assert SafeFormatter().format(record).endswith("ERROR good  ]0;owned  [2J  evil")
+
+
+@given(st.text())
+def test_unprintable_text_of_any_kind_does_not_control_the_terminal(text):
+    shown = io.StringIO()
+    SafeConsole(file=shown, force_terminal=True, color_system=None).print(Text(text))
+    assert not set(shown.getvalue()) & {chr(n) for n in (*range(10), *range(11, 32), 127, 155)}
+
+
+def test_link_in_the_name_of_a_site_leads_nowhere():
+    shown = io.StringIO()
+    colours = SafeConsole(file=shown, force_terminal=True, color_system="truecolor")
+    colours.print("[bold][link=https://evil.example]good[/link][/bold]")
+    assert "good" in shown.getvalue() and "evil" not in shown.getvalue()
+
+
+ESCAPING = ("escape", "format_duration")
+
+
+def find_unescaped(path) -> list[str]:
+    """Return what a module prints of a site's plain JSON, as markup of the console."""
+    found = []
+    for call in ast.walk(ast.parse(path.read_text())):
+        is_print = isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)
+        if not is_print or call.func.attr not in ("print", "add_row"):
+            continue
+        waiting = [*call.args]
+        while waiting:
+            node = waiting.pop()
+            is_escaped = isinstance(node, ast.Call) and ast.unparse(node.func) in ESCAPING
+            is_number = isinstance(node, ast.FormattedValue) and node.format_spec is not None
+            if is_escaped or is_number:
+                continue
+            key = node.slice if isinstance(node, ast.Subscript) else None
+            if isinstance(key, ast.Constant) and isinstance(key.value, str):
+                found.append(f"{path.name}:{node.lineno} {ast.unparse(node)}")
+            if isinstance(node, ast.IfExp):
+                waiting += [node.body, node.orelse]
+            elif isinstance(node, ast.GeneratorExp):
+                waiting.append(node.elt)
+            else:
+                waiting += ast.iter_child_nodes(node)
+    return found
+
+
+def test_unprintable_or_marked_up_text_of_a_sites_json_is_escaped():
+    modules = (ROOT / "worker" / "barnraise" / "cli").rglob("*.py")
+    assert not [place for module in modules for place in find_unescaped(module)]

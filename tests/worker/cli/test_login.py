@@ -28,7 +28,6 @@ def coordinator():
 
     coordinator.routes["POST /enrolments"] = lambda body: EnrolmentReply(
         code="ABCD-EFGH",
-        url=f"{coordinator.url}/machines/ABCD-EFGH",
         expires=9e9,
         poll_every=0.2,
     )

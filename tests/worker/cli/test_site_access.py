@@ -1,10 +1,12 @@
 """Test how a command reaches the site of a run, before anything that takes time."""
 
+import json
+
 import pytest
 from helpers.worker.fake_coordinator import MACHINE, RUN, FakeCoordinator
 from typer.testing import CliRunner
 
-from barnraise.cli import join
+from barnraise.cli import join, site_access
 from barnraise.cli.addresses import RunAddress
 from barnraise.cli.main import app
 from barnraise.cli.site_options import SiteOptions
@@ -17,6 +19,8 @@ from barnraise.protocol.coordinator_messages import (
     Problem,
     RunSummary,
     RunView,
+    Shard,
+    TextManifest,
 )
 from barnraise.protocol.enums import RunStatus
 from barnraise.protocol.signing import Identity
@@ -33,7 +37,7 @@ def coordinator():
     """Yield a site that approves every enrolment."""
     site = FakeCoordinator()
     site.routes["POST /enrolments"] = lambda body: EnrolmentReply(
-        code="ABCD-EFGH", url=f"{site.url}/machines/ABCD-EFGH", expires=9e9, poll_every=0.2
+        code="ABCD-EFGH", expires=9e9, poll_every=0.2
     )
     site.routes["GET /enrolments/ABCD-EFGH"] = lambda body: EnrolmentStatus(
         status="approved", machine=MACHINE, person="Ida"
@@ -88,6 +92,43 @@ def test_join_by_address_enrols_accepts_the_invitation_and_goes_on(coordinator, 
     assert "Joining A run on small" in output
     assert accepted == ["abc:d-_e"] and home.membership.machine == MACHINE
     assert "ABCD-EFGH" not in join_run("a-run"), "it is enrolled"
+
+
+@pytest.mark.parametrize(
+    "url", ["file:///C:/Windows/System32/calc.exe", r"\\\\evil\\x.exe", "https://evil.example/x"]
+)
+def test_enrolment_opens_a_page_of_the_sites_own_origin_only(coordinator, home, monkeypatch, url):
+    opened: list[str] = []
+    monkeypatch.setattr(site_access, "open_page", opened.append)
+    reply = {"code": "ABCD-EFGH", "url": url, "expires": 9e9, "poll_every": 0.2}
+    coordinator.routes["POST /enrolments"] = lambda body: json.dumps(reply).encode()
+    output = join_run(f"{coordinator.url}/runs/a-run")
+    assert opened == [f"{coordinator.url}/machines/enrol/ABCD-EFGH/"]
+    assert opened[0] in output and url not in output
+
+
+@pytest.mark.parametrize("code", ["\x1b]0;owned\x07", "A/../B", "../x", "A B", "[link=x]A", ""])
+def test_enrolment_opens_nothing_for_a_code_that_is_none(coordinator, home, monkeypatch, code):
+    opened: list[str] = []
+    monkeypatch.setattr(site_access, "open_page", opened.append)
+    reply = {"code": code, "expires": 9e9, "poll_every": 0.2}
+    coordinator.routes["POST /enrolments"] = lambda body: json.dumps(reply).encode()
+    with pytest.raises(CoordinatorError, match="something that is not Barnraise's API"):
+        join_run(f"{coordinator.url}/runs/a-run")
+    assert not opened and not home.is_enrolled
+
+
+def test_text_larger_than_the_disk_is_shown_before_the_join(coordinator, home):
+    enrol(home, coordinator)
+    shard = Shard(digest="0" * 64, tokens=250_000_000)
+    manifest = TextManifest(
+        run=RUN, vocabulary=256, tokenizer=None, train=[shard] * 10, held_out=[shard]
+    )
+    view = run_view(RunStatus.TRAINING)
+    view = view.model_copy(update={"manifest": home.identity.sign("manifest", manifest)})
+    coordinator.routes["GET /runs/a-run"] = lambda body: view
+    output = join_run("a-run").replace("\n", " ")
+    assert "Joining A run on small; its text takes 5.5 GB of disk" in output
 
 
 def test_invitation_that_is_refused_ends_the_join(coordinator, home):

@@ -24,7 +24,8 @@ def test_one_of_linked_machines_is_elected_and_all_in_turn():
 @pytest.mark.parametrize("kind", ["resident", "exact"])
 def test_samples_continue_each_prompt_with_the_anchor(kind, tmp_path):
     engine = engine_of(tiny_plan(kind), tmp_path / "state")
-    writer = SampleWriter(("The barn", "x = [", "é" * 160), bpe_file(300), seed=5)
+    prompts = [[5, 9, 200], [77], list(range(64, 256))]
+    writer = SampleWriter(prompts, bpe_file(300), TINY.vocabulary, seed=5)
     samples = writer.write(engine, 4_000, 1e9, lambda: False)
     engine.close()
     assert samples.tokens == 4_000 and [text.prompt for text in samples.texts] == [0, 1, 2]
@@ -35,7 +36,7 @@ def test_samples_continue_each_prompt_with_the_anchor(kind, tmp_path):
 def test_samples_end_when_the_worker_leaves(tmp_path):
     engine = engine_of(tiny_plan())
     polled = []
-    writer = SampleWriter(("a", "b"), None, seed=1)
+    writer = SampleWriter([[97], [98]], None, TINY.vocabulary, seed=1)
     samples = writer.write(engine, 0, 1e9, lambda: len(polled) > 6 or polled.append(1))
     engine.close()
     assert len(polled) == 7 and len(samples.texts) == 2

@@ -10,21 +10,27 @@ from typing import Any
 import pytest
 import torch
 from example_hardware import cpu_machine
+from helpers.drill_modules import import_drill_module
 from helpers.network.memory_transport import MemoryNetwork
+from tokenizers import Regex, Tokenizer
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import Split
 
 from barnraise.coordinator_client.client import CoordinatorClient
-from barnraise.errors import StateError
+from barnraise.errors import PlanError, StateError
 from barnraise.ledger.blob_store import BlobStore
 from barnraise.ledger.ledger import Ledger
 from barnraise.planning.memory_pressure import MemoryFacts
-from barnraise.protocol.coordinator_messages import Directive
+from barnraise.protocol.coordinator_messages import Directive, Shard
 from barnraise.protocol.enums import Role, RunStatus
 from barnraise.protocol.messages import Ticket
 from barnraise.protocol.signing import Identity, digest
-from barnraise.spec import ModelSpec, Recipe, RunSpec, TextSpec
+from barnraise.spec import MAX_SHARD_TOKENS, ModelSpec, Recipe, RunSpec, TextSpec
 from barnraise.state_dir import StateDir
 from barnraise.swap.lr_schedule import learning_rate_scale
+from barnraise.text.prompt_codec import PromptCodec
 from barnraise.text.shards import prepare_text
+from barnraise.text.tokenizer import tokenizer_errors
 from barnraise.training import train
 from barnraise.training.checkpoint import CheckpointSlots
 from barnraise.training.join import JoinedRun
@@ -32,6 +38,7 @@ from barnraise.training.local_control import LocalControl
 from barnraise.training.memory_watch import MemoryWatch
 from barnraise.training.train import Worker, WorkerPhase
 
+owner_files = import_drill_module("owner_files")
 RUN = "0192f0c1-2d3e-7f40-8a5b-6c7d8e9f0a1b"
 MIRROR = Identity(b"m" * 32)
 MODEL = ModelSpec(layers=1, width=16, heads=1, context=16, vocabulary=256)
@@ -80,13 +87,18 @@ class RecordingWorker(Worker):
 
 @pytest.fixture
 def new_worker(tmp_path, monkeypatch) -> Iterator[Callable[..., RecordingWorker]]:
-    """Provide a factory of workers without peers and site in one folder, one after the other."""
+    """Provide a factory of workers without peers and site in one folder, one after the other.
+
+    `tokenizer` and further fields of the manifest are those of the run's owner.
+    """
     torch.set_num_threads(1)
     monkeypatch.setattr(train, "ALONE_SECONDS", 0.1)
     home = StateDir(tmp_path / "home")
     network = MemoryNetwork()
 
-    def create(token_budget: int = RECIPE.token_budget) -> RecordingWorker:
+    def create(
+        token_budget: int = RECIPE.token_budget, tokenizer: bytes = b"", **text: Any
+    ) -> RecordingWorker:
         folder = home.open_run(RUN)
         blobs = BlobStore(folder.path / "blobs")
         manifest = prepare_text(
@@ -96,6 +108,9 @@ def new_worker(tmp_path, monkeypatch) -> Iterator[Callable[..., RecordingWorker]
             blobs.store,
             [f"Document {i} of the text. ".encode() * 9 for i in range(40)],
         )
+        if tokenizer:
+            text["tokenizer"] = blobs.store(tokenizer)
+        manifest = manifest.model_copy(update=text)
         recipe = Recipe(**{**vars(RECIPE), "token_budget": token_budget})
         spec = RunSpec(
             MODEL,
@@ -170,6 +185,45 @@ def test_worker_alone_trains_publishes_and_saves_round_by_round(new_worker):
     again = new_worker()
     again.run()
     assert "publish" not in again.acts and again.acts[-1] == "stopped", "the budget is spent"
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "prompts", "sentence"),
+    [
+        (owner_files.TOKENIZERS["a token number of 4·10⁸"], [[1]], "the token number '400000000'"),
+        (b"", [[300]], "beyond the vocabulary of 256"),
+    ],
+)
+def test_owners_tokenizer_costs_the_samples_and_not_the_training(
+    new_worker, caplog, tokenizer, prompts, sentence
+):
+    worker = new_worker(tokenizer=tokenizer, prompts=prompts)
+    worker.run()
+    assert "this machine writes no samples" in caplog.text and sentence in caplog.text
+    assert len(read_ledger(worker.joined.folder.path)) == 3
+
+
+def test_owners_tokenizer_that_panics_costs_the_samples_only(
+    new_worker, caplog, monkeypatch
+):
+    panicking = Tokenizer(BPE(vocab={"a": 0}, merges=[]))
+    panicking.pre_tokenizer = Split(Regex("(a+)+$"), "isolated")
+
+    def decode(codec, tokens):
+        with tokenizer_errors("the run's tokenizer"):
+            return str(panicking.encode("a" * 100 + "b"))
+
+    monkeypatch.setattr(PromptCodec, "decode", decode)
+    worker = new_worker(prompts=[[1]])
+    worker.run()
+    assert caplog.text.count("this machine writes no more samples") == 1
+    assert len(read_ledger(worker.joined.folder.path)) == 3
+
+
+def test_text_larger_than_the_disk_is_refused_before_anything_is_fetched(new_worker):
+    shards = [Shard(digest=digest(str(n)), tokens=MAX_SHARD_TOKENS) for n in range(1000)]
+    with pytest.raises(PlanError, match=r"takes 536\.\d GB of disk, and .* may be used here"):
+        new_worker(train=shards)
 
 
 def test_leaving_worker_publishes_the_unfinished_round_and_saves_once(new_worker):

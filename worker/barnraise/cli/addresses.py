@@ -39,7 +39,8 @@ def parse_site_address(text: str) -> str:
         _ = parts.port  # raises when it is not a port
     except ValueError:
         raise StateError(f"'{text}' is not an address; write it as in the browser") from None
-    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
+    is_host = parts.netloc.isprintable() and not set(parts.netloc) & set("@\\ \"'<>`|;&$")
+    if parts.scheme not in ("http", "https") or not parts.hostname or not is_host:
         raise StateError(f"'{text}' is not a site's address, like https://train.example.org")
     return f"{parts.scheme}://{parts.netloc}"
 

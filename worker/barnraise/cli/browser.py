@@ -4,11 +4,16 @@ import os
 import sys
 import webbrowser
 from collections.abc import Mapping
+from urllib.parse import urlsplit
 
 
 def open_page(url: str) -> bool:
-    """Open a page if a person sits at this computer, and return whether a browser opens it."""
-    if not (sys.stdout.isatty() and has_desktop(os.environ, sys.platform)):
+    """Open a page if a person sits at this computer, and return whether a browser opens it.
+
+    Only an address of the web is opened: of others, Windows starts the program that they name.
+    """
+    is_web = url.isprintable() and urlsplit(url).scheme in ("http", "https")
+    if not (is_web and sys.stdout.isatty() and has_desktop(os.environ, sys.platform)):
         return False
     try:
         return webbrowser.open(url)

@@ -4,18 +4,41 @@ import io
 import json
 import logging
 import sys
+from collections.abc import Iterable
 from typing import Any
 
-from rich.console import Console, ConsoleRenderable
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderableType
 from rich.highlighter import NullHighlighter
 from rich.logging import RichHandler
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from barnraise.coordinator_client.redaction import SecretFilter
+from barnraise.protocol.types import replace_controls
 
-out = Console(highlight=False)
-errors = Console(stderr=True, highlight=False)
+
+class SafeConsole(Console):
+    """A console on which no text of others controls the terminal or hides where a link leads.
+
+    Names, errors and notices come from sites, peers and files. Only this program's own styles reach
+    the terminal as escape sequences.
+    """
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """Render as Rich does, without links and what cannot be seen."""
+        for text, style, control in super().render(renderable, options):
+            if control is not None:
+                yield Segment(text, style, control)
+                continue
+            visible = style.update_link(None) if style and style.link else style
+            yield Segment("\n".join(map(replace_controls, text.split("\n"))), visible)
+
+
+out = SafeConsole(highlight=False)
+errors = SafeConsole(stderr=True, highlight=False)
 
 STATUS_LOGGER = "barnraise.status"  # its lines are the status of a worker, every now and then
 
@@ -35,6 +58,17 @@ def print_json(value: Any) -> None:
 def new_table(*columns: str, **options: Any) -> Table:
     """Return an empty table without lines, as all commands print them."""
     return Table(*columns, box=None, pad_edge=False, **options)
+
+
+class SafeFormatter(logging.Formatter):
+    """A line of a log, with the time and the level; no text in it controls a terminal."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(message)s")
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line, and those of a traceback."""
+        return "\n".join(map(replace_controls, super().format(record).split("\n")))
 
 
 class TerminalLogHandler(RichHandler):
@@ -67,7 +101,7 @@ def configure_logging(log_file: logging.Handler | None = None) -> None:
     handler: logging.Handler = TerminalLogHandler()
     if not errors.is_terminal:
         handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        handler.setFormatter(SafeFormatter())
     elif log_file is not None:
         handler.addFilter(lambda record: record.name != STATUS_LOGGER)  # a panel shows it
     handlers = [handler] if log_file is None else [handler, log_file]

@@ -40,7 +40,10 @@ from barnraise.cli.resource_options import LimitOptions
 from barnraise.cli.signals import silence_terminals, stop_on_signals
 from barnraise.cli.site_access import check_trainable, find_run, open_site
 from barnraise.errors import CoordinatorError, PlanError
+from barnraise.formats import format_bytes
 from barnraise.planning.limits import Limits
+from barnraise.protocol.coordinator_messages import TextManifest
+from barnraise.protocol.signing import open_signed
 from barnraise.training.local_status import LocalStatus
 
 if TYPE_CHECKING:
@@ -109,7 +112,11 @@ def join(
     leaving = stop_on_signals()
     shown_name = view.name if view is not None else run.name
     site_name = escape(membership.mirror.name)
-    out.print(f"Joining [bold]{escape(shown_name)}[/] on {site_name} …", soft_wrap=True)
+    text = ""
+    if view is not None and view.manifest is not None:
+        manifest = open_signed(view.manifest, "manifest", TextManifest)
+        text = f"; its text takes {format_bytes(manifest.text_bytes)} of disk"
+    out.print(f"Joining [bold]{escape(shown_name)}[/] on {site_name}{text} …", soft_wrap=True)
     run_first_checkup(state_dir)
     hardware = measure_machine(state_dir, machine)
     fetch_weights = partial(fetch_initial_weights, state_dir, leaving, lambda: hardware)

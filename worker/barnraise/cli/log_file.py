@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from filelock import FileLock, Timeout
 
-from barnraise.cli.console import errors, out
+from barnraise.cli.console import SafeFormatter, errors, out
 from barnraise.cli.machine_options import HomeOption, open_state_dir
 from barnraise.errors import StateError
 
@@ -34,7 +34,7 @@ class WorkerLogHandler(RotatingFileHandler):
         super().__init__(
             path, maxBytes=MAX_LOG_BYTES, backupCount=OLD_LOGS, encoding="utf-8", delay=True
         )
-        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        self.setFormatter(SafeFormatter())
         self._has_failed = False
 
     def handleError(self, record: logging.LogRecord) -> None:

@@ -26,7 +26,7 @@ class ResourceOptions:
     device_memory: Annotated[
         str, _limit_option("GPU memory it may use; without a GPU: RAM to compute in.")
     ] = ""
-    disk: Annotated[str, _limit_option("Disk space its state may take.")] = ""
+    disk: Annotated[str, _limit_option("Disk space that text and state may take.")] = ""
     disk_writes_per_day: Annotated[
         str,
         _limit_option(

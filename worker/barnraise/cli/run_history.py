@@ -14,6 +14,7 @@ from barnraise.cli.option_groups import expand_option_groups
 from barnraise.cli.runs import print_run, runs
 from barnraise.cli.site_options import SiteOptions
 from barnraise.formats import format_duration
+from barnraise.protocol.types import replace_unprintable
 
 Curves = dict[str, list[list[float]]]
 
@@ -100,7 +101,7 @@ def write_history(curves: Curves, file: TextIO) -> None:
             if name in TIMELINES:
                 tokens, at = "", x
             time = "" if at is None else datetime.fromtimestamp(at, UTC).isoformat("T", "seconds")
-            writer.writerow([name, tokens, time, value])
+            writer.writerow([replace_unprintable(name), tokens, time, value])
 
 
 def _print_losses(curves: Curves) -> None:

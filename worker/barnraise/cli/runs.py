@@ -217,7 +217,7 @@ def invite(
 ) -> None:
     """Create a link that lets people join."""
     invitation = site.request("POST", "invitations", body={"note": note}, run=run)
-    site.print_answer(invitation, lambda link: out.print(link["url"], soft_wrap=True))
+    site.print_answer(invitation, lambda link: out.print(escape(link["url"]), soft_wrap=True))
 
 
 @runs.command()
@@ -233,8 +233,8 @@ def _print_checkpoints(answer: list[dict[str, Any]]) -> None:
         confirmed = "yes" if checkpoint["confirmed"] else "no"
         table.add_row(
             f"{checkpoint['tokens']:,}",
-            checkpoint["digest"],
-            str(checkpoint["machines"]),
+            escape(checkpoint["digest"]),
+            f"{checkpoint['machines']:,}",
             "DISPUTED" if checkpoint["disputed"] else confirmed,
         )
     out.print(table if answer else "No machine has announced a checkpoint yet.")
@@ -284,12 +284,13 @@ def members(run: RunArgument, site: SiteOptions) -> None:
 
 
 def _print_members(machines: list[dict[str, Any]]) -> None:
-    table = new_table("machine", "owner", "activity", "tokens", "tokens/s")
+    table = new_table("machine", "owner", "key", "activity", "tokens", "tokens/s")
     for machine in machines:
         table.add_row(
             escape(machine["name"]),
             escape(machine["person"]),
-            machine["activity"] if machine["alive"] else "gone",
+            escape(machine["key"][:16]),
+            escape(machine["activity"]) if machine["alive"] else "gone",
             f"{machine['tokens']:,}",
             f"{machine['rate']:,.0f}" if machine["alive"] else "",
         )
@@ -320,10 +321,10 @@ def estimate(
     table = new_table("machine", "a step", "tokens/s", *durations)
     for need in answer["needs"]:
         if need["refusal"]:
-            table.add_row(need["machine"], escape(need["refusal"]))
+            table.add_row(escape(need["machine"]), escape(need["refusal"]))
             continue
         table.add_row(
-            need["machine"],
+            escape(need["machine"]),
             f"{need['step_seconds']:.2f} s",
             f"{need['tokens_per_second']:,.0f}",
             *(format_duration(pace["seconds"]) for pace in need["paces"]),
@@ -383,13 +384,14 @@ def _print_verdicts(verdicts: list[dict[str, Any]]) -> None:
             if author in verdict.after:
                 removed.insert(0, f"from {verdict.after[author] + 1} on")
             table.add_row(
-                answer["given"][:16],
+                escape(answer["given"][:16]),
                 f"{author[:8]}….{author[-16:]}",
                 ", ".join(removed),
                 escape(verdict.reason),
             )
         for key in verdict.keys:
-            table.add_row(answer["given"][:16], f"{key[:8]}…", "excluded", escape(verdict.reason))
+            given = escape(answer["given"][:16])
+            table.add_row(given, f"{key[:8]}…", "excluded", escape(verdict.reason))
     out.print(table if verdicts else "No updates have been removed.")
 
 
@@ -399,7 +401,7 @@ def print_run(run: dict[str, Any]) -> None:
     is_launching = run["status"] == "draft" and run["launch_requested"]
     state = "launching" if is_launching else run["status"]
     out.print(
-        f"[bold]{escape(run['slug'])}[/]  {state}  {run['parameters']:,} parameters  "
+        f"[bold]{escape(run['slug'])}[/]  {escape(state)}  {run['parameters']:,} parameters  "
         f"{share:.0%} of its tokens"
     )
-    out.print(run["url"], soft_wrap=True)
+    out.print(escape(run["url"]), soft_wrap=True)

@@ -31,13 +31,14 @@ def enrol_machine(state_dir: StateDir, site: str, name: str = "") -> SiteMembers
     coordinator = CoordinatorClient(site, state_dir.identity)
     mirror = coordinator.pin_mirror()
     enrolment = coordinator.request_enrolment(describe_machine(name))
+    page = f"{coordinator.url}/machines/enrol/{enrolment.code}/"
     out.print(
         f"Approve this machine on [bold]{escape(mirror.name)}[/] in your browser:\n\n"
-        f"  {enrolment.url}\n\n  code  [bold]{enrolment.code}[/]\n"
+        f"  {escape(page)}\n\n  code  [bold]{enrolment.code}[/]\n"
         f"  key   {state_dir.identity.key}\n",
         soft_wrap=True,
     )
-    open_page(enrolment.url)
+    open_page(page)
     status = _fetch_status(coordinator, enrolment.code)
     while status.status == "pending":
         time.sleep(enrolment.poll_every)

@@ -18,7 +18,12 @@ from barnraise.coordinator_client.client import (
 from barnraise.errors import CoordinatorError, CoordinatorUnreachableError, StateError
 from barnraise.protocol.certificates import trusted_certificates
 from barnraise.protocol.coordinator_messages import Problem
-from barnraise.protocol.signed_http import describe_failure
+from barnraise.protocol.signed_http import (
+    RAW_HEADERS,
+    RequestFailedError,
+    describe_failure,
+    read_raw,
+)
 
 TOKEN_VARIABLE = "BARNRAISE_TOKEN"
 # A machine asks another mirror when one does not answer in time. A person has named this site, and
@@ -51,7 +56,11 @@ class TokenClient:
 
     def __init__(self, url: str, token: str) -> None:
         self.url = url
-        headers = {"User-Agent": f"barnraise/{__version__}", "Authorization": f"Bearer {token}"}
+        headers = {
+            "User-Agent": f"barnraise/{__version__}",
+            "Authorization": f"Bearer {token}",
+            **RAW_HEADERS,
+        }
         timeout = httpx.Timeout(ANSWER_SECONDS, connect=TIMEOUT_SECONDS)
         self._http = httpx.Client(timeout=timeout, headers=headers, verify=trusted_certificates())
 
@@ -68,12 +77,9 @@ class TokenClient:
             with self._http.stream(
                 method, url, content=content, headers=headers, params=query
             ) as response:
-                for piece in response.iter_bytes():
-                    answer += piece
-                    if len(answer) > MAX_ANSWER_BYTES:
-                        raise CoordinatorUnreachableError(
-                            f"{self.url} sent more than {MAX_ANSWER_BYTES:,} bytes and was cut off"
-                        )
+                read_raw(response, answer, MAX_ANSWER_BYTES, self.url)
+        except RequestFailedError as error:
+            raise CoordinatorUnreachableError(str(error)) from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             reason = describe_failure(error)
             raise CoordinatorUnreachableError(f"{self.url} does not answer ({reason})") from None

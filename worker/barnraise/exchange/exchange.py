@@ -58,11 +58,10 @@ from barnraise.protocol.enums import Role
 from barnraise.protocol.messages import Peer, Signed, Ticket, Update
 from barnraise.protocol.mirror_list import SignedMirrorList, parse_list
 from barnraise.protocol.signing import Identity, digest, open_signed
-from barnraise.spec import RunSpec
+from barnraise.spec import MAX_TOKENIZER_BYTES, RunSpec
 
 log = logging.getLogger("barnraise.exchange")
 
-MAX_BLOB_BYTES = 1 << 26  # of a blob that is fetched by digest alone
 
 ShouldStop = Callable[[], bool]  # asked now and then by calls that block
 
@@ -540,7 +539,7 @@ class Exchange:
         """Fetch blobs from all peers that have any. Blocks.
 
         Args:
-            sizes: Digest → bytes, where known.
+            sizes: Digest → bytes; None for a tokenizer's file, whose size nobody states.
             timeout: Seconds; bytes that arrive extend it.
             should_stop: Ends the call early.
 
@@ -551,7 +550,7 @@ class Exchange:
             return True
         self.open()
         wanted = [
-            WantedBlob(digest, size, size or MAX_BLOB_BYTES) for digest, size in sizes.items()
+            WantedBlob(digest, size, size or MAX_TOKENIZER_BYTES) for digest, size in sizes.items()
         ]
         work = self.server.fetcher.fetch(wanted, timeout, MIN_FETCH_RATE)
         return self.thread.run(work, False, should_stop)

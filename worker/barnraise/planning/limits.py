@@ -19,7 +19,7 @@ class Limits:
             with CUDA's libraries up to 2 GB.
         device_memory: bytes of GPU memory, with what CUDA's libraries allocate there. On a machine
             without a GPU: the layers that are being computed stay in so much of the RAM.
-        disk: bytes of disk.
+        disk: bytes of disk for a run's text and for state that memory has no room for.
         disk_writes_per_day: bytes a day. None means 0.3 times the drive's size, because a consumer
             SSD wears out after some hundred times its size; UNLIMITED means no limit.
         uplink: bytes a second that updates may take of the line.

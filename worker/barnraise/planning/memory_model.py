@@ -6,13 +6,13 @@ what the work between two steps takes. Tested against measurements.
 
 from barnraise.planning import cost_model
 from barnraise.planning.plan import Plan, round_to_pages
-from barnraise.spec import MAX_PROMPTS
+from barnraise.spec import MAX_PROMPT_TOKENS, MAX_PROMPTS
 
 HELD_OUT = 32  # sequences over which the validation loss is taken
 
 # Samples that a worker writes for the run's page.
 SAMPLE_TOKENS = 64  # new tokens of a sample
-SAMPLE_WINDOW = 256  # tokens of a prompt and its sample together, at most
+SAMPLE_WINDOW = MAX_PROMPT_TOKENS + SAMPLE_TOKENS  # of a prompt and its sample together
 PREFILL_CHUNK = 64  # tokens of a prompt that pass a layer at a time
 PREFILL_WORDS = 24  # fp32 numbers for each element of the stream inside a layer
 CHOICE_BYTES = 40  # of the choice of a token, for each token of the vocabulary

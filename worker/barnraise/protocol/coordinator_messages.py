@@ -17,6 +17,8 @@ from barnraise.protocol.types import (
     Author,
     Count,
     Digest,
+    DocumentText,
+    EnrolmentCode,
     Id,
     Incarnation,
     IpText,
@@ -24,12 +26,19 @@ from barnraise.protocol.types import (
     PublicKey,
     Sentence,
     ShortText,
+    Slug,
     UnixTime,
     Version,
 )
 from barnraise.protocol.verdicts import SignedVerdict
+from barnraise.spec import MAX_PROMPT_TOKENS, MAX_PROMPTS, MAX_SHARD_TOKENS
 
 MAX_VERDICTS_PER_REPLY = 8
+TOKEN_BYTES = 2
+PromptTokens = Annotated[
+    list[Annotated[int, Field(ge=0, lt=1 << 8 * TOKEN_BYTES)]],
+    Field(min_length=1, max_length=MAX_PROMPT_TOKENS),
+]
 
 # ---- documents that travel inside `Signed` ---------------------------------------------------
 
@@ -38,7 +47,7 @@ class Shard(Message):
     """One file of tokens: uint16, little-endian."""
 
     digest: Digest
-    tokens: Count
+    tokens: int = Field(ge=0, le=MAX_SHARD_TOKENS)
 
 
 class ModelShape(Message):
@@ -76,6 +85,13 @@ class TextManifest(Message):
     # Of the Hugging Face model that the run begins with: the launch pins it.
     model: ModelShape | None = None
     counts: TextCounts | None = None  # for the run's page
+    # The tokens of the run's prompts, in their order.
+    prompts: list[PromptTokens] = Field(default=[], max_length=MAX_PROMPTS)
+
+    @property
+    def text_bytes(self) -> int:
+        """Return the bytes of all shards, which every machine stores."""
+        return TOKEN_BYTES * sum(shard.tokens for shard in (*self.train, *self.held_out))
 
 
 class Directive(Message):
@@ -115,13 +131,13 @@ class AttestationStatement(Message):
 class SignedHeader(Signed):
     """A signed update header of at most 300 fragments."""
 
-    body: str = Field(max_length=61_000)
+    body: DocumentText = Field(max_length=61_000)
 
 
 class SignedStatement(Signed):
     """A signed `AttestationStatement`."""
 
-    body: str = Field(max_length=1_000)
+    body: DocumentText = Field(max_length=1_000)
 
 
 class Attestation(Message):
@@ -173,10 +189,9 @@ class EnrolmentRequest(Message):
 
 
 class EnrolmentReply(Message):
-    """A pending enrolment: the code and address with which a person approves it."""
+    """A pending enrolment: the code with which a person approves it on the site's page."""
 
-    code: ShortText  # shown to the person, who types it or follows `url` in the browser
-    url: str = Field(max_length=500)
+    code: EnrolmentCode
     expires: UnixTime
     poll_every: float = Field(ge=0.2, le=60)  # seconds
 
@@ -196,7 +211,7 @@ class RunSummary(Message):
     """A run in a list."""
 
     id: Id
-    slug: ShortText = ""
+    slug: Slug = ""
     name: ShortText
     status: RunStatus
     launching: bool = False  # whether a draft is launched and waits for its text
@@ -208,7 +223,7 @@ class RunView(RunSummary):
     `spec` is the exact text whose digest identifies the run's rules.
     """
 
-    spec: str = Field(max_length=24_000)
+    spec: DocumentText = Field(max_length=24_000)
     manifest: Signed | None = None
 
 

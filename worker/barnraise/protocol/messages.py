@@ -17,6 +17,7 @@ from barnraise.protocol.types import (
     Author,
     Count,
     Digest,
+    DocumentText,
     Id,
     Incarnation,
     Message,
@@ -50,7 +51,7 @@ class Signed(Message):
     """A signed document: `body` is the JSON text of another message, exactly as it was signed."""
 
     key: PublicKey
-    body: str = Field(max_length=130_000)
+    body: DocumentText = Field(max_length=130_000)
     signature: Signature
 
 

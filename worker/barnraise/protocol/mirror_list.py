@@ -22,6 +22,7 @@ from barnraise.protocol.messages import Signed
 from barnraise.protocol.signing import Identity, digest, open_signed
 from barnraise.protocol.types import (
     Count,
+    DocumentText,
     Message,
     PlainText,
     PublicKey,
@@ -122,7 +123,7 @@ class MirrorList(Message):
 class SignedMirrorList(Message):
     """A list's exact text, with its signatures (kind "mirror_list")."""
 
-    body: str = Field(max_length=MAX_LIST_BYTES)
+    body: DocumentText = Field(max_length=MAX_LIST_BYTES)
     signatures: dict[PublicKey, Signature] = Field(default={}, max_length=2 * MAX_ROOT_KEYS)
 
     @property

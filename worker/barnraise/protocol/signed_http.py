@@ -1,7 +1,8 @@
 """Send signed requests to a coordinator and check its answers.
 
 Workers and other mirrors use the same client. Each request carries a token that is bound to the
-receiving mirror's key, the method, the path and the body. Answers are bounded in bytes and in time.
+receiving mirror's key, the method, the path and the body. Answers are bounded in bytes and in time,
+and never compressed: what a few bytes stand for has no bound.
 A sender with a wrong clock signs with the mirror's own time, which it learns from a signed 401.
 """
 
@@ -25,6 +26,7 @@ from barnraise.protocol.signing import Identity, open_signed
 API = "/api/v1"
 # What the system adds to its reasons: "[Errno 111] ", "[SSL: …] ", " (_ssl.c:1006)".
 SYSTEM_NOTES = re.compile(r"\[(?:Errno|WinError|SSL)[^\]]*\] ?| \(_ssl\.c:\d+\)")
+RAW_HEADERS = {"Accept-Encoding": "identity"}
 TOO_SLOW = 504  # the HTTP status of a gateway that has waited too long
 
 Answer = TypeVar("Answer", bound=BaseModel)
@@ -70,6 +72,31 @@ def describe_failure(error: Exception) -> str:
     return SYSTEM_NOTES.sub("", text).strip() or type(error).__name__
 
 
+def read_raw(response: httpx.Response, content: bytearray, most: int, name: str) -> None:
+    """Append the body of an answer to `content`, as it travels.
+
+    Args:
+        response: the answer to a request with `RAW_HEADERS`.
+        content: receives the body.
+        most: bytes that the answer may have.
+        name: of the other side, for errors.
+
+    Raises:
+        RequestFailedError: the answer is compressed, or has too many bytes.
+    """
+    if response.headers.get("content-encoding", "identity") != "identity":
+        raise RequestFailedError(
+            f"{name} sent a compressed answer, which was not asked for and is not unpacked",
+            response.status_code,
+        )
+    for piece in response.iter_raw():
+        content += piece
+        if len(content) > most:
+            raise RequestFailedError(
+                f"{name} sent more than {most:,} bytes and was cut off", response.status_code
+            )
+
+
 class SignedHttpClient:
     """Talk to one mirror's API in the name of one identity.
 
@@ -98,7 +125,7 @@ class SignedHttpClient:
         self._http = httpx.Client(
             timeout=self._options.timeout_seconds,
             verify=trusted_certificates(),
-            headers={"User-Agent": self._options.user_agent},
+            headers={"User-Agent": self._options.user_agent, **RAW_HEADERS},
         )
 
     def now(self) -> float:
@@ -190,7 +217,7 @@ class SignedHttpClient:
                     method, self.url + path, content=body, headers=sent, extensions=extensions
                 ) as response,
             ):
-                self._read_bounded(response, content)
+                read_raw(response, content, self._options.max_bytes, self.name)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             if request.has_timed_out:
                 raise self._too_slow() from None
@@ -212,21 +239,6 @@ class SignedHttpClient:
             "was cut off",
             TOO_SLOW,
         )
-
-    def _read_bounded(self, response: httpx.Response, content: bytearray) -> None:
-        """Append the answer's body to `content`.
-
-        Raises:
-            RequestFailedError: the answer has too many bytes.
-        """
-        most = self._options.max_bytes
-        for piece in response.iter_bytes():
-            content += piece
-            if len(content) > most:
-                raise RequestFailedError(
-                    f"{self.name} sent more than {most:,} bytes and was cut off",
-                    response.status_code,
-                )
 
     def _learn_time(self, signed: Signed) -> bool:
         """Adopt the mirror's own signed time; return whether that changes what we would sign."""

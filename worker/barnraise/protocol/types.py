@@ -29,17 +29,25 @@ IpText = Annotated[str, Field(pattern=r"^[0-9A-Fa-f.:]{2,45}$")]  # an IP addres
 HIDDEN_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 
 
+def replace_controls(text: str) -> str:
+    """Replace each character that controls a terminal or hides what it is by a space."""
+    if text.isprintable():
+        return text
+    return "".join(" " if unicodedata.category(c) in HIDDEN_CATEGORIES else c for c in text)
+
+
 def replace_unprintable(text: str) -> str:
     """Return a text in one line, without characters that control a terminal or hide what it is.
 
     Peers' and sites' texts are printed and logged: a line break would begin a line of its own, and
     an escape sequence may rewrite the lines before it.
     """
-    if text.isprintable():
-        return text
-    shown = (" " if unicodedata.category(c) in HIDDEN_CATEGORIES else c for c in text)
-    return "".join(shown).strip()
+    return text if text.isprintable() else replace_controls(text).strip()
 
+
+# The JSON text of a document, exactly as it was signed. It is parsed and never shown.
+DOCUMENT_PATTERN = r"^\{"
+DocumentText = Annotated[str, Field(pattern=DOCUMENT_PATTERN)]
 
 ShortText = Annotated[str, Field(max_length=100), AfterValidator(replace_unprintable)]
 Sentence = Annotated[str, Field(max_length=1000), AfterValidator(replace_unprintable)]
@@ -51,6 +59,9 @@ PlainText = Annotated[str, Field(pattern=r"^\P{C}*$")]
 SAMPLE_PATTERN = r"^[^\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]*$"
 SampleText = Annotated[str, Field(pattern=SAMPLE_PATTERN)]
 
+# A run's name in addresses, which people copy into a shell.
+Slug = Annotated[str, Field(pattern=r"^[0-9A-Za-z_-]{0,100}$")]
+EnrolmentCode = Annotated[str, Field(pattern=r"^[0-9A-Z-]{1,20}$")]
 Version = Annotated[str, Field(pattern=r"^[0-9A-Za-z.+-]{1,40}$")]
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 Rate = Annotated[float, Field(ge=0, lt=1e15, allow_inf_nan=False)]  # per second

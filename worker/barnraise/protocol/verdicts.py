@@ -11,6 +11,7 @@ from barnraise.protocol.types import (
     Author,
     Count,
     Digest,
+    DocumentText,
     Id,
     Message,
     PlainText,
@@ -56,7 +57,7 @@ class SignedVerdict(Message):
     """A verdict's exact text, with the signatures of those who decided it (kind "verdict")."""
 
     type: Literal["signed_verdict"] = "signed_verdict"
-    body: str = Field(max_length=MAX_VERDICT_BYTES)
+    body: DocumentText = Field(max_length=MAX_VERDICT_BYTES)
     signatures: dict[PublicKey, Signature] = Field(min_length=1, max_length=MAX_SIGNATURES)
 
 

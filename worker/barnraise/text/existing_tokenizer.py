@@ -8,14 +8,19 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from blake3 import blake3
-from tokenizers import Tokenizer
 
 from barnraise.errors import TextError
 from barnraise.text.extra import needs_extra
 from barnraise.text.hub_files import check_cache_folder, hub_errors
 from barnraise.text.places import HUB_PREFIXES
 from barnraise.text.rows import RenderChat
-from barnraise.text.tokenizer import MARK_BEGIN, MARK_END, without_randomness
+from barnraise.text.tokenizer import (
+    MARK_BEGIN,
+    MARK_END,
+    load_tokenizer,
+    without_randomness,
+)
+from barnraise.text.tokenizer_file import MAX_VOCABULARY
 
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
@@ -141,8 +146,8 @@ class _ChatRenderer:
         self._error = TemplateError
         try:
             self._template = environment.from_string(tokenizer.chat_template)
-            loaded = Tokenizer.from_buffer(tokenizer.file)
-        except Exception as error:  # jinja2 and tokenizers have no common base
+            loaded = load_tokenizer(tokenizer.file, MAX_VOCABULARY, "it")
+        except Exception as error:  # jinja2 has no common base with ours
             raise TextError(f"the tokenizer's chat template cannot be used: {error}") from None
         self._variables = dict(tokenizer.special_tokens)
         self._marks = sorted(

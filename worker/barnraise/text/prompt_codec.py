@@ -2,11 +2,17 @@
 
 import unicodedata
 
-from tokenizers import Tokenizer
-
-from barnraise.text.tokenizer import END_BYTE, count_tokens, find_end_token, without_randomness
+from barnraise.text.tokenizer import (
+    END_BYTE,
+    count_tokens,
+    find_end_token,
+    load_tokenizer,
+    tokenizer_errors,
+)
+from barnraise.text.tokenizer_file import MAX_VOCABULARY
 
 REPLACEMENT = "\ufffd"
+SHOWN = "the run's tokenizer"
 
 
 class PromptCodec:
@@ -17,29 +23,42 @@ class PromptCodec:
         end: the token after each document.
     """
 
-    def __init__(self, tokenizer_file: bytes | None) -> None:
-        """Use the content of a run's tokenizer file; None for plain bytes."""
+    def __init__(self, tokenizer_file: bytes | None, vocabulary: int = MAX_VOCABULARY) -> None:
+        """Load a tokenizer.
+
+        Args:
+            tokenizer_file: content of the run's tokenizer file; None for plain bytes.
+            vocabulary: the largest number of tokens that it may have: the model's.
+
+        Raises:
+            TextError: the file is no tokenizer that a run may have.
+        """
         self._tokenizer = None
         self.count, self.end = 256, END_BYTE
         if tokenizer_file is not None:
-            self._tokenizer = Tokenizer.from_buffer(without_randomness(tokenizer_file))
-            self._tokenizer.encode_special_tokens = True  # a prompt that spells one stays text
-            self._tokenizer.no_truncation()  # which the file may state, for batches of a model
-            self._tokenizer.no_padding()
+            self._tokenizer = load_tokenizer(tokenizer_file, vocabulary, SHOWN)
             self.count = count_tokens(self._tokenizer)
             self.end = find_end_token(self._tokenizer)
 
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of a text."""
+        """Return the tokens of a text. Raises TextError if the library fails."""
         if self._tokenizer is None:
             return list(text.encode("utf-8", errors="replace"))
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+        with tokenizer_errors(SHOWN):
+            return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def decode(self, tokens: list[int]) -> str:
-        """Return the text of tokens; bytes that are no UTF-8 become U+FFFD."""
+        """Return the text of tokens; bytes that are no UTF-8 become U+FFFD.
+
+        A token has at most `MAX_TOKEN_CHARACTERS`, so that few tokens never become a long text.
+
+        Raises:
+            TextError: the library fails.
+        """
         if self._tokenizer is None:
             return bytes(tokens).decode("utf-8", errors="replace")
-        return self._tokenizer.decode(tokens, skip_special_tokens=False)
+        with tokenizer_errors(SHOWN):
+            return self._tokenizer.decode(tokens, skip_special_tokens=False)
 
 
 class TextStream:

@@ -8,7 +8,7 @@ nothing of the text but the manifest.
 
 import math
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 from barnraise.errors import TextError
 from barnraise.protocol.coordinator_messages import Shard, TextManifest
-from barnraise.spec import TextSpec
+from barnraise.spec import MAX_PROMPT_TOKENS, MAX_SHARD_TOKENS, TextSpec
 from barnraise.text.documents import PIECE_CHARACTERS
 from barnraise.text.held_out import choose_held_out, find_smallest
 from barnraise.text.progress import ReportProgress, ignore_progress
@@ -26,8 +26,11 @@ from barnraise.text.source_file import FileReport, Piece
 from barnraise.text.spool import DocumentSpool, PieceTable, RowFile, build_table
 from barnraise.text.tokenising import tokenise
 from barnraise.text.tokenizer import (
+    END_BYTE,
     TOKENIZER_SAMPLE_BYTES,
     count_tokens,
+    encode_pieces,
+    find_end_token,
     load_tokenizer,
     round_vocabulary,
     train_tokenizer,
@@ -55,6 +58,7 @@ class TextPlan:
         context: tokens that the model sees at once; each part of the text must be longer.
         tokenizer_file: an existing tokenizer; without one, a BPE learns from the training part.
         may_shrink: whether the vocabulary may become smaller, if the text has fewer tokens.
+        prompts: texts that machines continue, which travel as tokens.
     """
 
     text: TextSpec = field(default_factory=TextSpec)
@@ -63,6 +67,7 @@ class TextPlan:
     context: int = 0
     tokenizer_file: bytes | None = None
     may_shrink: bool = True
+    prompts: tuple[str, ...] = ()
 
 
 def check_length(text_bytes: int, tokenizer: str, context: int) -> None:
@@ -137,7 +142,15 @@ def build_shards(
         tokenizer=digest,
         train=_store_shards(train, shard_tokens, MAX_TRAIN_SHARDS, store_blob),
         held_out=_store_shards(held_out_tokens, shard_tokens, MAX_HELD_OUT_SHARDS, store_blob),
+        prompts=_encode_prompts(plan.prompts, tokenizer),
     )
+
+
+def _encode_prompts(prompts: Sequence[str], tokenizer: Tokenizer | None) -> list[list[int]]:
+    """Return the last tokens of each prompt; one that has none begins after a document."""
+    end = END_BYTE if tokenizer is None else find_end_token(tokenizer)
+    pieces = ((prompt.encode(), False) for prompt in prompts)
+    return [ids.tolist()[-MAX_PROMPT_TOKENS:] or [end] for ids in encode_pieces(pieces, tokenizer)]
 
 
 def split_pieces(spool: DocumentSpool, plan: TextPlan) -> tuple[PieceTable, npt.NDArray[np.bool_]]:
@@ -204,6 +217,11 @@ def _store_shards(
 ) -> list[Shard]:
     """Store tokens as shards; larger ones than asked for where a manifest cannot name so many."""
     size = max(shard_tokens, math.ceil(len(tokens) / most))
+    if size > MAX_SHARD_TOKENS:
+        raise TextError(
+            f"the text is too long: a part of it has {len(tokens):,} tokens, and a run's text at "
+            f"most {most * MAX_SHARD_TOKENS:,} there"
+        )
     shards: list[Shard] = []
     for begin in range(0, len(tokens), size):
         part = tokens.read(begin, size)

@@ -4,6 +4,7 @@ Deterministic: the same documents give the same tokenizer file and the same toke
 a special token stays text: only the end of a document becomes the end token.
 """
 
+import contextlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,6 +19,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
 
 from barnraise.errors import TextError
+from barnraise.text.tokenizer_file import MAX_TOKEN_CHARACTERS, read_tokenizer_file
 
 END_TOKEN = "<|endoftext|>"  # token 0 of a BPE that is learned here, after each document
 END_BYTE = 0xFF  # ends a document of plain bytes: no text in UTF-8 contains this byte
@@ -30,7 +32,6 @@ END_NAMES = (
 TOKENIZER_SAMPLE_BYTES = 4 << 20  # a BPE learns from this much; more takes longer, changes little
 SAMPLE_PART_BYTES = 64 << 10  # a longer document is sampled in parts of this size
 VOCABULARY_MULTIPLE = 64  # to which a vocabulary is rounded up; matrix products like such sizes
-MAX_VOCABULARY = 65_536  # tokens are stored in 16 bits
 ENCODE_BATCH_BYTES = 1 << 20  # encoding everything at once would take gigabytes
 TOKEN_DTYPE = np.dtype("<u2")
 RANDOM_SETTINGS = ("dropout", "alpha", "nbest_size")  # of models, which draw tokens by them
@@ -56,6 +57,7 @@ def train_tokenizer(documents: Sequence[bytes], vocabulary: int) -> Tokenizer:
         vocab_size=vocabulary,
         special_tokens=[END_TOKEN],
         initial_alphabet=sorted(ByteLevel.alphabet()),
+        max_token_length=MAX_TOKEN_CHARACTERS,
         show_progress=False,
     )
     sample = (part.decode("utf-8", errors="replace") for part in sample_documents(documents))
@@ -91,7 +93,7 @@ def round_vocabulary(tokens: int) -> int:
 def load_tokenizer(
     file: bytes, vocabulary: int, shown: str = "the tokenizer of the run this one starts from"
 ) -> Tokenizer:
-    """Load a tokenizer from the content of its file.
+    """Load a tokenizer from the content of its file, once the file is checked.
 
     Args:
         file: the content of a tokenizer.json.
@@ -99,12 +101,12 @@ def load_tokenizer(
         shown: what the tokenizer is called in errors.
 
     Raises:
-        TextError: the file is not a tokenizer of at most `vocabulary` tokens with an end token.
+        TextError: the file is not a tokenizer of at most `vocabulary` tokens with an end token, or
+            holds what no run may have.
     """
-    try:
-        tokenizer = Tokenizer.from_buffer(without_randomness(file))
-    except Exception as error:  # tokenizers raises nothing narrower
-        raise TextError(f"{shown} cannot be read: {error}") from None
+    checked = read_tokenizer_file(file, shown)
+    with tokenizer_errors(shown):
+        tokenizer = Tokenizer.from_buffer(checked)
     size = count_tokens(tokenizer)
     if size > vocabulary:
         raise TextError(
@@ -112,11 +114,19 @@ def load_tokenizer(
             f"set the run's vocabulary to {round_vocabulary(size):,}"
         )
     find_end_token(tokenizer, shown)
-    # Truncation and padding are for batches of a model; they would cut or lengthen the text.
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    tokenizer.encode_special_tokens = True
+    tokenizer.encode_special_tokens = True  # text that spells one stays text
     return tokenizer
+
+
+@contextlib.contextmanager
+def tokenizer_errors(shown: str) -> Iterator[None]:
+    """Raise TextError instead of what the library raises. Its panics are no `Exception`."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise TextError(f"{shown} cannot be used: {str(error)[:200]}") from None
 
 
 def without_randomness(file: bytes) -> bytes:

@@ -5,19 +5,23 @@ the run's text.
 """
 
 import logging
+import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from blake3 import blake3
 
-from barnraise.errors import StateError
+from barnraise.errors import PlanError, StateError
 from barnraise.exchange.exchange import Exchange
 from barnraise.exchange.snapshots.snapshot_client import Snapshot
 from barnraise.exchange.snapshots.snapshot_majority import SnapshotTrust
+from barnraise.formats import format_bytes
 from barnraise.ledger.blob_store import BlobStore
 from barnraise.ledger.ledger import Ledger
+from barnraise.planning.budgets import FREE_DISK
+from barnraise.planning.limits import Limits
 from barnraise.protocol.coordinator_messages import TextManifest
 from barnraise.protocol.enums import Activity
 from barnraise.spec import RunSpec
@@ -180,6 +184,25 @@ def fetch_all_blobs(
                 "no peer has sent all files of %s for ten minutes; still asking", description
             )
     return True
+
+
+def reserve_text(limits: Limits, manifest: TextManifest, blobs: BlobStore) -> Limits:
+    """Return what of the limits is left for the state, once the run's text has its place.
+
+    Raises:
+        PlanError: the text is larger than the limit on disk, or than the free space less a reserve.
+    """
+    sizes = manifest_blobs(manifest)
+    missing = sum(size or 0 for name, size in sizes.items() if not blobs.has(name))
+    free = int(FREE_DISK * shutil.disk_usage(blobs.folder).free)
+    shown = f"the text of this run takes {format_bytes(manifest.text_bytes)} of disk"
+    if missing > free:
+        raise PlanError(f"{shown}, and {format_bytes(free)} may be used here: free some space")
+    if limits.disk is None:
+        return limits
+    if manifest.text_bytes > limits.disk:
+        raise PlanError(f"{shown}, and this machine may use {format_bytes(limits.disk)}")
+    return replace(limits, disk=limits.disk - manifest.text_bytes)
 
 
 def manifest_blobs(manifest: TextManifest) -> dict[str, int | None]:

@@ -22,7 +22,8 @@ from barnraise.text.reading import TextSource, open_source, places_of
 from barnraise.text.shards import StoreBlob, TextPlan, build_shards
 from barnraise.text.source_file import FileReport
 from barnraise.text.spool import DocumentSpool, find_duplicates
-from barnraise.text.tokenizer import MAX_VOCABULARY, load_tokenizer
+from barnraise.text.tokenizer import load_tokenizer
+from barnraise.text.tokenizer_file import MAX_VOCABULARY
 
 log = logging.getLogger("barnraise")
 
@@ -211,4 +212,5 @@ def plan_text(spec: RunSpec, run: str, tokenizer_file: bytes | None) -> TextPlan
         spec.model.context,
         tokenizer_file,
         may_shrink=not spec.start.has_weights,  # whose vocabulary is fixed
+        prompts=spec.prompts,
     )

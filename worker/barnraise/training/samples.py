@@ -1,9 +1,10 @@
 """Write samples with the anchor at its checkpoints, for the run's page."""
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
-from barnraise.planning.memory_model import SAMPLE_TOKENS, SAMPLE_WINDOW
+from barnraise.errors import TextError
+from barnraise.planning.memory_model import SAMPLE_TOKENS
 from barnraise.protocol.reports import SAMPLE_LENGTH, Sample, SamplesView
 from barnraise.protocol.signing import digest
 from barnraise.swap.engine import Engine
@@ -22,20 +23,30 @@ def is_elected(key: str, neighbours: Collection[str], milestone: int) -> bool:
 
 
 class SampleWriter:
-    """Writes a text after each of a run's prompts."""
+    """Writes a text after each of a run's prompts. The run's owner has chosen all its files."""
 
-    def __init__(self, prompts: Collection[str], tokenizer_file: bytes | None, seed: int) -> None:
-        """Prepare the prompts.
+    def __init__(
+        self,
+        prompts: Sequence[Sequence[int]],
+        tokenizer_file: bytes | None,
+        vocabulary: int,
+        seed: int,
+    ) -> None:
+        """Check the prompts and load the tokenizer.
 
         Args:
-            prompts: of the run's spec.
+            prompts: tokens of each, from the run's manifest.
             tokenizer_file: content of the run's tokenizer file; None for plain bytes.
+            vocabulary: of the model.
             seed: of the run, so that different machines write similarly.
+
+        Raises:
+            TextError: the run may not have such a tokenizer or such prompts.
         """
-        self._codec = PromptCodec(tokenizer_file)
-        self._prompts = [
-            self._codec.encode(prompt)[-(SAMPLE_WINDOW - SAMPLE_TOKENS) :] for prompt in prompts
-        ]
+        self._codec = PromptCodec(tokenizer_file, vocabulary)
+        if any(token >= vocabulary for prompt in prompts for token in prompt):
+            raise TextError(f"a prompt has a token beyond the vocabulary of {vocabulary:,}")
+        self._prompts = prompts
         self._settings = SamplingSettings(tokens=SAMPLE_TOKENS, seed=seed)
 
     def write(
@@ -48,6 +59,9 @@ class SampleWriter:
             tokens: of the ledger.
             seconds: after which the texts end where they are, unless `SAMPLE_SECONDS` is longer.
             should_stop: polled between two tokens.
+
+        Raises:
+            TextError: the tokenizer's library fails.
         """
         deadline = time.monotonic() + max(SAMPLE_SECONDS, seconds)
         texts: list[list[int]] = [[] for _ in self._prompts]

@@ -22,11 +22,12 @@ from torch import Tensor
 
 from barnraise.coordinator_client.machine_monitor import MachineMonitor, OwnersLogHandler
 from barnraise.coordinator_client.reporter import Reporter, ReportSpool
-from barnraise.errors import StateError
+from barnraise.errors import StateError, TextError
 from barnraise.exchange.exchange import Exchange, ExchangeConfig
 from barnraise.exchange.snapshots.snapshot_client import Snapshot
 from barnraise.ledger import codec
 from barnraise.ledger.anchor import Anchor, load_initial_fragment
+from barnraise.ledger.blob_store import BlobStore
 from barnraise.ledger.ledger import Ledger
 from barnraise.peering.transports.iroh_transport import IrohTransport
 from barnraise.peering.transports.transport import Transport
@@ -52,7 +53,7 @@ from barnraise.training.local_control import LocalControl
 from barnraise.training.local_status import LocalStatus
 from barnraise.training.memory_watch import MemoryWatch
 from barnraise.training.metrics import TrainingMetrics
-from barnraise.training.prefetch import Prefetch
+from barnraise.training.prefetch import Prefetch, reserve_text
 from barnraise.training.replay_monitor import ReplayMonitor
 from barnraise.training.resume import SavedState, progress_fields
 from barnraise.training.running_mark import RunningMark
@@ -101,7 +102,7 @@ class Worker:
     engine: Engine
     text: TokenDataset
     held_out: list[Any]
-    _sample_writer: SampleWriter
+    _sample_writer: SampleWriter | None
 
     def __init__(
         self,
@@ -123,7 +124,7 @@ class Worker:
             transport: carries the frames between peers; by default iroh.
 
         Raises:
-            PlanError: The model does not fit this machine.
+            PlanError: The model, or the run's text, does not fit this machine.
         """
         identity = joined.coordinator.identity
         self.joined = joined
@@ -133,9 +134,13 @@ class Worker:
         self.limits = limits or Limits()
         self.phase = WorkerPhase.PLANNED
         recipe = self.spec.recipe
-        self.plan = self.plan_training(hardware, self.limits)
+        state_limits = self.limits
+        if self.join_purpose is JoinPurpose.TRAIN:
+            blobs = BlobStore(joined.folder.path / "blobs", sweep=False)
+            state_limits = reserve_text(self.limits, joined.manifest, blobs)
+        self.plan = self.plan_training(hardware, state_limits)
         self._plan_request = PlanRequest(
-            hardware, self.spec.model, self.limits, recipe.step_sequences
+            hardware, self.spec.model, state_limits, recipe.step_sequences
         )
         if advice := describe_write_limit(self._plan_request, self.plan):
             log.warning("%s", advice)
@@ -449,15 +454,22 @@ class Worker:
     def write_samples(self, evaluation_seconds: float) -> None:
         """Write samples with the anchor, if the run has prompts and it is this machine's turn.
 
+        What the run's owner has chosen for it never ends the training.
+
         Args:
             evaluation_seconds: writing takes about as long as the evaluation before, at most.
         """
         neighbours = [neighbour.key for neighbour in self.exchange.stats.neighbours]
-        if self.spec.prompts and is_elected(self.key, neighbours, self._milestone):
-            samples = self._sample_writer.write(
-                self.engine, self.anchor.tokens, evaluation_seconds, self.leaving.is_set
-            )
-            self.metrics.record_samples(samples)
+        if self._sample_writer and is_elected(self.key, neighbours, self._milestone):
+            try:
+                samples = self._sample_writer.write(
+                    self.engine, self.anchor.tokens, evaluation_seconds, self.leaving.is_set
+                )
+            except TextError as error:
+                log.warning("this machine writes no more samples: %s", error)
+                self._sample_writer = None
+            else:
+                self.metrics.record_samples(samples)
 
     def report_status(self, at_once: bool = False) -> None:
         """Publish the status to the coordinator, the status file and the peers, when it is due."""
@@ -715,8 +727,15 @@ class Worker:
         manifest = self.joined.manifest
         self.text = TokenDataset(manifest, self.blobs.path)
         self.held_out = self.text.validation_batches(HELD_OUT, self.spec.model.context)
-        tokenizer = manifest.tokenizer and self.blobs.read(manifest.tokenizer)
-        self._sample_writer = SampleWriter(self.spec.prompts, tokenizer or None, self.spec.seed)
+        self._sample_writer = None
+        if manifest.prompts:
+            tokenizer = self.blobs.read(manifest.tokenizer) if manifest.tokenizer else None
+            try:
+                self._sample_writer = SampleWriter(
+                    manifest.prompts, tokenizer, self.spec.model.vocabulary, self.spec.seed
+                )
+            except TextError as error:
+                log.warning("this machine writes no samples: %s", error)
 
     def _replay_updates(self, target: dict[str, int]) -> None:
         """Receive the updates since the run's start before the first round.

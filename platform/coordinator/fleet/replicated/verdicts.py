@@ -7,7 +7,7 @@ from datetime import datetime
 from pydantic import AwareDatetime, Field, ValidationError
 
 from barnraise.protocol.signing import digest
-from barnraise.protocol.types import Id, Message, PublicKey, Signature
+from barnraise.protocol.types import DocumentText, Id, Message, PublicKey, Signature
 from barnraise.protocol.verdicts import MAX_SIGNATURES, MAX_VERDICT_BYTES, Verdict
 from coordinator.accounts.models import User
 from coordinator.eventlog.registry import AggregateType, EventDraft, Fact, State, require_row
@@ -22,7 +22,7 @@ class VerdictIssued(Message):
     """A mirror signed the verdict."""
 
     id: Id
-    body: str = Field(max_length=MAX_VERDICT_BYTES)
+    body: DocumentText = Field(max_length=MAX_VERDICT_BYTES)
     signatures: dict[PublicKey, Signature] = Field(min_length=1, max_length=MAX_SIGNATURES)
     given: AwareDatetime
     by: Id | None = None

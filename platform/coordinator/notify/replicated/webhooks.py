@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import AwareDatetime, Field
 
-from barnraise.protocol.types import Digest, Id, Message
+from barnraise.protocol.types import Digest, Id, Message, PlainText
 from coordinator.accounts.models import User
 from coordinator.eventlog import private_data
 from coordinator.eventlog.registry import AggregateType, EventDraft, Fact, State, require_row
@@ -27,9 +27,9 @@ class WebhookSet(Message):
 class WebhookContent(Message):
     """The private data of a webhook."""
 
-    url: str = Field(max_length=500)
+    url: PlainText = Field(max_length=500)
     secret: str = Field(pattern=r"^whsec_[0-9A-Za-z+/]{20,50}={0,2}$", max_length=60)
-    kinds: list[str] = Field(max_length=50)
+    kinds: list[PlainText] = Field(max_length=50)
     format: Literal["standard", "slack", "discord", "matrix", "ntfy"] = "standard"
 
 

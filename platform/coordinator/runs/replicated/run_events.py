@@ -86,7 +86,8 @@ def slug_digest(slug: str) -> str:
 def manifest_inputs(draft: dict[str, Any]) -> list[Any]:
     """Return what a manifest is built from and checked against."""
     model, start = draft["model"], draft.get("start", {})
-    return [draft["text"], model["vocabulary"], model["context"], start.get("model", "")]
+    rules = [draft["text"], model["vocabulary"], model["context"], start.get("model", "")]
+    return [*rules, list(draft.get("prompts", ()))]
 
 
 def join_policy_payload(run: Any, state: dict[str, Any]) -> dict[str, Any]:

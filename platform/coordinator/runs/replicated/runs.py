@@ -15,7 +15,7 @@ from pydantic import AwareDatetime, Field, field_validator
 
 from barnraise.protocol import enums
 from barnraise.protocol.signing import digest
-from barnraise.protocol.types import Digest, Id, Message, PlainText
+from barnraise.protocol.types import Digest, DocumentText, Id, Message, PlainText
 from barnraise.spec import RunSpec
 from coordinator.accounts.models import Team, User
 from coordinator.eventlog import private_data, uniqueness
@@ -92,7 +92,7 @@ class RunManifestPosted(Message):
     """
 
     text_id: str = Field(pattern=r"^[0-9a-f]{16}$")
-    compressed: str = Field(max_length=95_000)
+    compressed: str = Field(pattern=r"^[0-9A-Za-z+/=]*$", max_length=95_000)
 
 
 class RunLaunched(Message):
@@ -100,7 +100,7 @@ class RunLaunched(Message):
 
     slug: str = Field(pattern=r"^[0-9A-Za-z_-]{1,100}$")
     name: PlainText = Field(max_length=80)
-    spec: str = Field(max_length=60_000)
+    spec: DocumentText = Field(max_length=60_000)
     manifest: Digest
     at: AwareDatetime
 

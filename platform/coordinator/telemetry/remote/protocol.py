@@ -14,6 +14,7 @@ from barnraise.protocol.reports import MachineFigures
 from barnraise.protocol.types import (
     Count,
     Digest,
+    DocumentText,
     Id,
     Loss,
     Message,
@@ -188,6 +189,6 @@ class SignedTelemetryPage(Message):
     """A signed `PageSignature`, and the `TelemetryPage` it signs: JSON, exactly as signed."""
 
     signature: Signed
-    text: str = Field(max_length=PAGE_BYTES)
+    text: DocumentText = Field(max_length=PAGE_BYTES)
 
     model_config = ConfigDict(json_schema_extra={"examples": [_example_page()]})

@@ -87,7 +87,7 @@ def install_block(context: dict[str, Any]) -> dict[str, Any]:
         "systems": install_lines.SYSTEMS.items(),
         "hardware": install_lines.HARDWARE.items(),
         "system": install_lines.detect_system(request.headers.get("User-Agent", "")),
-        "choices": install_lines.install_choices(request.build_absolute_uri(path)),
+        "choices": install_lines.install_choices(request.build_absolute_uri(path), wheel.sha256),
         "unsupported": install_lines.UNSUPPORTED,
     }
 

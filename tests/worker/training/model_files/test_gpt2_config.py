@@ -31,6 +31,8 @@ def test_own_configuration_reads_back_as_the_model():
         ("n_inner", 64),
         ("n_ctx", 48),
         ("n_head", 5),
+        ("n_layer", 10**9),
+        ("vocab_size", 10**9),
         ("n_layer", "2"),
         ("n_embd", True),
         ("parallel_attn", True),

@@ -5,7 +5,7 @@ from typing import Any
 
 from barnraise.errors import StateError
 from barnraise.models.gpt2 import NORM_EPSILON
-from barnraise.spec import ModelSpec
+from barnraise.spec import ModelSpec, model_problems
 
 CONFIG_FILE, GENERATION_CONFIG_FILE = "config.json", "generation_config.json"
 # All of these compute GELU by the same tanh approximation.
@@ -26,6 +26,8 @@ REQUIRED: dict[str, tuple[Any, ...]] = {
     "torchscript": (False, True),
 }
 SHAPE = ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head", "n_inner", "n_ctx")
+# The settings by the names of the same sizes in a run's rules.
+SETTINGS = dict(zip(("vocabulary", "context", "width", "layers", "heads"), SHAPE[:5], strict=True))
 # Settings that do not change what the weights compute. Dropout is one of them: we train without it.
 WITHOUT_EFFECT = {
     "architectures", "transformers_version", "dtype", "torch_dtype", "use_cache", "_name_or_path",
@@ -106,17 +108,18 @@ def read_model(config: Mapping[str, Any]) -> ModelSpec:
             raise StateError(
                 f"the setting {name} of {CONFIG_FILE} is {config[name]!r}; a run trains {value}"
             )
-    if width % sizes["n_head"]:
-        raise StateError(
-            f"the setting n_head of {CONFIG_FILE}, {sizes['n_head']}, does not divide n_embd"
-        )
-    return ModelSpec(
+    model = ModelSpec(
         layers=sizes["n_layer"],
         width=width,
         heads=sizes["n_head"],
         context=context,
         vocabulary=sizes["vocab_size"],
     )
+    # Before anything is sized by the numbers.
+    for field, sentence in model_problems(model).items():
+        setting = SETTINGS[field.removeprefix("model.")]
+        raise StateError(f"the setting {setting} of {CONFIG_FILE} is of no run: {sentence}")
+    return model
 
 
 def _check_setting(name: str, value: Any) -> None:

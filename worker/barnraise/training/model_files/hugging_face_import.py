@@ -18,9 +18,10 @@ from torch import Tensor
 
 from barnraise.errors import StateError, TextError
 from barnraise.ledger.anchor import fragment_to_bytes
-from barnraise.spec import UNIT_BITS, Fragment, ModelSpec
+from barnraise.spec import MAX_TOKENIZER_BYTES, UNIT_BITS, Fragment, ModelSpec
 from barnraise.text.hub_files import check_cache_folder
-from barnraise.text.tokenizer import END_TOKEN, MAX_VOCABULARY, count_tokens, load_tokenizer
+from barnraise.text.tokenizer import END_TOKEN, count_tokens, load_tokenizer
+from barnraise.text.tokenizer_file import MAX_VOCABULARY, read_tokenizer_file
 from barnraise.training.model_files.gpt2_config import CONFIG_FILE, read_model
 from barnraise.training.model_files.gpt2_names import (
     PREFIX,
@@ -35,7 +36,6 @@ HEAD = "lm_head.weight"  # a copy of the token table, in some files
 # The causal mask, which old files store as if it were weights.
 MASK_ENDINGS = (".attn.bias", ".attn.masked_bias")
 MAX_WEIGHT = 30.0  # the anchor's fixed point ends at 32
-MAX_JSON_BYTES = 64 << 20
 # What is downloaded of a model on the hub.
 HUB_FILES = [
     CONFIG_FILE,
@@ -222,9 +222,7 @@ def _read_fragment(files: _WeightFiles, fragment: Fragment) -> Tensor:
 
 def _read_json(path: Path) -> Mapping[str, Any]:
     try:
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise StateError(f"{path} is too large to be what its name says")
-        content = json.loads(path.read_bytes())
+        content = json.loads(_read_bounded(path))
     except FileNotFoundError:
         raise StateError(f"{path.parent} has no {path.name}") from None
     except (ValueError, RecursionError):
@@ -237,7 +235,7 @@ def _read_json(path: Path) -> Mapping[str, Any]:
 def _read_tokenizer(folder: Path, model: ModelSpec) -> bytes | None:
     """Return the content of the model's tokenizer file; None for our own one of plain bytes."""
     if (folder / TOKENIZER_FILE).exists():
-        content = (folder / TOKENIZER_FILE).read_bytes()
+        content = _read_bounded(folder / TOKENIZER_FILE)
         if model.vocabulary == 256 and _is_byte_tokenizer(content):
             return None
         _check_tokenizer(content, folder, model)
@@ -245,13 +243,25 @@ def _read_tokenizer(folder: Path, model: ModelSpec) -> bytes | None:
     vocabulary, merges = folder / "vocab.json", folder / "merges.txt"
     if not (vocabulary.exists() and merges.exists()):
         raise StateError(f"{folder} has no {TOKENIZER_FILE}, nor vocab.json with merges.txt")
+    _read_bounded(merges)
+    numbers = json.dumps({"model": {"vocab": _read_json(vocabulary), "merges": []}}).encode()
     try:
+        read_tokenizer_file(numbers, f"the tokenizer in {folder}")
         tokenizer = ByteLevelBPETokenizer(str(vocabulary), str(merges))
         tokenizer.add_special_tokens([END_TOKEN])
     except Exception as error:  # tokenizers raises nothing narrower
         raise StateError(f"the tokenizer in {folder} cannot be read: {error}") from None
     content = tokenizer.to_str().encode()
     _check_tokenizer(content, folder, model)
+    return content
+
+
+def _read_bounded(path: Path) -> bytes:
+    """Return a file of a tokenizer; raise StateError if it is larger than one can be."""
+    with path.open("rb") as file:
+        content = file.read(MAX_TOKENIZER_BYTES + 1)
+    if len(content) > MAX_TOKENIZER_BYTES:
+        raise StateError(f"{path} is too large to be what its name says")
     return content
 
 
@@ -276,5 +286,5 @@ def _check_tokenizer(content: bytes, folder: Path, model: ModelSpec) -> None:
 def _is_byte_tokenizer(content: bytes) -> bool:
     try:
         return json.loads(content) == json.loads(byte_tokenizer().to_str())
-    except ValueError:
+    except (ValueError, RecursionError):
         return False

@@ -9,9 +9,11 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
-from barnraise.text.tokenizer import END_BYTE, END_TOKEN, find_end_token, without_randomness
+from barnraise.text.tokenizer import END_BYTE, END_TOKEN, find_end_token, load_tokenizer
+from barnraise.text.tokenizer_file import MAX_VOCABULARY, read_tokenizer_file
 
 TOKENIZER_FILE, TOKENIZER_CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
+SHOWN = "the run's tokenizer"
 _PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 
 
@@ -28,11 +30,16 @@ class ExportedTokenizer:
 
     @classmethod
     def of_run(cls, tokenizer_file: bytes | None) -> "ExportedTokenizer":
-        """Return a run's tokenizer; `tokenizer_file` is None for plain bytes."""
+        """Return a run's tokenizer; `tokenizer_file` is None for plain bytes.
+
+        Raises:
+            TextError: the file is no tokenizer that a run may have.
+        """
         content = byte_tokenizer().to_str(pretty=True).encode()
         if tokenizer_file is not None:
-            content = _without_additions(without_randomness(tokenizer_file))
-        tokenizer = Tokenizer.from_buffer(content)
+            # The run was trained on the tokens of the text alone, without what else the file adds.
+            content = read_tokenizer_file(tokenizer_file, SHOWN)
+        tokenizer = load_tokenizer(content, MAX_VOCABULARY, SHOWN)
         end_id = find_end_token(tokenizer)
         end_token = tokenizer.id_to_token(end_id)
         assert end_token is not None, "it was found by its text"
@@ -59,24 +66,6 @@ class ExportedTokenizer:
             "clean_up_tokenization_spaces": False,
             "model_input_names": ["input_ids", "attention_mask"],
         }
-
-
-def _without_additions(content: bytes) -> bytes:
-    """Return a tokenizer's file without what changes the tokens of a text.
-
-    The run was trained on the tokens of the text alone. Tokenizers of others may add a token before
-    each text, or state a length to which texts are cut or filled up.
-    """
-    tokenizer = Tokenizer.from_buffer(content)
-    settings = json.loads(content)
-    changes: dict[str, None] = {
-        name: None for name in ("truncation", "padding") if settings.get(name)
-    }
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    if tokenizer.encode("a").ids != tokenizer.encode("a", add_special_tokens=False).ids:
-        changes["post_processor"] = None
-    return json.dumps({**settings, **changes}, ensure_ascii=False).encode() if changes else content
 
 
 def byte_tokenizer() -> Tokenizer:
