@@ -28,7 +28,7 @@ from barnraise.text.rows import (
     read_texts,
 )
 
-fields = st.text(st.sampled_from("ab \"\n,;|\t'é{}[]"), max_size=12)
+fields = st.text(st.sampled_from("ab \"\n,;|\t'é{}[]\\"), max_size=12)
 documents = st.lists(st.dictionaries(st.sampled_from(["text", "id"]), fields), min_size=1)
 
 
