@@ -14,13 +14,8 @@ from barnraise.text.extra import needs_extra
 from barnraise.text.hub_files import check_cache_folder, hub_errors
 from barnraise.text.places import HUB_PREFIXES
 from barnraise.text.rows import RenderChat
-from barnraise.text.tokenizer import (
-    MARK_BEGIN,
-    MARK_END,
-    load_tokenizer,
-    without_randomness,
-)
-from barnraise.text.tokenizer_file import MAX_VOCABULARY
+from barnraise.text.tokenizer import MARK_BEGIN, MARK_END, load_tokenizer
+from barnraise.text.tokenizer_file import MAX_VOCABULARY, read_tokenizer_file
 
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
@@ -125,7 +120,9 @@ def _combine(file: bytes, config_text: str, template: str) -> ExistingTokenizer:
         content = value.get("content") if isinstance(value, dict) else value
         if name.endswith("_token") and isinstance(content, str):
             special[name] = content
-    return ExistingTokenizer(without_randomness(file), str(chosen), tuple(sorted(special.items())))
+    return ExistingTokenizer(
+        read_tokenizer_file(file, "the tokenizer"), str(chosen), tuple(sorted(special.items()))
+    )
 
 
 class _ChatRenderer:

@@ -5,7 +5,6 @@ a special token stays text: only the end of a document becomes the end token.
 """
 
 import contextlib
-import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -34,7 +33,6 @@ SAMPLE_PART_BYTES = 64 << 10  # a longer document is sampled in parts of this si
 VOCABULARY_MULTIPLE = 64  # to which a vocabulary is rounded up; matrix products like such sizes
 ENCODE_BATCH_BYTES = 1 << 20  # encoding everything at once would take gigabytes
 TOKEN_DTYPE = np.dtype("<u2")
-RANDOM_SETTINGS = ("dropout", "alpha", "nbest_size")  # of models, which draw tokens by them
 # In a chat, a special token of the template is spelled with its number between these characters,
 # which no text contains; so the same words inside of a message stay text.
 MARK_BEGIN = "\ufdd0"
@@ -127,20 +125,6 @@ def tokenizer_errors(shown: str) -> Iterator[None]:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise TextError(f"{shown} cannot be used: {str(error)[:200]}") from None
-
-
-def without_randomness(file: bytes) -> bytes:
-    """Return a tokenizer.json by which tokens depend on nothing but the text.
-
-    Raises:
-        ValueError: it is not JSON.
-    """
-    settings = json.loads(file)
-    model = settings.get("model") if isinstance(settings, dict) else None
-    if not isinstance(model, dict) or not any(map(model.get, RANDOM_SETTINGS)):
-        return file
-    drawn = {name: None for name in RANDOM_SETTINGS if name in model}
-    return json.dumps({**settings, "model": {**model, **drawn}}).encode()
 
 
 def count_tokens(tokenizer: Tokenizer) -> int:
