@@ -100,7 +100,6 @@ TOKENIZERS: dict[str, bytes] = {
     "a prefix of a million characters": build_tokenizer(
         normalizer={"type": "Prepend", "prepend": "a" * 1_000_000}
     ),
-    "merges at random": build_tokenizer({"dropout": 0.5}),
     "normalizers without number": build_tokenizer(
         normalizer=replace_letters(*[("a", "b"), ("b", "a")] * 1000)
     ),

@@ -85,6 +85,7 @@ def test_inspect_shows_files_reasons_totals_and_first_lines(corpus, monkeypatch)
         "1 (1 copy left out)",
         "characters",
         "about",
+        "characters of a sample do not come back",
         "│ Line 0 of a text",
     ):
         assert shown in output, shown

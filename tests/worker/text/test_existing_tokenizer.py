@@ -1,12 +1,16 @@
 """An existing tokenizer comes from a folder; its template turns chats into tokens."""
 
 import json
+import re
+import time
 
 import numpy as np
 import pytest
 from helpers.updates.blob_folder import BlobFolder
 from tokenizers import AddedToken, Tokenizer
-from tokenizers.models import WordLevel
+from tokenizers.decoders import BPEDecoder
+from tokenizers.models import BPE, WordLevel
+from tokenizers.normalizers import Lowercase
 from tokenizers.pre_tokenizers import Whitespace
 
 from barnraise.errors import TextError
@@ -14,10 +18,13 @@ from barnraise.spec import TextSpec
 from barnraise.text.existing_tokenizer import load_existing_tokenizer
 from barnraise.text.inspection import inspect_source
 from barnraise.text.places import PathPlace
+from barnraise.text.prompt_codec import PromptCodec
 from barnraise.text.reading import open_source
-from barnraise.text.shards import TextPlan, build_shards
+from barnraise.text.shards import TextPlan, build_shards, prepare_text
 from barnraise.text.spool import DocumentSpool
-from barnraise.text.tokenizer import train_tokenizer
+from barnraise.text.tokenizer import load_tokenizer, train_tokenizer
+from barnraise.text.tokenizer_file import read_tokenizer_file
+from barnraise.training.model_files.tokenizer_files import ExportedTokenizer
 from barnraise.training.preparation import fill_spool
 
 RUN = "01890000-0000-7000-8000-000000000000"
@@ -81,6 +88,15 @@ def test_data_cannot_spell_the_number_of_a_special_token(folder):
     assert rendered.count("\ufdd0") == 2 and rendered.count("\ufffd1") == 2
 
 
+def test_long_chats_take_linear_time(folder):
+    """Twice as many messages took four times as long: 8,000 of them 8 s."""
+    render = load_existing_tokenizer(str(folder)).render_chat
+    begin = time.process_time()
+    chat = [{"role": "user", "content": f"Message {i}. \ufdd2{i + 1}\ufdd3"} for i in range(8000)]
+    assert render(chat).count("Message 7999.") == 1
+    assert time.process_time() - begin < 3
+
+
 def test_template_in_a_file_of_its_own_is_used(folder):
     (folder / "tokenizer_config.json").write_text("{}")
     assert load_existing_tokenizer(str(folder)).render_chat is None
@@ -135,14 +151,71 @@ def test_chats_that_the_template_refuses_are_skipped_and_counted(folder, tmp_pat
     assert "no system role" in every.refusal
 
 
-def test_text_that_a_tokenizer_does_not_know_is_warned_of(tmp_path):
-    words = Tokenizer(WordLevel({"<unk>": 0, "</s>": 1, "barn": 2}, unk_token="<unk>"))
-    words.pre_tokenizer = Whitespace()
-    (tmp_path / "a.txt").write_text("barn beam brace " * 99)
-    plan = TextPlan(tokenizer_file=words.to_str().encode())
+@pytest.mark.parametrize(
+    ("lowercase", "level", "content", "share"),
+    [
+        (False, "bytes", "Barn beam brace …✓ 𝄞 " * 99, "0 of 2,079 characters"),
+        (True, "bytes", "Barn beam brace " * 99, "99 of 1,584 characters .*'B'.*its normaliser"),
+        (True, "bytes", "B" + "barn beam brace " * 99, "1 of 1,585 characters .*'B'"),
+        (False, "words", "barn beam brace " * 99, "67% of the text's tokens are unknown to it"),
+        (False, "letters", "barn beam " * 99, "99 of 990 characters .*'m'.*it has no tokens"),
+    ],
+    ids=["all", "normaliser", "few", "unknown", "no tokens"],
+)
+def test_what_tokens_lose_of_a_text_is_counted(tmp_path, lowercase, level, content, share):
+    tokenizer = {
+        "bytes": lambda: train_tokenizer([b"barn beam brace"], 280),
+        "words": lambda: Tokenizer(WordLevel({"<unk>": 0, "</s>": 1, "barn": 2}, "<unk>")),
+        "letters": lambda: Tokenizer(BPE({"</s>": 0, **{c: ord(c) for c in "barne "}}, [])),
+    }[level]()
+    if lowercase:
+        tokenizer.normalizer = Lowercase()
+    if level == "words":
+        tokenizer.pre_tokenizer = Whitespace()
+    if level == "letters":
+        tokenizer.decoder = BPEDecoder()
+    (tmp_path / "a.txt").write_text(content)
     with open_source([PathPlace(tmp_path / "a.txt")]) as source:
-        warnings = inspect_source(source, plan).warnings
-    assert any("66% of the text's tokens are unknown" in warning for warning in warnings)
+        plan = TextPlan(tokenizer_file=tokenizer.to_str().encode())
+        found = inspect_source(source, plan)
+    assert re.search(share, found.round_trip), found.round_trip
+    is_warned = any("do not come back" in warning for warning in found.warnings)
+    assert is_warned == (share.split()[0] not in ("0", "1"))
+
+
+def test_tokens_are_never_drawn_at_random(folder, tmp_path):
+    """A tokenizer that drops merges gave one text 97 tokens, or 281, or others."""
+    path = folder / "tokenizer.json"
+    settings = json.loads(path.read_bytes())
+    settings["model"]["dropout"] = 0.5
+    path.write_text(json.dumps(settings))
+    file, text = path.read_bytes(), "some words to learn from"
+    least = len(train_tokenizer([b"some words to learn from " * 20], 280).encode(text).ids)
+    for encode in (load_tokenizer(file, 300).encode, lambda text: PromptCodec(file).encode(text)):
+        counts = {
+            len(getattr(tokens, "ids", tokens)) for tokens in (encode(text) for _ in range(9))
+        }
+        assert counts == {least}
+    blobs = BlobFolder(tmp_path)
+    documents = [f"{text} {i}. ".encode() * 20 for i in range(30)]
+    manifests = [
+        prepare_text(TextSpec(), 320, RUN, blobs.store, documents, tokenizer_file=file)
+        for _ in range(2)
+    ]
+    assert manifests[0] == manifests[1]
+    stored = blobs.locate(manifests[0].tokenizer or "").read_bytes()
+    for kept in (
+        load_existing_tokenizer(str(folder)).file,
+        stored,
+        ExportedTokenizer.of_run(file).content,
+    ):
+        assert json.loads(kept)["model"].get("dropout") is None
+
+
+def test_sampling_of_a_unigram_tokenizer_is_null():
+    settings = {"model": {"type": "Unigram", "alpha": 0.1, "nbest_size": 4, "vocab": []}}
+    read = read_tokenizer_file(json.dumps(settings).encode(), "it")
+    assert json.loads(read)["model"] == {"type": "Unigram", "vocab": []}
 
 
 @pytest.mark.parametrize("name", ["missing", "tokenizer/tokenizer_config.json"])

@@ -85,6 +85,7 @@ FORMATS = {
     "Who are you?.txt": (LINES, "text"),
     "to skip.zst": (SKIPPED_FRAME + zstandard.compress(LINES.encode()), "text"),
     "joined.jsonl": ("".join("\ufeff" + json.dumps(row) + "\n" for row in ROWS), "jsonl"),
+    "damaged.txt": ('{"text": "cut\n' + JSONL, "jsonl"),
     "strings.jsonl": ("".join(json.dumps(text) + "\n" for text in TEXTS), "jsonl"),
     "objects.json": ("".join(json.dumps(row, indent=1) + "\n" for row in ROWS), "json"),
     "comma.json": (json.dumps(ROWS)[:-1] + ",]", "json"),

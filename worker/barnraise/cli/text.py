@@ -210,6 +210,8 @@ def _totals_table(inspection: "Inspection") -> Table:
         table.add_row("rows skipped", f"{inspection.skipped_rows:,}")
     if inspection.tokens:
         table.add_row("tokens", f"about {round_count(inspection.tokens):,}")
+    if inspection.round_trip:
+        table.add_row("decoded", inspection.round_trip)
     return table
 
 

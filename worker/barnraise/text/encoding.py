@@ -27,6 +27,7 @@ SAMPLE_BYTES = 1 << 20  # from which the encoding is detected
 READ_BYTES = 1 << 20
 _GUESS_BYTES = 64 << 10  # around the first undecodable byte; a longer sample only takes longer
 _SURROGATES = re.compile("[\ud800-\udfff]")
+_UNDECODABLE = re.compile("[\udc80-\udcff]")  # what stands for a byte that could not be decoded
 _JAPANESE_ESCAPE = re.compile(rb"\x1b\$[@B]")  # switches to Japanese in ISO-2022-JP, which is ASCII
 _BEYOND_ASCII = re.compile("[^\x00-\x7f]")
 REPLACEMENT = "\ufffd"
@@ -43,6 +44,7 @@ class DecodingCounts:
         bad_bytes: those that could not be decoded; each run of them became U+FFFD.
         characters: that were decoded.
         nuls: NUL characters among them.
+        is_rows: whether the rows count undecodable bytes of UTF-8, which become lone surrogates.
     """
 
     encoding: str = "utf-8"
@@ -51,6 +53,7 @@ class DecodingCounts:
     bad_bytes: int = 0
     characters: int = 0
     nuls: int = 0
+    is_rows: bool = False
 
     def check(self) -> None:
         """Refuse a file with too many undecodable bytes, or with more NULs than text has.
@@ -75,7 +78,7 @@ def find_encoding(sample: bytes) -> tuple[str, bool]:
     """Return a file's codec by its first bytes, and whether it is a guess.
 
     Raises:
-        TextError: no encoding fits.
+        TextError: it is not UTF-8, and no other encoding can be looked for.
     """
     if marked := find_marked_unicode(sample):
         return marked, False
@@ -99,11 +102,6 @@ def _find_byte_encoding(sample: bytes) -> tuple[str, bool]:
     first = len(text[: bad[0]].encode("utf-8", errors="surrogateescape"))
     begin = max(0, first - _GUESS_BYTES // 2)
     codec = _guess(sample[begin : begin + _GUESS_BYTES], is_required=not is_few)
-    if not codec and not is_few:
-        raise TextError(
-            f"{len(bad) / len(sample):.1%} of its bytes are not UTF-8, nor is it in another known "
-            "encoding: convert it to UTF-8"
-        )
     return (codec, True) if codec else ("utf-8", False)
 
 
@@ -182,7 +180,7 @@ class _Decoder:
         if not self._shows_bad_bytes:
             self._counts.bad_bytes += text.count(REPLACEMENT)
             return text
-        if text.isascii():
+        if self._counts.is_rows or text.isascii():
             return text
         text, bad_bytes = _SURROGATES.subn(REPLACEMENT, text)
         self._counts.bad_bytes += bad_bytes
@@ -192,6 +190,11 @@ class _Decoder:
 def normalise_line_ends(text: str) -> str:
     """Replace CRLF and CR by LF, and remove a byte order mark at the start."""
     return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+
+
+def has_undecodable(text: str) -> bool:
+    """Return whether more than MAX_BAD_SHARE of a text are bytes that could not be decoded."""
+    return not text.isascii() and len(_UNDECODABLE.findall(text)) > MAX_BAD_SHARE * len(text)
 
 
 def replace_surrogates(text: str) -> tuple[str, int]:

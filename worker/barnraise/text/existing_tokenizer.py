@@ -1,6 +1,7 @@
 """Load an existing tokenizer from a folder or from the Hugging Face hub, with its chat template."""
 
 import json
+import re
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -14,7 +15,7 @@ from barnraise.text.hub_files import hub_errors, prepare_hub
 from barnraise.text.places import HUB_PREFIXES
 from barnraise.text.rows import RenderChat
 from barnraise.text.tokenizer import MARK_BEGIN, MARK_END, load_tokenizer
-from barnraise.text.tokenizer_file import MAX_VOCABULARY
+from barnraise.text.tokenizer_file import MAX_VOCABULARY, read_tokenizer_file
 
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
@@ -26,6 +27,7 @@ _TEMPLATE_ERRORS = (
 # Stand for the contents of messages while a template is rendered.
 _CONTENT_BEGIN = "\ufdd2"
 _CONTENT_END = "\ufdd3"
+_CONTENT = re.compile(f"{_CONTENT_BEGIN}\\d+{_CONTENT_END}")
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,9 @@ def _combine(file: bytes, config_text: str, template: str) -> ExistingTokenizer:
         content = value.get("content") if isinstance(value, dict) else value
         if name.endswith("_token") and isinstance(content, str):
             special[name] = content
-    return ExistingTokenizer(file, str(chosen), tuple(sorted(special.items())))
+    return ExistingTokenizer(
+        read_tokenizer_file(file, "the tokenizer"), str(chosen), tuple(sorted(special.items()))
+    )
 
 
 class _ChatRenderer:
@@ -155,7 +159,7 @@ class _ChatRenderer:
         )
 
     def __call__(self, messages: list[dict[str, Any]]) -> str:
-        contents: list[str] = []
+        contents: dict[str, str] = {}
         hidden: list[dict[str, Any]] = []
         for message in messages:
             content = message["content"]
@@ -164,8 +168,9 @@ class _ChatRenderer:
                     str(part.get("text", "")) for part in content if isinstance(part, dict)
                 )
             if isinstance(content, str):
-                contents.append(content.replace(MARK_BEGIN, "\ufffd"))
-                content = f"{_CONTENT_BEGIN}{len(contents) - 1}{_CONTENT_END}"
+                place = f"{_CONTENT_BEGIN}{len(contents)}{_CONTENT_END}"
+                contents[place] = content.replace(MARK_BEGIN, "\ufffd")
+                content = place
             # Names and roles come from the data too, and must not spell the number of a token.
             plain = {
                 name: value.replace(MARK_BEGIN, "\ufffd") if isinstance(value, str) else value
@@ -180,9 +185,7 @@ class _ChatRenderer:
             raise TextError(f"the chat template refuses a chat: {error}") from None
         for spelled, mark in self._marks:
             rendered = rendered.replace(spelled, mark)
-        for number, content in enumerate(contents):
-            rendered = rendered.replace(f"{_CONTENT_BEGIN}{number}{_CONTENT_END}", content)
-        return rendered
+        return _CONTENT.sub(lambda place: contents.get(place[0], ""), rendered)
 
 
 def _to_json(value: Any, indent: int | None = None) -> str:

@@ -6,11 +6,11 @@ the first lines of JSON. The name decides the rest, in any letter case and witho
 """
 
 import codecs
-import json
 import re
 from urllib.parse import unquote, urlsplit
 
 from barnraise.errors import TextError
+from barnraise.text.json_values import JsonReader
 from barnraise.text.private_keys import HOLDS_PRIVATE_KEY, head_holds_private_key
 
 TEXT = "text"
@@ -253,8 +253,8 @@ def _starts_with_whole_line(text: str) -> bool:
     """Return whether the first line is JSON in itself and another one follows."""
     first, _, rest = text.partition("\n")
     try:
-        json.loads(first)
-    except (ValueError, RecursionError):
+        JsonReader().decode(first)
+    except ValueError:
         return False
     return bool(rest.strip())
 
@@ -262,17 +262,16 @@ def _starts_with_whole_line(text: str) -> bool:
 def _count_json_lines(text: str, head_bytes: int) -> int:
     """Count the objects among the first lines; 0 if one of these lines is anything else.
 
-    The last line counts only if the head does not cut it.
+    A line that begins like an object may be damaged. The last line counts only if it is not cut.
     """
     lines = [line for line in re.split(r"\r\n|\r|\n", text) if line.strip()]
     if head_bytes >= HEAD_BYTES and len(lines) > 1:
         del lines[-1]
     lines = lines[:_JSON_LINES_TO_TRY]
-    objects = 0
+    objects = damaged = 0
     for line in lines:
         try:
-            objects += isinstance(json.loads(line), dict)
-        except (ValueError, RecursionError):
-            # The last line of a file may be cut.
-            return objects if objects > 1 and line is lines[-1] else 0
-    return objects if objects == len(lines) else 0
+            objects += isinstance(JsonReader().decode(line), dict)
+        except ValueError:
+            damaged += line.startswith("{")
+    return objects if objects + damaged == len(lines) else 0

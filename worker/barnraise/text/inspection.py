@@ -14,14 +14,10 @@ from barnraise.formats import format_bytes
 from barnraise.text.file_choice import LeftOut
 from barnraise.text.progress import ReportProgress, ignore_progress
 from barnraise.text.reading import TextSource
+from barnraise.text.round_trip import measure_round_trip
 from barnraise.text.shards import TextPlan, check_length
 from barnraise.text.source_file import FileReport, Piece
-from barnraise.text.tokenizer import (
-    encode_documents,
-    find_unknown_token,
-    load_tokenizer,
-    train_tokenizer,
-)
+from barnraise.text.tokenizer import load_tokenizer, train_tokenizer
 
 SAMPLES = 3  # documents whose first lines are shown
 SAMPLE_CHARACTERS = 300
@@ -29,7 +25,7 @@ TOKEN_SAMPLE_BYTES = 1 << 20  # of the text by which the tokens are estimated
 REMOTE_BYTES = 64 << 20  # of each remote file that is read for a preview
 SMALLEST_CONTEXT = 8  # that a run can have
 USUAL_CONTEXT = 128  # of the smallest preset
-MAX_UNKNOWN_SHARE = 0.01  # of a text's tokens, above which a warning is due
+MAX_LOST_SHARE = 0.001  # of the characters, by tokens and back, above which a warning is due
 STAGE = "inspecting"
 
 
@@ -45,6 +41,7 @@ class Inspection:
         characters: of these documents.
         duplicates: documents that are copies of another one.
         tokens: estimated by a sample.
+        round_trip: how much of the sample does not come back from its tokens, as a sentence.
         skipped_rows: rows without a usable text.
         unusable_files: files of text formats that turned out to be unusable.
         samples: the beginnings of some documents, for the owner's eyes only.
@@ -59,6 +56,7 @@ class Inspection:
     characters: int = 0
     duplicates: int = 0
     tokens: int = 0
+    round_trip: str = ""
     skipped_rows: int = 0
     unusable_files: int = 0
     samples: list[str] = field(default_factory=list)
@@ -259,14 +257,10 @@ def _estimate_tokens(sample: list[bytes], inspection: Inspection, plan: TextPlan
     else:
         tokenizer = train_tokenizer(sample, plan.vocabulary)
     sample_bytes = sum(map(len, sample))
-    whole = [content.decode("utf-8", errors="replace").encode() for content in sample]
-    ids = encode_documents(whole, tokenizer)
-    unknown = find_unknown_token(tokenizer)
-    share = float(np.mean(ids == unknown)) if unknown is not None and len(ids) else 0.0
-    if share > MAX_UNKNOWN_SHARE:
+    measured = measure_round_trip(sample, tokenizer)
+    inspection.round_trip = measured.sentence
+    if measured.lost_share > MAX_LOST_SHARE:
         inspection.warnings.append(
-            f"{share:.0%} of the text's tokens are unknown to the tokenizer, so that the model "
-            "cannot learn them: take a byte-level tokenizer, or one of the text's language"
+            f"{measured.sentence}; take a byte-level tokenizer, or one of the text's language"
         )
-    tokens = len(ids) - len(sample)
-    return int(tokens * inspection.bytes / max(1, sample_bytes)) + inspection.documents
+    return int(measured.tokens * inspection.bytes / max(1, sample_bytes)) + inspection.documents

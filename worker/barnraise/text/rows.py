@@ -1,21 +1,25 @@
 """Read the rows of JSON, CSV, Parquet and Arrow files, and choose their column of text.
 
 A row without a usable text is skipped and counted; a file without any is refused, with its columns.
+A row that is damaged, in whatever format, is skipped, counted and named; a file with more than
+MAX_SKIPPED_SHARE of them is refused.
 """
 
 import csv
+import io
 import json
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
 from barnraise.errors import TextError
-from barnraise.text.encoding import normalise_line_ends, replace_surrogates
+from barnraise.text.encoding import has_undecodable, normalise_line_ends, replace_surrogates
 from barnraise.text.file_format import CSV
+from barnraise.text.json_values import JsonReader, is_cut_off
 from barnraise.text.private_keys import (
     HOLDS_PRIVATE_KEY,
     holds_private_key,
@@ -27,14 +31,29 @@ RenderChat = Callable[[list[dict[str, Any]]], str]  # raises TextError
 USUAL_COLUMNS = ("text", "content")  # usual names of a column of text, the likelier first
 CHAT_COLUMNS = ("messages", "conversations", "conversation")
 SAMPLE_ROWS = 200  # by which the column is chosen
-MAX_SKIPPED_SHARE = 0.05  # of a file's rows, above which a warning is due
+SAMPLE_CHARACTERS = 64 << 10  # of CSV, by which its dialect is recognised
+MAX_SKIPPED_SHARE = 0.05  # of a file's rows: without a text a warning, damaged ones a refusal
 MAX_FIELD_CHARACTERS = 256 << 20  # of a field of CSV
-MAX_CUT_LINES = 100  # of a row of CSV whose quote is never closed; with more, others are in it
+MAX_CUT_LINES = 100  # of a text without a closing quote, in CSV of one column; more are others
 # A first line of CSV with a longer field, or one of more words, is a row and no line of names.
 MAX_NAME_CHARACTERS = 64
 MAX_NAME_WORDS = 5
 # What can be wrong with the quotes of a row of CSV.
-STRAY_QUOTE, OPEN_QUOTE = "a quote is closed in the middle of a field", "a quote is never closed"
+STRAY_QUOTE = (
+    "has a quote that is not closed at the end of its field: double the quotes inside of texts"
+)
+OPEN_QUOTE = "opens a quote that is never closed"
+CUT_OFF = "is cut off"
+PLAIN_QUOTES = {"quoting": csv.QUOTE_NONE}  # they are ordinary characters
+LIST_NAMES = ("data", "rows", "train", "examples")  # usual names of a list of rows
+# Objects in a row of a damaged document: a list without its end would reach to the document's.
+MAX_INNER_OBJECTS = 500
+# Of such a document: what may be before its list, the beginning of an object, what is between two.
+_BEFORE_ROWS = re.compile(
+    rf'[\s\ufeff]*(?:\{{[^{{}}\[\]]*"(?:{"|".join(LIST_NAMES)})"\s*:\s*(?=\[\s*\{{))?'
+)
+_OBJECT_START = re.compile(r'\{\s*(?:("[^"\\{}\[\],:\n]*")\s*:|(?=\}))')
+BETWEEN_ROWS = " \t\n,[]}\ufeff"
 _SEPARATOR_LINE = re.compile(r'"?sep=([^"\n])"?\n', re.I)  # spreadsheets write it
 
 
@@ -47,16 +66,16 @@ class RowCounts:
         rows: all rows.
         skipped: rows without a usable text.
         bad_characters: characters that UTF-8 cannot hold, replaced by U+FFFD.
+        damaged: rows that cannot be read, which are skipped.
+        damage: which of them is the first, and what is wrong with it.
         cut_line: the number of a last line that is cut off; 0 if there is none.
         is_chat: whether the column holds chats.
         refused_chats: chats that the template refuses, which are skipped.
         chat_problem: why it refuses the first of them.
         nested: columns of lists or objects next to a column of text that has no usual name.
         has_names: whether the rows came with names of their columns.
-        long_rows: rows of CSV with more fields than there are names, which are skipped.
-        long_line: where the first of them ends.
-        merged_lines: lines of CSV that a stray quote merges into one row, which is skipped.
-        merged_line: where the first of these rows begins.
+        repeated: names that stand for repeated ones: "text_2" → "text".
+        repeated_choice: which of the columns of one name is read, as a sentence; "" if one is.
         rows_with_keys: rows that hold private keys, which are skipped.
     """
 
@@ -64,31 +83,34 @@ class RowCounts:
     rows: int = 0
     skipped: int = 0
     bad_characters: int = 0
+    damaged: int = 0
+    damage: str = ""
     cut_line: int = 0
     is_chat: bool = False
     refused_chats: int = 0
     chat_problem: str = ""
     nested: tuple[str, ...] = ()
     has_names: bool = True
-    long_rows: int = 0
-    long_line: int = 0
-    merged_lines: int = 0
-    merged_line: int = 0
+    repeated: dict[str, str] = field(default_factory=dict)
+    repeated_choice: str = ""
     rows_with_keys: int = 0
 
-    def describe_long_rows(self) -> str:
-        """Say how many rows have too many fields, and where the first is."""
-        return (
-            f"{self.long_rows:,} rows have more fields than there are names of columns, the first "
-            f"in line {self.long_line:,}"
-        )
+    def skip_damaged(self, problem: str) -> None:
+        """Count a damaged row; `problem` is a sentence that names it."""
+        self.damage = self.damage or problem
+        self.damaged += 1
 
-    def describe_merged_lines(self) -> str:
-        """Say how many lines a stray quote merges, and where the first of them is."""
-        return (
-            f"a quote in line {self.merged_line:,} is not closed at the end of its field, so that "
-            f"{self.merged_lines:,} lines are no rows"
-        )
+    def describe_damage(self) -> str:
+        """Say how many rows are damaged, and what is wrong with the first."""
+        total = self.rows + self.damaged
+        return f"{self.damaged:,} of {total:,}, the first because {self.damage}"
+
+    def check_damage(self) -> None:
+        """Refuse a file with too many damaged rows, or with no others. Raises TextError."""
+        if self.damaged > MAX_SKIPPED_SHARE * (self.rows + self.damaged):
+            raise TextError(f"too many rows cannot be read: {self.describe_damage()}")
+        if not self.rows and self.cut_line:
+            raise TextError(f"line {self.cut_line:,}, the only one with a row, is cut off")
 
 
 @dataclass(frozen=True)
@@ -110,107 +132,119 @@ class RowOptions:
 
 
 def parse_json_lines(lines: Iterable[str], counts: RowCounts) -> Iterator[Row]:
-    """Parse one JSON object, or text, a line; skip a last line that is cut, and note its number.
-
-    Raises:
-        TextError: another line is not a JSON object; without the file's name.
-    """
-    bad_line = 0
-    found = False
+    """Parse one JSON object, or text, a line."""
+    reader = JsonReader(partial(_name_values, counts))
+    cut_line = 0
     for number, line in enumerate(lines, 1):
-        line = line.removeprefix("\ufeff")  # files with marks may have been joined
-        if not line.strip():
+        line = line.removeprefix("\ufeff").strip()  # files with marks may have been joined
+        if not line:
             continue
-        if bad_line:
-            break
+        if cut_line:
+            counts.skip_damaged(f"line {cut_line:,} is not JSON: it is cut off")
+        cut_line = 0
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            bad_line = number
+            value = reader.decode(line)
+        except json.JSONDecodeError as error:
+            if is_cut_off(line, error):
+                cut_line = number
+            else:
+                counts.skip_damaged(f"line {number:,} is not JSON: {error.msg}")
             continue
-        if isinstance(row, str):
-            row = {"text": row}
-        if not isinstance(row, dict):
-            raise TextError(f"line {number} is not a JSON object with named columns")
-        found = True
-        yield row
+        yield from _as_row(value, "line", number, counts)
+    counts.cut_line = cut_line
+
+
+def _as_row(value: Any, noun: str, number: int, counts: RowCounts) -> Iterator[Row]:
+    """Yield an object, or a text, as a row; count another value as a damaged row."""
+    if isinstance(value, str):
+        yield {"text": value}
+    elif isinstance(value, dict):
+        yield value
     else:
-        if found or not bad_line:
-            counts.cut_line = bad_line
-            return
-    raise TextError(f"line {bad_line} is not JSON")
+        counts.skip_damaged(f"{noun} {number:,} is not a JSON object with named columns")
 
 
 def parse_json(text: str, counts: RowCounts) -> Iterator[Row]:
     """Parse a JSON document: a list of objects, one object, or an object that holds such a list.
 
-    Objects that follow each other are rows too. A document that is cut off is read up to its last
-    whole object.
+    Objects that follow each other are rows too.
 
     Raises:
         TextError: it is not JSON, or holds no objects.
     """
+    reader = JsonReader(partial(_name_values, counts))
     try:
-        document = json.loads(text)
-    except RecursionError:
-        raise TextError("its JSON is nested too deeply") from None
-    except ValueError as error:
-        yield from _parse_objects(text, counts, str(error))
+        document = reader.decode(text)
+    except json.JSONDecodeError as error:
+        yield from _parse_damaged(text.rstrip(), counts, reader, error)
         return
-    yield from _find_rows(document)
+    for number, value in enumerate(_find_rows(document), 1):
+        yield from _as_row(value, "row", number, counts)
 
 
-def _find_rows(document: Any) -> Iterator[Row]:
+def _find_rows(document: Any) -> list[Any]:
     if isinstance(document, list):
-        if not all(isinstance(row, dict) for row in document):
-            if not all(isinstance(row, str) for row in document):
-                raise TextError("its list holds values that are not objects with named columns")
-            document = [{"text": row} for row in document]
-        yield from document
-    elif isinstance(document, dict):
-        lists = {
-            name: value
-            for name, value in document.items()
-            if isinstance(value, list) and value and all(isinstance(row, dict) for row in value)
-        }
-        usual = [name for name in ("data", "rows", "train", "examples") if name in lists]
-        if len(lists) > 1 and not usual:
-            raise TextError(f"it holds several lists of rows: {', '.join(sorted(lists)[:20])}")
-        if usual or lists:
-            yield from lists[(usual or list(lists))[0]]
-        else:
-            yield document
-    else:
+        return document
+    if not isinstance(document, dict):
         raise TextError("it holds no objects with named columns")
+    lists = {
+        name: value
+        for name, value in document.items()
+        if isinstance(value, list) and any(isinstance(row, dict) for row in value)
+    }
+    usual = [name for name in LIST_NAMES if name in lists]
+    if len(lists) > 1 and not usual:
+        raise TextError(f"it holds several lists of rows: {', '.join(sorted(lists)[:20])}")
+    return lists[(usual or list(lists))[0]] if lists else [document]
 
 
-def _parse_objects(text: str, counts: RowCounts, problem: str) -> Iterator[Row]:
-    """Yield the whole objects of a list, or of a sequence, that may end too early."""
-    decoder = json.JSONDecoder()
-    position = len(text) - len(text.lstrip())
-    is_list = text.startswith("[", position)
-    between = " \t\n\r," if is_list else " \t\n\r\ufeff"
-    position += is_list
-    found = 0
-    while True:
-        while position < len(text) and text[position] in between:
-            position += 1
+def _parse_damaged(
+    text: str, counts: RowCounts, reader: JsonReader, problem: json.JSONDecodeError
+) -> Iterator[Row]:
+    """Yield the whole objects of a list, or of a sequence, in which others are damaged or cut off.
+
+    After a damaged row, the next one begins with a name that a row before began with: the objects
+    inside of it are no rows.
+    """
+    before = _BEFORE_ROWS.match(text)
+    begin = end = before.end() if before else 0
+    is_list, is_inside = text.startswith("[", begin), "{" in text[:begin]
+    names: set[str] = set()
+    error: json.JSONDecodeError | None = None
+    number = 0
+    matches = list(_OBJECT_START.finditer(text, begin))
+    limits = [*(match.start() for match in matches[MAX_INNER_OBJECTS:]), len(text)]
+    for index, match in enumerate(matches):
+        start, name = match.start(), match[1]
+        if start < end or (error and name not in names):
+            continue
+        between = text[end:start]
+        if is_inside and "]" in between:
+            break
+        number += error is None
+        if error or between.strip(BETWEEN_ROWS):
+            counts.skip_damaged(f"row {number:,} is not JSON: {(error or problem).msg}")
+            number += 1
+        if name:  # any text may hold {}
+            names.add(name)
+        begin = start
         try:
-            row, end = decoder.raw_decode(text, position)
-        except (ValueError, RecursionError):
-            break
-        if not isinstance(row, dict):
-            break
-        position = end
-        found += 1
-        yield row
-    rest = text[position:].strip()
-    if found and rest == ("]" if is_list else ""):
-        return
-    # Only the last object may be cut: what follows must not be the start of another one.
-    if not found or "\n{" in rest[1:].replace(" ", ""):
+            row, length = reader.raw_decode(text[start : limits[min(index, len(limits) - 1)]])
+        except json.JSONDecodeError as caught:
+            error, end = caught, start + 1
+        else:
+            error, end = None, start + length
+            yield row
+    if not number:
         raise TextError(f"it is not JSON: {problem}")
-    counts.cut_line = text.count("\n", 0, position) + 1
+    rest = text[end:].lstrip(BETWEEN_ROWS)
+    is_cut = "]" not in text[end:] if is_list else bool(rest)
+    if error:
+        is_cut = is_cut_off(text[begin:], error)
+    if is_cut:
+        counts.cut_line = text.count("\n", 0, begin if error else len(text) - len(rest)) + 1
+    elif error or (rest and not is_inside):
+        counts.skip_damaged(f"row {number:,} is not JSON: {(error or problem).msg}")
 
 
 @dataclass(frozen=True)
@@ -241,64 +275,125 @@ class CsvDialect:
         return match[1] if match and self.kind == CSV else ""
 
     @cached_property
-    def has_plain_quotes(self) -> bool:
-        """Return whether quotes are ordinary characters, because each line is a row.
+    def quoting(self) -> dict[str, Any]:
+        """Return how quotes are read, as settings of csv.reader: with the fewest faults.
 
-        Most tab-separated texts are so: a word in quotes at a field's start may be closed in the
-        middle of it, or not at all.
+        In most tab-separated texts they are ordinary characters, because each line is a row: a word
+        in quotes at a field's start may be closed in the middle of it, or not at all. In others
+        most rows have quotes, and nearly all of these are closed at the end of their fields.
         """
-        if self.kind == CSV:
-            return False
-        *lines, _ = self.sample.split("\n")
-        tabs = {line.count("\t") for line in lines if line}
-        return len(tabs) == 1 and tabs != {0}
+        fields = re.findall(r'(?:^|\t)("[^\t\n]*)', self.sample)
+        unclosed = sum(_strip_quotes(value) == value for value in fields)
+        is_quoted = 5 * unclosed < len(fields) > self.sample.count("\n") / 2
+        choices: list[dict[str, Any]] = [{}]
+        if self.kind != CSV and not is_quoted:
+            choices.insert(0, PLAIN_QUOTES)
+        if '\\"' in self.sample:
+            choices.append({"escapechar": "\\"})
+        if f'{self.delimiter} "' in self.sample:
+            choices.append({"skipinitialspace": True})
+        return min(choices, key=self._count_faults)
+
+    @cached_property
+    def is_ragged(self) -> bool:
+        """Return whether many rows of the sample have fewer fields than the first."""
+        rows = self._read_sample(self.quoting)
+        short = sum(len(row.values) < len(rows[0].values) for row in rows)
+        return short > MAX_SKIPPED_SHARE * len(rows)
+
+    def _count_faults(self, quoting: dict[str, Any]) -> int:
+        rows = self._read_sample(quoting)
+        return sum(len(row.values) != len(rows[0].values) or row.problem != "" for row in rows)
+
+    def _read_sample(self, quoting: dict[str, Any]) -> list["_CsvRow"]:
+        lines = io.StringIO(self.sample, newline="\n")
+        rows = list(_read_rows(lines, self, quoting))
+        return rows[:-1] if len(self.sample) == SAMPLE_CHARACTERS else rows  # the last may be cut
+
+    def split(
+        self, lines: Iterable[str], quoting: dict[str, Any], strict: bool = False
+    ) -> Iterator[list[str]]:
+        """Yield the fields of each row; `strict` raises csv.Error for a stray or open quote."""
+        return csv.reader(lines, delimiter=self.delimiter, strict=strict, **quoting)
+
+    def find_problem(self, values: list[str], lines: list[str], quoting: dict[str, Any]) -> str:
+        """Return what is wrong with the quotes of a row: STRAY_QUOTE, OPEN_QUOTE or ""."""
+        is_doubtful = len(lines) > 1 or '\\"' in lines[0]
+        if not is_doubtful and lines[-1].endswith("\n") and not "".join(values[-1:]).endswith("\n"):
+            return ""
+        try:
+            list(self.split(lines, quoting, strict=True))
+        except csv.Error as error:
+            if "unexpected end" in str(error):
+                return OPEN_QUOTE
+            return STRAY_QUOTE if is_doubtful else ""  # a stray one can be read otherwise
+        return ""
+
+    def has_rows(self, lines: list[str], quoting: dict[str, Any], width: int) -> bool:
+        """Return whether lines after an open quote are rows, and not the rest of a text."""
+        if width == 1:
+            return len(lines) >= MAX_CUT_LINES
+        return 2 * sum(len(row) == width for row in self.split(lines, quoting)) > len(lines)
 
 
 class _CsvRow(NamedTuple):
-    """A row of CSV: its fields, its lines, and the number of the first of these."""
+    """A row of CSV: its fields, its lines, the number of the first of these, and its problem."""
 
     values: list[str]
     lines: list[str]
     number: int
+    problem: str
 
 
-class _CsvReader:
+def _read_rows(
+    lines: Iterable[str], dialect: CsvDialect, quoting: dict[str, Any]
+) -> Iterator[_CsvRow]:
     """Yield the rows of CSV with the lines that each consists of.
 
-    Attributes:
-        line_number: of the last line that was read.
-        row_number: of the last row.
+    A quote that is not closed merges lines: the first is damaged, and the others are read again.
+
+    Raises:
+        TextError: a line cannot be read.
     """
+    source = iter(lines)
+    again: deque[str] = deque()
+    taken: list[str] = []
+    width = 0
+    number = 1
+    if dialect.stated_delimiter:
+        next(source, "")
+        number = 2
 
-    def __init__(self, lines: Iterable[str], dialect: CsvDialect) -> None:
-        self._lines = iter(lines)
-        self._row: list[str] = []
-        self.line_number = 0
-        self.row_number = 0
-        if dialect.stated_delimiter:
-            next(self._lines, "")
-            self.line_number = 1
-        self._has_plain_quotes = dialect.has_plain_quotes
-        quoting = csv.QUOTE_NONE if self._has_plain_quotes else csv.QUOTE_MINIMAL
-        self._reader = csv.reader(
-            self._read_lines(), delimiter=dialect.delimiter, quoting=quoting, strict=False
-        )
+    def next_line() -> str:
+        line = again.popleft() if again else next(source, "")
+        if line:
+            taken.append(line)
+        return line
 
-    def _read_lines(self) -> Iterator[str]:
-        for line in self._lines:
-            self._row.append(line)
-            self.line_number += 1
-            yield line
-
-    def __iter__(self) -> Iterator[_CsvRow]:
-        for values in self._reader:
-            lines, self._row = self._row, []
-            if not values:  # a blank line
-                continue
-            self.row_number += 1
-            if self._has_plain_quotes:
+    rows = dialect.split(iter(next_line, ""), quoting)
+    try:
+        while True:
+            values = next(rows, None)
+            if values is None:
+                return
+            row_lines = taken.copy()
+            taken.clear()
+            width = width or len(values)
+            problem = dialect.find_problem(values, row_lines, quoting)
+            if problem == OPEN_QUOTE and not dialect.has_rows(row_lines[1:], quoting, width):
+                problem = CUT_OFF
+            elif problem:
+                again.extendleft(reversed(row_lines[1:]))
+                del row_lines[1:]
+                values = next(dialect.split(row_lines, quoting))
+                rows = dialect.split(iter(next_line, ""), quoting)
+            if quoting == PLAIN_QUOTES:
                 values = [_strip_quotes(value) for value in values]
-            yield _CsvRow(values, lines, self.line_number - len(lines) + 1)
+            if values:  # the line is not blank
+                yield _CsvRow(values, row_lines, number, problem)
+            number += len(row_lines)
+    except csv.Error as error:
+        raise TextError(f"line {number} cannot be read: {error}") from None
 
 
 def _strip_quotes(value: str) -> str:
@@ -313,62 +408,43 @@ def parse_csv(lines: Iterable[str], dialect: CsvDialect, counts: RowCounts) -> I
     """Parse comma- or tab-separated values, in lines with their ends.
 
     The first line has the names of the columns, unless it looks like a row: then they are called
-    column1, column2 and so on. A last row that is cut is skipped, and its line noted.
+    column1, column2 and so on.
 
     Raises:
-        TextError: the rows cannot be told apart.
+        TextError: a line cannot be read.
     """
     csv.field_size_limit(MAX_FIELD_CHARACTERS)
-    reader = _CsvReader(lines, dialect)
-    rows = iter(reader)
-    try:
-        first = next(rows, None)
-        if first is None:
-            return
-        counts.has_names = _looks_like_names(first.values, dialect.column)
-        names = _unique_names(first.values if counts.has_names else [""] * len(first.values))
-        waiting = None if counts.has_names else first
-        is_last_checked = True
-        for row in rows:
-            if waiting is not None:
-                yield dict(zip(names, waiting.values, strict=False))
-            waiting = row if _accept_row(row, len(names), dialect, counts) else None
-            is_last_checked = False
-        _check_rows(counts, reader)
-        if waiting is None:
-            return
-        if is_last_checked or not _is_cut(waiting, dialect, len(names)):
-            yield dict(zip(names, waiting.values, strict=False))
+    rows = _read_rows(lines, dialect, dialect.quoting)
+    first = next(rows, None)
+    if first is None:
+        return
+    names = [name.strip("\ufeff \t\n") for name in first.values]
+    counts.has_names = _looks_like_names(names, dialect.column)
+    names = _distinguish_names(names if counts.has_names else [""] * len(names), counts)
+    for row in rows if counts.has_names else chain([first], rows):
+        is_short = len(row.values) < len(names)
+        if row.problem == CUT_OFF or (is_short and not row.lines[-1].endswith("\n")):
+            counts.cut_line = row.number
+        elif fault := _find_fault(row, len(names), dialect):
+            counts.skip_damaged(f"line {row.number:,} {fault}")
         else:
-            counts.cut_line = waiting.number
-    except csv.Error as error:
-        raise TextError(f"line {reader.line_number} cannot be read: {error}") from None
+            yield dict(zip(names, row.values, strict=False))
 
 
-def _accept_row(row: _CsvRow, names: int, dialect: CsvDialect, counts: RowCounts) -> bool:
-    """Count a row's faults; return whether it has no surplus fields and no lines of others."""
-    if len(row.lines) > 1 and _quote_problem(row, dialect) == STRAY_QUOTE:
-        counts.merged_lines += len(row.lines)
-        counts.merged_line = counts.merged_line or row.number
-        return False
+def _find_fault(row: _CsvRow, names: int, dialect: CsvDialect) -> str:
+    """Return what is wrong with a row; "" if nothing is."""
+    if row.problem:
+        return row.problem + (" in place of backslashes" if '\\"' in row.lines[0] else "")
     if any(row.values[names:]):
-        counts.long_rows += 1
-        counts.long_line = counts.long_line or row.number + len(row.lines) - 1
-        return False
-    return True
-
-
-def _check_rows(counts: RowCounts, reader: _CsvReader) -> None:
-    """Refuse a file with too many damaged rows; name the first of their lines."""
-    if counts.merged_lines > MAX_SKIPPED_SHARE * reader.line_number:
-        raise TextError(f"{counts.describe_merged_lines()}: double the quotes inside of texts")
-    if counts.long_rows > MAX_SKIPPED_SHARE * reader.row_number:
-        raise TextError(f"{counts.describe_long_rows()}: put texts with a delimiter into quotes")
+        return "has more fields than there are names: put texts with a delimiter into quotes"
+    if len(row.values) < names and not dialect.is_ragged:
+        return "has fewer fields than there are names"
+    return ""
 
 
 def _looks_like_names(first: list[str], column: str) -> bool:
     """Return whether a first line of CSV has the names of columns, and is not a row itself."""
-    folded = [name.strip().casefold() for name in first]
+    folded = [name.casefold() for name in first]
     if column in first or not {*USUAL_COLUMNS, *CHAT_COLUMNS}.isdisjoint(folded):
         return True
     if not any(folded):
@@ -387,43 +463,36 @@ def _is_number(name: str) -> bool:
     return True
 
 
-def _unique_names(names: list[str]) -> list[str]:
+def _name_values(counts: RowCounts, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON with a name of its own for each value."""
+    row = dict(pairs)
+    if len(row) == len(pairs):
+        return row
+    names = _distinguish_names([name for name, _ in pairs], counts)
+    return dict(zip(names, (value for _, value in pairs), strict=True))
+
+
+def _distinguish_names(names: list[str], counts: RowCounts) -> list[str]:
     """Return names without gaps and repetitions: "", "a", "a" → "column1", "a", "a_2"."""
+    given = set(names)
+    used: set[str] = set()
+    repetitions: Counter[str] = Counter()
     unique: list[str] = []
     for number, name in enumerate(names, 1):
-        name = name if name.strip() else f"column{number}"
-        unique.append(name if name not in unique else f"{name}_{number}")
+        original = name = name or f"column{number}"
+        while name in used or (name != original and name in given):
+            repetitions[original] += 1
+            name = f"{original}_{repetitions[original] + 1}"
+        if name != original:
+            counts.repeated[name] = original
+        used.add(name)
+        unique.append(name)
     return unique
-
-
-def _is_cut(last: _CsvRow, dialect: CsvDialect, names: int) -> bool:
-    """Return whether the last row ends too early; refuse one whose open quote hides others."""
-    if len(last.values) < names and not last.lines[-1].endswith("\n"):
-        return True
-    if _quote_problem(last, dialect) != OPEN_QUOTE:
-        return False
-    if len(last.lines) > MAX_CUT_LINES:
-        raise TextError(f"line {last.number} opens a quote that is never closed")
-    return True
-
-
-def _quote_problem(row: _CsvRow, dialect: CsvDialect) -> str:
-    """Return what is wrong with the quotes of a row: STRAY_QUOTE, OPEN_QUOTE or ""."""
-    if dialect.has_plain_quotes:
-        return ""
-    try:
-        list(csv.reader(row.lines, delimiter=dialect.delimiter, strict=True))
-    except csv.Error as error:
-        return OPEN_QUOTE if "unexpected end" in str(error) else STRAY_QUOTE
-    return ""
 
 
 def _find_delimiter(sample: str) -> str:
     """Return the delimiter that the line of names has most often outside of quotes."""
-    names = sample.lstrip("\n").partition("\n")[0]
-    while '"' in names and names.count('"') > 1:
-        before, _, rest = names.partition('"')
-        names = before + rest.partition('"')[2]
+    names = re.sub('"[^"]*"', "", sample.lstrip("\n")).partition("\n")[0]
     return max(",;\t|", key=lambda delimiter: (names.count(delimiter), delimiter == ","))
 
 
@@ -434,19 +503,19 @@ def _find_delimiter(sample: str) -> str:
 class _Columns:
     """The columns of the first rows, and which of them hold text."""
 
-    names: list[str] = field(default_factory=list)
+    names: Counter[str]
     texts: Counter[str] = field(default_factory=Counter)
     nested: set[str] = field(default_factory=set)
 
     @classmethod
-    def of(cls, rows: Iterable[Row]) -> "_Columns":
-        columns = cls()
+    def of(cls, rows: Iterable[Row], names: Iterable[str]) -> "_Columns":
+        columns = cls(Counter(dict.fromkeys(names, 0)))
         for row in rows:
             for name, value in row.items():
                 name = str(name)
-                if name not in columns.names:
-                    columns.names.append(name)
-                if _as_text(value):
+                columns.names[name] += 1
+                text = _as_text(value)
+                if text and not _is_number(text):
                     columns.texts[name] += 1
                 elif value and isinstance(value, list | dict):
                     columns.nested.add(name)
@@ -454,7 +523,9 @@ class _Columns:
 
     def describe(self) -> str:
         """List the columns for a sentence."""
-        printable = ("".join(c for c in name if c.isprintable())[:40] for name in self.names[:20])
+        printable = (
+            "".join(c for c in name if c.isprintable())[:40] for name in [*self.names][:20]
+        )
         return ", ".join(printable) or "none"
 
 
@@ -468,10 +539,10 @@ def read_texts(rows: Iterable[Row], options: RowOptions, counts: RowCounts) -> I
     iterator = iter(rows)
     first = list(islice(iterator, SAMPLE_ROWS))
     if not first:
+        counts.check_damage()
         raise TextError("it has no rows")
-    columns = _Columns.of(first)
-    columns.names += [name for name in options.names if name not in columns.names]
-    counts.column = options.column or _choose_column(columns, options)
+    columns = _Columns.of(first, options.names)
+    counts.column = _choose_repeated(options.column, columns, counts)
     is_chat = _holds_chats(first, counts.column)
     counts.is_chat = is_chat
     if is_chat and options.render_chat is None:
@@ -483,9 +554,12 @@ def read_texts(rows: Iterable[Row], options: RowOptions, counts: RowCounts) -> I
         counts.nested = tuple(sorted(columns.nested))
     usable = 0
     for row in chain(first, iterator):
-        counts.rows += 1
         value = _get(row, counts.column)
         text = _render(value, options, counts) if is_chat else _as_text(value)
+        if problem := _find_damage(row, text, counts):
+            counts.skip_damaged(f"row {counts.rows + counts.damaged + 1:,} {problem}")
+            continue
+        counts.rows += 1
         text, bad_characters = replace_surrogates(normalise_line_ends(text))
         if not text.strip():
             counts.skipped += 1
@@ -498,23 +572,58 @@ def read_texts(rows: Iterable[Row], options: RowOptions, counts: RowCounts) -> I
         counts.bad_characters += bad_characters
         usable += 1
         yield text
-    if counts.rows_with_keys and not usable:
-        raise TextError(HOLDS_PRIVATE_KEY)
+    counts.check_damage()
     if not usable:
-        if counts.column not in columns.names and "." not in counts.column:
-            raise TextError(
-                f"it has no column '{counts.column}'; its columns are {columns.describe()}"
-            )
-        if counts.refused_chats:
-            raise TextError(counts.chat_problem)
-        raise TextError(
-            f"none of its {counts.rows:,} rows has a text in the column '{counts.column}'; "
-            f"its columns are {columns.describe()}"
-        )
+        raise TextError(_describe_nothing(columns, counts))
 
 
-def _choose_column(columns: _Columns, options: RowOptions) -> str:
-    by_folded = {name.casefold(): name for name in reversed(columns.names)}
+def _describe_nothing(columns: _Columns, counts: RowCounts) -> str:
+    """Say why no row has a text."""
+    if counts.rows_with_keys:
+        return HOLDS_PRIVATE_KEY
+    if counts.column not in columns.names and "." not in counts.column:
+        return f"it has no column '{counts.column}'; its columns are {columns.describe()}"
+    if counts.refused_chats:
+        return counts.chat_problem
+    return (
+        f"none of its {counts.rows:,} rows has a text in the column '{counts.column}'; "
+        f"its columns are {columns.describe()}"
+    )
+
+
+def _find_damage(row: Row, text: str, counts: RowCounts) -> str:
+    """Return why a row's text cannot be trusted; "" if it can."""
+    again = f"{counts.column}_2" if counts.repeated and not counts.repeated_choice else ""
+    if again in row and again in counts.repeated:
+        return f"has two columns '{counts.column}'"
+    return "holds bytes that are not UTF-8" if has_undecodable(text) else ""
+
+
+def _choose_repeated(wanted: str, columns: _Columns, counts: RowCounts) -> str:
+    """Return the column of text; of several that share its name, the only one that holds text."""
+    column = wanted or _choose_column(columns)
+    shared = {name: counts.repeated.get(name, name) for name in columns.names}
+    if not wanted:  # a name in another letter case may be meant, too
+        shared = {name: original.strip().casefold() for name, original in shared.items()}
+    least = MAX_SKIPPED_SHARE * max(columns.names.values(), default=0)  # in fewer rows it is damage
+    same = {
+        name: str(number)
+        for number, name in enumerate(shared, 1)
+        if shared[name] == shared.get(column) and columns.names[name] >= least
+    }
+    if len(same) < 2 or wanted in counts.repeated:
+        return column
+    name = counts.repeated.get(column, column)
+    sentence = f"its columns {' and '.join(same.values())} are all called '{name}'"
+    with_text = [name for name in same if columns.texts[name]]
+    if len(with_text) != 1:
+        raise TextError(f"{sentence}: rename all but the one with the text")
+    counts.repeated_choice = f"{sentence}; column {same[with_text[0]]}, which holds text, is read"
+    return with_text[0]
+
+
+def _choose_column(columns: _Columns) -> str:
+    by_folded = {name.strip().casefold(): name for name in reversed(columns.names)}
     for usual in USUAL_COLUMNS:
         name = by_folded.get(usual)
         if name is not None and columns.texts[name]:
@@ -571,8 +680,8 @@ def _as_messages(value: Any) -> list[dict[str, Any]] | None:
     """Return a chat's messages with "role" and "content", or None if it is not a chat."""
     if isinstance(value, str) and value.lstrip().startswith("[{"):
         try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
+            value = JsonReader().decode(value)
+        except ValueError:
             return None
     if not isinstance(value, list) or not value:
         return None

@@ -35,6 +35,7 @@ from barnraise.text.tokenizer import (
     round_vocabulary,
     train_tokenizer,
 )
+from barnraise.text.tokenizer_file import read_tokenizer_file
 
 StoreBlob = Callable[[bytes], str]  # stores a blob and returns its BLAKE3 digest
 MAX_TRAIN_SHARDS = 1000  # in a manifest
@@ -125,7 +126,8 @@ def build_shards(
     if tokenizer is not None:
         if plan.may_shrink:
             vocabulary = min(vocabulary, round_vocabulary(count_tokens(tokenizer)))
-        digest = store_blob(plan.tokenizer_file or tokenizer.to_str().encode())
+        file = plan.tokenizer_file or tokenizer.to_str().encode()
+        digest = store_blob(read_tokenizer_file(file, "the tokenizer"))
     train, held_out_tokens = tokenise(spool, table, held_out, tokenizer, progress)
     for name, tokens in (("training", train), ("held-out", held_out_tokens)):
         if len(tokens) <= plan.context:

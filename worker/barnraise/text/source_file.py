@@ -6,6 +6,7 @@ named. `datasets` reads Parquet and Arrow files.
 
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ from barnraise.text.file_format import (
 from barnraise.text.private_keys import refuse_private_keys
 from barnraise.text.rows import (
     MAX_SKIPPED_SHARE,
+    SAMPLE_CHARACTERS,
     SAMPLE_ROWS,
     CsvDialect,
     Row,
@@ -183,7 +185,7 @@ def _read_stream(
         return
     if report.format == TEXT and options.column:
         raise TextError(f"it is plain text, which has no column '{options.column}'")
-    decoding = DecodingCounts()
+    decoding = DecodingCounts(is_rows=report.format != TEXT)
     texts = decode_stream(stream, decoding)
     if report.format == TEXT:
         yield from _read_text(texts)
@@ -224,7 +226,7 @@ def _parse_rows(
         return parse_json_lines(split_lines(texts), counts)
     if kind in (CSV, TSV):
         first = next(texts, "")
-        dialect = CsvDialect(kind, first[:65536], options.column)
+        dialect = CsvDialect(kind, first[:SAMPLE_CHARACTERS], options.column)
         return parse_csv(split_lines(chain([first], texts), keep_ends=True), dialect, counts)
     assert kind == JSON
     return parse_json(_join(texts), counts)
@@ -265,7 +267,7 @@ def _join(texts: Iterable[str]) -> str:
 
 
 def _report_rows(counts: RowCounts, report: FileReport) -> None:
-    report.skipped_rows = counts.skipped
+    report.skipped_rows = counts.skipped + counts.damaged + bool(counts.cut_line)
     report.add_warnings(_row_warnings(counts))
     if counts.bad_characters > 0.001 * max(1, report.characters):
         raise TextError(
@@ -293,10 +295,10 @@ def _row_warnings(counts: RowCounts) -> Iterator[str]:
             f"its text is the column '{counts.column}'; other columns hold lists or objects, which "
             f"are not read: {', '.join(counts.nested[:5])}"
         )
-    if counts.merged_lines:
-        yield f"{counts.describe_merged_lines()}; they are skipped"
-    if counts.long_rows:
-        yield f"{counts.describe_long_rows()}; they are skipped"
+    if counts.repeated_choice:
+        yield counts.repeated_choice
+    if counts.damaged:
+        yield f"rows that cannot be read are skipped: {counts.describe_damage()}"
     if counts.rows_with_keys:
         yield f"rows that hold private keys are skipped: {counts.rows_with_keys:,}"
     if counts.cut_line:
@@ -356,6 +358,8 @@ def _read_table(
 ) -> Iterator[Piece]:
     """Read the column of text of a Parquet or Arrow file, a few rows at a time."""
     datasets = load_datasets()
+    from pyarrow import parquet
+
     counts = RowCounts()
 
     def open_table(columns: list[str] | None) -> Any:
@@ -371,6 +375,8 @@ def _read_table(
         return table
 
     with _table_errors(report):
+        if report.format == PARQUET and "://" not in location:
+            _refuse_repeated(parquet.read_schema(location).names)
         features = open_table(None).features
         names = tuple(features)
         candidates = [name for name in names if _may_hold_text(features[name])]
@@ -391,10 +397,20 @@ def _read_table(
                 pass
             candidates = [sample.column]
             options = RowOptions(sample.column, options.render_chat, names)
-            counts.nested = sample.nested
+            counts.nested, counts.repeated_choice = sample.nested, sample.repeated_choice
         for text in read_texts(open_table(candidates), options, counts):
             yield Piece(text, has_marks=counts.is_chat)
     _report_rows(counts, report)
+
+
+def _refuse_repeated(names: list[str]) -> None:
+    """Refuse columns that share a name: `datasets` reads no such table. Raises TextError."""
+    counts = Counter(names)
+    for repeated in (name for name in names if counts[name] > 1):
+        places = [str(place) for place, name in enumerate(names, 1) if name == repeated]
+        raise TextError(
+            f"its columns {' and '.join(places)} are all called '{repeated}': rename all but one"
+        )
 
 
 def _may_hold_text(feature: Any) -> bool:

@@ -5,7 +5,6 @@ a special token stays text: only the end of a document becomes the end token.
 """
 
 import contextlib
-import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -38,7 +37,7 @@ TOKEN_DTYPE = np.dtype("<u2")
 # which no text contains; so the same words inside of a message stay text.
 MARK_BEGIN = "\ufdd0"
 MARK_END = "\ufdd1"
-_MARK = re.compile(f"{MARK_BEGIN}(\\d+){MARK_END}")
+MARK = re.compile(f"{MARK_BEGIN}(\\d+){MARK_END}")
 
 
 def train_tokenizer(documents: Sequence[bytes], vocabulary: int) -> Tokenizer:
@@ -146,22 +145,6 @@ def find_end_token(tokenizer: Tokenizer, shown: str = "the tokenizer") -> int:
     raise TextError(f"{shown} has no token that ends a text, such as {', '.join(END_NAMES[:4])}")
 
 
-def find_unknown_token(tokenizer: Tokenizer) -> int | None:
-    """Return the token that stands for what a tokenizer does not know; None if it knows all."""
-    model = json.loads(tokenizer.to_str())["model"]
-    if isinstance(model.get("unk_id"), int):  # of a unigram model
-        return model["unk_id"]
-    return tokenizer.token_to_id(model.get("unk_token") or "")
-
-
-def encode_documents(
-    documents: Sequence[bytes], tokenizer: Tokenizer | None
-) -> npt.NDArray[np.uint16]:
-    """Encode documents as one stream of uint16 tokens, with the end token after each."""
-    pieces = ((document, True) for document in documents)
-    return np.concatenate([np.empty(0, TOKEN_DTYPE), *encode_pieces(pieces, tokenizer)])
-
-
 def encode_pieces(
     pieces: Iterable[tuple[bytes, bool]], tokenizer: Tokenizer | None, has_marks: bool = False
 ) -> Iterator[npt.NDArray[np.uint16]]:
@@ -212,7 +195,7 @@ def _encode_batch(
 def _encode_marked(text: str, tokenizer: Tokenizer) -> list[int]:
     """Encode a chat: the numbers between marks are tokens, everything else is text."""
     ids: list[int] = []
-    for position, part in enumerate(_MARK.split(text)):
+    for position, part in enumerate(MARK.split(text)):
         if position % 2:
             ids.append(int(part))
         elif part:
