@@ -225,14 +225,14 @@ def test_verify_proof_accepts_owner_or_enough_mirrors():
         ),
         (
             SignedVerdict(
-                body="x",
+                body="{}",
                 signatures={
                     OWNER.key: OWNER.sign("verdict", messages.Goodbye(reason="x")).signature
                 },
             ),
             "signature",
         ),
-        (SignedVerdict(body="é" * 40_000, signatures={OWNER.key: "0" * 128}), "more than"),
+        (SignedVerdict(body="{" + "é" * 40_000, signatures={OWNER.key: "0" * 128}), "more than"),
         (fork(3).model_copy(update={"other": header(3)}), "not two different updates"),
         (fork(3).model_copy(update={"other": header(4)}), "not two different updates"),
         (fork(3).model_copy(update={"other": header(3, life=1)}), "not two different updates"),
