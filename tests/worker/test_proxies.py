@@ -11,6 +11,7 @@ from helpers.network.local_server import LocalServer, QuietHandler
 from helpers.network.socks_proxy import SocksProxy
 from helpers.worker.fake_coordinator import FakeCoordinator
 from helpers.worker.fake_hub import open_writable_hub
+from helpers.worker.trained_models import bpe_file
 from huggingface_hub import close_session, constants
 
 from barnraise.coordinator_client.client import CoordinatorClient
@@ -179,7 +180,7 @@ def test_host_that_cannot_be_looked_up_is_a_sentence(monkeypatch):
 def test_hub_is_asked_through_the_proxy_and_names_it(monkeypatch, tmp_path):
     clear_variables(monkeypatch)
     hub = open_writable_hub(monkeypatch, tmp_path)
-    hub.repositories["models/ada/model"] = {"tokenizer.json": b"{}"}
+    hub.repositories["models/ada/model"] = {"tokenizer.json": bpe_file(300)}
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     template = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
@@ -187,7 +188,7 @@ def test_hub_is_asked_through_the_proxy_and_names_it(monkeypatch, tmp_path):
     monkeypatch.setenv("ALL_PROXY", f"socks5://{socks.place}")
     monkeypatch.setenv("NO_PROXY", "[::1],rubbish:x")
     try:
-        assert load_existing_tokenizer("hf:ada/model").file == b"{}"
+        assert load_existing_tokenizer("hf:ada/model").file
         assert set(socks.targets) == {hub.url.removeprefix("http://")}
         socks.close()
         sentence = f"the proxy socks5://{socks.place} of ALL_PROXY does not answer"

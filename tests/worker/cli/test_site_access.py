@@ -114,7 +114,7 @@ def test_enrolment_opens_nothing_for_a_code_that_is_none(coordinator, home, monk
 
 
 def test_text_larger_than_the_disk_is_shown_before_the_join(coordinator, home):
-    enrol(home, coordinator)
+    enrol(home, coordinator.url, coordinator.identity.key)
     shard = Shard(digest="0" * 64, tokens=250_000_000)
     manifest = TextManifest(
         run=RUN, vocabulary=256, tokenizer=None, train=[shard] * 10, held_out=[shard]
