@@ -3,13 +3,7 @@
 import hypothesis.strategies as st
 from hypothesis import given
 
-from barnraise.exchange.updates.served_pieces import (
-    FORGET_SECONDS,
-    MAX_MACHINES,
-    REPEATED_BYTES,
-    REPEATED_SHARE,
-    ServedPieces,
-)
+from barnraise.exchange.updates.served_pieces import REPEAT_LIMITS, ServedPieces
 
 MEBIBYTE = 1 << 20
 REQUESTS = st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 5)), max_size=200)
@@ -23,7 +17,7 @@ def test_volunteer_is_sent_everything_once_and_a_bounded_part_of_it_again(reques
         assert is_sent or piece in new[volunteer]
         new[volunteer].add(piece)
         sent[volunteer] += is_sent
-        most = (1 + REPEATED_SHARE) * len(new[volunteer]) + REPEATED_BYTES / MEBIBYTE
+        most = (1 + REPEAT_LIMITS.share) * len(new[volunteer]) + REPEAT_LIMITS.bytes / MEBIBYTE
         assert sent[volunteer] <= most
 
 
@@ -35,11 +29,11 @@ def test_machine_that_lost_its_folder_is_sent_all_again_after_a_while():
 
     assert request_all(0.0) == 200
     assert request_all(60.0) == 28
-    assert request_all(FORGET_SECONDS - 1.0) == 0
-    assert request_all(FORGET_SECONDS) == 200
+    assert request_all(REPEAT_LIMITS.forget_seconds - 1.0) == 0
+    assert request_all(REPEAT_LIMITS.forget_seconds) == 200
 
 
 def test_volunteer_is_sent_everything_once_for_each_of_a_few_machines():
     served = ServedPieces()
     sent = [served.try_send("a", f"{machine}", "piece", 1 << 30, 0.0) for machine in range(20)]
-    assert sum(sent) == MAX_MACHINES
+    assert sum(sent) == REPEAT_LIMITS.machines

@@ -6,7 +6,7 @@ import pytest
 from helpers.network.raw_peer import connect_raw_peer
 from helpers.wait_for import wait_until
 
-from barnraise.exchange.updates.served_pieces import REPEATED_BYTES
+from barnraise.exchange.updates.served_pieces import REPEAT_LIMITS
 from barnraise.ledger import blob_store
 from barnraise.peering.transports.framing import unpack
 from barnraise.protocol.messages import BlobMissing, BlobPart, BlobRequest, UpdateRequest
@@ -62,7 +62,7 @@ def test_machines_that_request_all_again_and_again_get_it_once(world):
 
             received += run(receive_all())
     wanted = sum(part.size for part in update.fragments) + (2 << 20)
-    assert wanted <= received / len(machines) <= 1.1 * wanted + REPEATED_BYTES
+    assert wanted <= received / len(machines) <= 1.1 * wanted + REPEAT_LIMITS.bytes
     b.add_peers(a)
     world.wait_for_agreement(a, b)
     assert b.exchange.fetch_blobs({blob: None, last: None}, 20), "somebody else has what it lacks"

@@ -13,12 +13,21 @@ from blake3 import blake3
 
 from barnraise.protocol.table_sizes import store_newest
 
-FORGET_SECONDS = 900.0
-REPEATED_SHARE = 0.1  # of what a volunteer was sent, that it is sent again
-REPEATED_BYTES = float(8 << 20)  # in addition: what was in transit as a connection broke
-MAX_VOLUNTEERS = 64
-MAX_MACHINES = 4  # of a volunteer
-_FILTER_BYTES = 1 << 18  # after half a million pieces it takes one in seven new ones for repeated
+
+@dataclass(frozen=True)
+class RepeatLimits:
+    """How much of what a machine was sent on request it may be sent again."""
+
+    forget_seconds: float = 900.0
+    share: float = 0.1  # of what it was sent
+    bytes: float = float(8 << 20)  # in addition: what was in transit as a connection broke
+    volunteers: int = 64  # that are told apart
+    machines: int = 4  # of a volunteer, that are told apart
+    # After half a million pieces a filter of this size takes one in seven new ones for repeated.
+    filter_bytes: int = 1 << 18
+
+
+REPEAT_LIMITS = RepeatLimits()
 
 
 @dataclass
@@ -26,13 +35,13 @@ class _SentPieces:
     """What one machine was sent."""
 
     since: float
-    allowance: float = REPEATED_BYTES  # bytes that it may be sent again
-    pieces: bytearray = field(default_factory=lambda: bytearray(_FILTER_BYTES))
+    allowance: float = REPEAT_LIMITS.bytes  # bytes that it may be sent again
+    pieces: bytearray = field(default_factory=lambda: bytearray(REPEAT_LIMITS.filter_bytes))
 
     def add(self, piece: str) -> bool:
         """Remember a piece; return whether it is new."""
         numbers = memoryview(blake3(piece.encode()).digest()).cast("I")
-        bits = [number % (8 * _FILTER_BYTES) for number in numbers[:4]]
+        bits = [number % (8 * REPEAT_LIMITS.filter_bytes) for number in numbers[:4]]
         is_new = not all(self.pieces[bit >> 3] & 1 << (bit & 7) for bit in bits)
         for bit in bits:
             self.pieces[bit >> 3] |= 1 << (bit & 7)
@@ -57,14 +66,14 @@ class ServedPieces:
             now: The time in seconds.
         """
         machines = self._served.get(volunteer, {})
-        store_newest(self._served, volunteer, machines, MAX_VOLUNTEERS)
-        if machine not in machines and len(machines) >= MAX_MACHINES:
+        store_newest(self._served, volunteer, machines, REPEAT_LIMITS.volunteers)
+        if machine not in machines and len(machines) >= REPEAT_LIMITS.machines:
             machine = next(iter(machines))
         served = machines.get(machine)
-        if served is None or now >= served.since + FORGET_SECONDS:
+        if served is None or now >= served.since + REPEAT_LIMITS.forget_seconds:
             served = machines[machine] = _SentPieces(now)
         if served.add(piece):
-            served.allowance += REPEATED_SHARE * size
+            served.allowance += REPEAT_LIMITS.share * size
             return True
         if size > served.allowance:
             return False
