@@ -60,7 +60,7 @@ SAMPLE_PATTERN = r"^[^\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066
 SampleText = Annotated[str, Field(pattern=SAMPLE_PATTERN)]
 
 # A run's name in addresses, which people copy into a shell.
-Slug = Annotated[str, Field(pattern=r"^[0-9A-Za-z_-]{0,100}$")]
+Slug = Annotated[str, Field(pattern=r"^[\p{L}\p{M}\p{Nd}_-]{0,100}$")]
 EnrolmentCode = Annotated[str, Field(pattern=r"^[0-9A-Z-]{1,20}$")]
 Version = Annotated[str, Field(pattern=r"^[0-9A-Za-z.+-]{1,40}$")]
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
