@@ -50,6 +50,7 @@ from barnraise.peering.peer_server import PeeringConfig, PeeringUser, PeerServer
 from barnraise.peering.transports.transport import Transport
 from barnraise.planning.round_schedule import RoundSchedule
 from barnraise.protocol.messages import PeerState, Signed, Ticket, Update, UpdateRequest
+from barnraise.protocol.opinions import SignedOpinions
 from barnraise.protocol.run_mirrors import RunMirrors
 from barnraise.protocol.signing import open_signed
 
@@ -129,7 +130,7 @@ class UpdateServer:
         )
         self.fetcher = BlobFetcher(context.connections, ledger.blobs, run_on_disk)
         self.verdicts = VerdictHandler(
-            context, config.rules, queue, self.fetcher, self._on_verdicts_applied
+            context, config.rules, queue, self.fetcher, self._on_verdicts_applied, peering.clock
         )
         self.updates = UpdateReceiver(
             context,
@@ -231,6 +232,11 @@ class UpdateServer:
         # A verdict may have retracted it since.
         if not self.ledger.verdicts.is_retracted(update.author, update.seq):
             self.gossip.on_local_update(update.author, update.seq)
+        self.wake()
+
+    def publish_opinions(self, opinions: SignedOpinions) -> None:
+        """Spread what this machine states of the other volunteers, once it is durable here."""
+        self.peers.spawn(self.verdicts.on_proof(opinions))
         self.wake()
 
     def prune(self, safe: dict[str, int]) -> None:

@@ -149,6 +149,7 @@ class Anchor:
         """Wrap fragments, which this object will change."""
         self.fragments = fragments
         self.in_memory = in_memory
+        self._vouched: frozenset[str] | None = None
         self.restore(heads or {}, {}, [])
 
     def restore(
@@ -206,10 +207,18 @@ class Anchor:
         """Return the version vector: author → sequence number of its last update in the sum."""
         return {author: head.seq for author, head in sorted(self.heads.items())}
 
+    def set_vouched(self, vouched: frozenset[str] | None) -> None:
+        """Set which volunteers are vouched for; None if the run's owner vouches for nobody."""
+        self._vouched = vouched
+
     @property
     def tokens(self) -> int:
-        """Return the training tokens of all updates in the sum: the clock that all peers share."""
-        return count_tokens(
+        """Return the training tokens that count of all updates in the sum, see `count_useful`.
+
+        Schedules and the end of the run follow them: the clock that all peers share.
+        """
+        volunteers = {author: head.volunteer for author, head in self.heads.items()}
+        return count_useful(
             {
                 author: TokenClaim(
                     head.started_ms,
@@ -217,7 +226,9 @@ class Anchor:
                     head.total - sum(self.retracted.get(author, {}).values()),
                 )
                 for author, head in self.heads.items()
-            }
+            },
+            volunteers,
+            self._vouched,
         )
 
     def add_units(self, index: int, units: torch.Tensor) -> None:
@@ -415,6 +426,28 @@ def count_tokens(claims: Mapping[str, TokenClaim]) -> int:
         claims: Author (key.incarnation) → what it states.
     """
     return sum(count_tokens_by_key(claims).values())
+
+
+def count_useful(
+    claims: Mapping[str, TokenClaim],
+    volunteers: Mapping[str, str],
+    vouched: frozenset[str] | None,
+) -> int:
+    """Return the tokens that spend the budget: idle accounts state tokens, too.
+
+    All volunteers that nobody vouches for together count at most as much as the vouched ones.
+
+    Args:
+        claims: Author → what it states.
+        volunteers: Author → the volunteer that its updates name.
+        vouched: The volunteers that are vouched for; None: all count in full.
+    """
+    if vouched is None:
+        return count_tokens(claims)
+    trusted = {a: claim for a, claim in claims.items() if volunteers.get(a) in vouched}
+    trusted_tokens = count_tokens(trusted)
+    others = {author: claim for author, claim in claims.items() if author not in trusted}
+    return trusted_tokens + min(trusted_tokens, count_tokens(others))
 
 
 def count_tokens_by_key(claims: Mapping[str, TokenClaim]) -> dict[str, int]:

@@ -4,7 +4,7 @@ A machine has few links. Peers beyond them are seen in the ledger, by the rounds
 them.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Protocol
 
 from barnraise.exchange.gossip.gossip import LinkState
@@ -14,6 +14,7 @@ from barnraise.exchange.weights.delay_compensation import (
     estimate_relative_sizes,
     predict_in_flight,
 )
+from barnraise.exchange.weights.opinion_former import OpinionFormer
 from barnraise.exchange.weights.weighting import (
     LostPeers,
     PeerClaim,
@@ -36,6 +37,7 @@ from barnraise.protocol.table_sizes import MANY
 from barnraise.spec import UPDATES, RunSpec
 
 MAX_DESCRIBED = 64  # volunteers that the log says count for nothing
+WHOLE_ROUND = 0.999  # parts of a round may be published one after the other
 
 
 class LinkTable(Protocol):
@@ -63,8 +65,10 @@ class PeerEstimates:
         link_table: The connected peers.
         contribution: Compares the contents of updates.
         volunteer: Digest of this machine's own volunteer, who does not lie to this machine.
+        find_vouched: Returns the volunteers that are vouched for.
 
     Attributes:
+        opinions: What this machine thinks of the other volunteers.
         doubted_volunteers: Digests of those that counted for nothing when others' rates were last
             estimated. Any thread may read them.
     """
@@ -75,7 +79,11 @@ class PeerEstimates:
         link_table: LinkTable,
         contribution: ContributionMeter,
         volunteer: str = "",
+        find_vouched: Callable[[], Collection[str]] = frozenset,
     ) -> None:
+        self.opinions = OpinionFormer()
+        self._find_vouched = find_vouched
+        self._new_rounds = 0.0  # of this machine that its opinions do not contain
         self.doubted_volunteers: tuple[str, ...] = ()
         self._recipe = spec.recipe
         self._parameters = spec.model.parameters
@@ -117,6 +125,10 @@ class PeerEstimates:
         self._last_published_at = clock
         changed = sum(part.size > 0 for part in update.fragments)
         self._contribution.record_own_tokens(update.tokens, changed / len(self._sizes))
+        self._new_rounds += changed / len(self._sizes)
+        if self._new_rounds >= WHOLE_ROUND:
+            self._new_rounds = 0.0
+            self.opinions.record_round(self._compare_contents(), self.doubted_volunteers)
 
     def training_share(self, rate: float, now: float) -> float:
         """Return this machine's share of all training, in (0, 1]; 1 when it is alone.
@@ -158,7 +170,7 @@ class PeerEstimates:
     def _compare_contents(self) -> dict[str, float]:
         """Return the volunteers' agreements, and record which of them count for nothing."""
         agreements = self._contribution.agreements()
-        factors = contribution_factors(agreements)
+        factors = contribution_factors(agreements, self._find_vouched())
         self.doubted_volunteers = tuple(
             sorted(volunteer for volunteer, factor in factors.items() if not factor)
         )
@@ -273,7 +285,8 @@ class PeerEstimates:
         rates = credible_rates(rate, [*claims.values()], now, grace)
         if rate:
             agreements = self._compare_contents()
-            rates = limit_volunteers(rate, [*claims.values()], rates, agreements)
+            vouched = self._find_vouched()
+            rates = limit_volunteers(rate, [*claims.values()], rates, agreements, vouched)
         return dict(zip(claims, rates, strict=True))
 
     def _other_volunteer(self, volunteer: str) -> str:

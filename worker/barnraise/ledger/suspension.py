@@ -1,0 +1,152 @@
+"""Decide by machines' opinions who is vouched for and whose updates are withheld. Pure.
+
+Accounts cost nothing, so their number never decides. The run's owner vouches for volunteers by
+their tickets. A volunteer is also vouched for, and has a vote, once the owner's machine or two
+vouched volunteers find that the volunteer's updates agree with theirs, and no more find the
+opposite. In the same way a volunteer is suspended whom the owner's machine doubts, or at least two
+vouched volunteers and more than find the opposite. Where two volunteers that the owner vouches for
+have compared the volunteer, only these decide, and on each other nobody else does: work can be
+copied.
+
+Where the owner vouches for nobody, everybody is a stranger: nobody is suspended.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from barnraise.protocol.enums import Standing
+from barnraise.protocol.opinions import Doubt
+
+MIN_JUDGES = 2  # vouched volunteers that decide together
+# Before a doubt, a volunteer that agreed with the doubted one may have left.
+AGREEMENT_MS = 2 * 3600 * 1000
+
+Kept = Mapping[str, int]  # author → its last update that stays; none of the others' does
+
+
+@dataclass(frozen=True)
+class Statement:
+    """The newest opinions of one machine."""
+
+    volunteer: str  # that the machine's ticket names
+    standing: Standing  # that it names
+    time_ms: int
+    doubted: Mapping[str, Doubt]
+    agreeing: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What the statements of all machines come to."""
+
+    vouched: frozenset[str] | None  # volunteers; None: the owner vouches for nobody
+    suspended: Mapping[str, Kept]  # volunteer → what stays of its updates
+
+
+@dataclass(frozen=True)
+class _View:
+    """What one volunteer's machines state of another volunteer, by the newest statement."""
+
+    time_ms: int
+    doubt: Doubt | None
+
+
+def judge(statements: Iterable[Statement], cleared: Mapping[str, int]) -> Judgement:
+    """Return who is vouched for and who is suspended.
+
+    Args:
+        statements: Of machines that are not excluded.
+        cleared: Volunteer → until when doubts of it are void, in milliseconds since 1970.
+    """
+    ordered = sorted(statements, key=lambda statement: (statement.time_ms, statement.volunteer))
+    owners = {item.volunteer for item in ordered if item.standing is Standing.OWNER}
+    invited = {item.volunteer for item in ordered if item.standing is not Standing.STRANGER}
+    if not invited:
+        return Judgement(None, {})
+    views = _collect_views(ordered, cleared)
+    vouched = set(invited)
+    while added := {
+        subject
+        for subject, of_subject in views.items()
+        if subject not in vouched and _is_accepted(of_subject, owners, (invited, vouched))
+    }:
+        vouched |= added
+    suspended = {
+        subject: _merge_kept(doubts)
+        for subject, of_subject in sorted(views.items())
+        if subject not in owners
+        and (
+            doubts := _find_deciding_doubts(
+                of_subject, owners, (invited,) if subject in invited else (invited, vouched)
+            )
+        )
+    }
+    return Judgement(frozenset(vouched - suspended.keys()), suspended)
+
+
+def _collect_views(
+    ordered: Iterable[Statement], cleared: Mapping[str, int]
+) -> dict[str, dict[str, _View]]:
+    """Return volunteer → other volunteer → what the other states of it."""
+    views: dict[str, dict[str, _View]] = {}
+    for statement in ordered:
+        opinions: dict[str, Doubt | None] = {
+            **dict.fromkeys(statement.agreeing),
+            **statement.doubted,
+        }
+        for subject, doubt in opinions.items():
+            is_void = doubt is not None and doubt.since_ms <= cleared.get(subject, -1)
+            if subject != statement.volunteer and not is_void:
+                view = _View(statement.time_ms, doubt)
+                views.setdefault(subject, {})[statement.volunteer] = view
+    return views
+
+
+def _count_judges(
+    views: Mapping[str, _View], groups: Iterable[Collection[str]]
+) -> tuple[list[Doubt], int]:
+    """Return the doubts, and how many agree, of the first group with enough judges."""
+    doubts: list[Doubt] = []
+    agreeing = 0
+    for group in groups:
+        of_group = [view for volunteer, view in views.items() if volunteer in group]
+        doubts = [view.doubt for view in of_group if view.doubt is not None]
+        newest = max((doubt.since_ms for doubt in doubts), default=0)
+        agreeing = sum(
+            view.doubt is None and view.time_ms >= newest - AGREEMENT_MS for view in of_group
+        )
+        if len(doubts) + agreeing >= MIN_JUDGES:
+            break
+    return doubts, agreeing
+
+
+def _is_accepted(
+    views: Mapping[str, _View], owners: Iterable[str], groups: Iterable[Collection[str]]
+) -> bool:
+    of_owners = [views[owner] for owner in owners if owner in views]
+    if of_owners:
+        return all(view.doubt is None for view in of_owners)
+    doubts, agreeing = _count_judges(views, groups)
+    return agreeing >= MIN_JUDGES and agreeing > len(doubts)
+
+
+def _find_deciding_doubts(
+    views: Mapping[str, _View], owners: Iterable[str], groups: Iterable[Collection[str]]
+) -> list[Doubt]:
+    """Return the doubts that suspend a volunteer; none if it is not suspended."""
+    of_owners = [views[owner].doubt for owner in owners if owner in views]
+    by_owner = [doubt for doubt in of_owners if doubt is not None]
+    if by_owner:
+        return by_owner
+    doubts, agreeing = _count_judges(views, groups)
+    return doubts if len(doubts) >= MIN_JUDGES and len(doubts) > agreeing else []
+
+
+def _merge_kept(doubts: list[Doubt]) -> dict[str, int]:
+    """Return what stays by the lower median of the doubts: no minority decides it."""
+    authors = sorted({author for doubt in doubts for author in doubt.kept})
+    middle = (len(doubts) - 1) // 2
+    kept = {
+        author: sorted(doubt.kept.get(author, 0) for doubt in doubts)[middle] for author in authors
+    }
+    return {author: last for author, last in kept.items() if last}
