@@ -18,7 +18,7 @@ from django.views.decorators.http import require_POST, require_safe
 from barnraise.protocol import enums
 from coordinator.accounts.models import Machine, User
 from coordinator.accounts.requests import AuthenticatedRequest
-from coordinator.fleet.doubts import find_doubted_people
+from coordinator.fleet.doubts import find_suspended_people
 from coordinator.fleet.models import Membership
 from coordinator.fleet.suspension import reports_suspension
 from coordinator.lib import csp
@@ -147,7 +147,7 @@ def _run_context(
             for machine in snapshot.workers.values()
             if machine["alive"]
         ),
-        "doubted": find_doubted_people(run) if may_control else [],
+        "suspended_people": find_suspended_people(run) if may_control else [],
         "step_tokens": spec.recipe.step_sequences * spec.model.context,
         "events": with_times(snapshot.events.values()),
         "older_events": max(0, snapshot.run["event_count"] - len(snapshot.events)),

@@ -9,7 +9,7 @@ from helpers.updates.tickets import sign_ticket
 from hypothesis import HealthCheck, given, settings
 
 from barnraise.errors import MessageError
-from barnraise.ledger.anchor import Anchor, TokenClaim, count_useful
+from barnraise.ledger.anchor import ABSENCE_MS, Anchor, TokenClaim, count_useful
 from barnraise.ledger.anchor_diff import anchor_retractions
 from barnraise.ledger.ledger import Ledger
 from barnraise.ledger.suspension import AGREEMENT_MS, Statement, judge
@@ -317,6 +317,14 @@ def test_run_does_not_end_by_tokens_of_idle_accounts():
     assert count_useful(claims, volunteers, frozenset("ab")) == 100
     assert count_useful(claims | idle, volunteers, None) == 100 + 20 * 10**9
     assert count_useful(idle, volunteers, frozenset("ab")) == 0
+
+
+def test_run_goes_on_when_the_vouched_have_left():
+    x = TokenClaim(1000, 1000 + 2 * ABSENCE_MS, 10**6)
+    claims = {"a": TokenClaim(0, 1000, 50), "x": x}
+    volunteers = {author: author for author in claims}
+    assert count_useful(claims, volunteers, frozenset("a")) == 50 + 50 + 5 * 10**5
+    assert count_useful(claims, volunteers, frozenset("ax")) == 50 + 10**6
 
 
 @settings(max_examples=examples(100, 500), deadline=None)

@@ -465,11 +465,7 @@ class Exchange:
     @property
     def stats(self) -> ExchangeStats:
         """The figures for status and reports."""
-        stats = self.server.collect_stats(
-            self._anchor_scrub.findings,
-            self._round_schedule,
-            self._estimates.doubted_volunteers,
-        )
+        stats = self.server.collect_stats(self._anchor_scrub.findings, self._round_schedule)
         mesh = self._mesh
         if mesh is None:
             return stats

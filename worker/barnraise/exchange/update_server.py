@@ -289,7 +289,7 @@ class UpdateServer:
         return self.ledger.tickets.get(last.ticket) if last else None
 
     def collect_stats(
-        self, findings: ScrubFindings, schedule: RoundSchedule | None, doubted: tuple[str, ...]
+        self, findings: ScrubFindings, schedule: RoundSchedule | None
     ) -> ExchangeStats:
         """Return the figures as they are now. Safe to call from any thread."""
         connections = list(self.peers.connections.values())
@@ -327,7 +327,7 @@ class UpdateServer:
             damaged_fragment=findings.damaged,
             waiting_reason=self.snapshot_client.waiting_reason,
             is_reached=bool(self.peers.reachability.facts(time.monotonic()).is_reached),
-            doubted=doubted,
+            suspended=tuple(self.ledger.verdicts.undecided),
         )
 
     def answer_snapshot_requests(self, copy: AnchorCopy, requests: list[PendingRequest]) -> None:

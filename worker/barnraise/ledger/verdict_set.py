@@ -218,6 +218,11 @@ class VerdictSet:
         ]
         return judge(statements, self.cleared)
 
+    @property
+    def undecided(self) -> list[str]:
+        """Return the suspended volunteers that no verdict excludes."""
+        return sorted(self.suspended.keys() - self.excluded_volunteers.keys())
+
     def is_settled(self, volunteer: str, since_ms: int) -> bool:
         """Return whether a verdict has decided on a volunteer that was doubted since some time."""
         is_excluded = volunteer in self.excluded_volunteers
