@@ -1,7 +1,7 @@
 """Find people whose updates a run's machines withhold, by the reports of people the owner knows.
 
-The machines decide by their signed opinions (`barnraise.ledger.suspension`). Whoever the run's
-owner has not let in says nothing here, however many accounts there are.
+The machines decide by their signed opinions (`barnraise.ledger.suspension`). Accounts that the
+run's owner has not let in have no say here, however many there are.
 """
 
 from collections.abc import Iterable, Mapping

@@ -87,10 +87,10 @@ def clear_volunteer(request: AuthenticatedRequest, slug: str) -> HttpResponse:
         person = get_object_or_404(members, pk=uuid.UUID(request.POST.get("person", "")))
         VerdictRecord.issue(run, [], clear=[person], actor=request.user)
         messages.success(request, f"{person.shown_name} is cleared. The machines are informed.")
-    except ValueError:
-        raise Http404 from None
     except SpecError as error:
         messages.error(request, f"This volunteer cannot be cleared here: {error}.")
+    except ValueError:
+        raise Http404 from None
     return redirect(run)
 
 

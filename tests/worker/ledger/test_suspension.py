@@ -12,13 +12,13 @@ from barnraise.errors import MessageError
 from barnraise.ledger.anchor import ABSENCE_MS, Anchor, TokenClaim, count_useful
 from barnraise.ledger.anchor_diff import anchor_retractions
 from barnraise.ledger.ledger import Ledger
-from barnraise.ledger.suspension import AGREEMENT_MS, Statement, judge
+from barnraise.ledger.suspension import Statement, judge
 from barnraise.ledger.update_queue import anchor_entry
 from barnraise.ledger.validation import UpdateRules
 from barnraise.ledger.verdict_set import VerdictSet, verify_proof
 from barnraise.protocol.enums import Standing
 from barnraise.protocol.messages import FragmentUpdate, Update
-from barnraise.protocol.opinions import Doubt, Opinions, SignedOpinions
+from barnraise.protocol.opinions import AGREEMENT_MS, Doubt, Opinions, SignedOpinions
 from barnraise.protocol.signing import Identity, digest
 from barnraise.protocol.table_sizes import FEW
 from barnraise.protocol.verdicts import SignedVerdict, Verdict
@@ -81,7 +81,7 @@ def test_volunteers_who_left_long_ago_do_not_shield_a_volunteer():
 
 
 def test_copies_of_honest_work_do_not_outvote_the_invited():
-    """Whoever republishes others' updates agrees with them, and is vouched for without work."""
+    """An account that republishes others' updates agrees with them, and is vouched for."""
     honest = [state(letter, INVITED, "", "abxyz") for letter in "ab"]
     copies = [state(letter, STRANGER, "ab", "xyz") for letter in "xyz"]
     judgement = judge([*honest, *copies], {})

@@ -15,11 +15,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from barnraise.protocol.enums import Standing
-from barnraise.protocol.opinions import Doubt
+from barnraise.protocol.opinions import AGREEMENT_MS, Doubt
 
 MIN_JUDGES = 2  # vouched volunteers that decide together
-# Before a doubt, a volunteer that agreed with the doubted one may have left.
-AGREEMENT_MS = 2 * 3600 * 1000
 
 Kept = Mapping[str, int]  # author → its last update that stays; none of the others' does
 

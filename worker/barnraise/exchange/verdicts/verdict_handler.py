@@ -147,7 +147,7 @@ class VerdictHandler:
     def _is_early(self, verdicts: VerdictSet) -> bool:
         """Return whether these are opinions of the future, or too soon after a machine's last.
 
-        Whoever has them sends them again, so that all peers have the same ones in the end.
+        Peers send them again, so that all have the same ones in the end.
         """
         now = asyncio.get_running_loop().time()
         for key, statement in verdicts.statements.items():

@@ -12,15 +12,17 @@ from dataclasses import dataclass, field
 
 from barnraise.exchange.weights.weighting import FULL_AGREEMENT
 from barnraise.ledger.verdict_set import VerdictSet
+from barnraise.planning.round_limits import LATE_ROUNDS, OPINION_ROUNDS
 from barnraise.protocol.messages import Update
-from barnraise.protocol.opinions import MAX_AGREEING, MAX_DOUBTED, MAX_KEPT, Doubt
+from barnraise.protocol.opinions import (
+    MAX_AGREEING,
+    MAX_ALL_KEPT,
+    MAX_DOUBTED,
+    MAX_KEPT,
+    RENEWAL_MS,
+    Doubt,
+)
 from barnraise.protocol.table_sizes import FEW, store_newest
-
-DOUBT_ROUNDS = 3  # in a row, after which a volunteer is doubted
-AGREED_ROUNDS = 3  # in a row, after which a volunteer's updates are known to agree
-LATE_ROUNDS = 4  # of agreement, before the last of which harm may have begun
-RENEWAL_MS = 3600 * 1000  # after which unchanged opinions are stated again
-MAX_KEPT_AUTHORS = 1000  # in all of one machine's opinions, so that they fit into a message
 
 
 @dataclass
@@ -93,14 +95,14 @@ class OpinionFormer:
             if verdicts.is_settled(volunteer, doubt.since_ms):
                 del doubted[volunteer]
         for volunteer, record in self._records.items():
-            if record.agreed_rounds >= AGREED_ROUNDS:
+            if record.agreed_rounds >= OPINION_ROUNDS:
                 doubted.pop(volunteer, None)
                 store_newest(agreeing, volunteer, None, MAX_AGREEING)
-            elif record.doubted_rounds >= DOUBT_ROUNDS and volunteer not in doubted:
+            elif record.doubted_rounds >= OPINION_ROUNDS and volunteer not in doubted:
                 agreeing.pop(volunteer, None)
                 doubt = self._doubt(volunteer, record, verdicts, vector, now_ms)
                 kept_authors = sum(len(other.kept) for other in (doubt, *doubted.values()))
-                if len(doubted) < MAX_DOUBTED and kept_authors <= MAX_KEPT_AUTHORS:
+                if len(doubted) < MAX_DOUBTED and kept_authors <= MAX_ALL_KEPT:
                     doubted[volunteer] = doubt
         is_same = stated and (stated.doubted, stated.agreeing) == (doubted, agreeing.keys())
         if is_same and stated and now_ms < stated.time_ms + RENEWAL_MS:

@@ -37,7 +37,6 @@ from barnraise.protocol.table_sizes import MANY
 from barnraise.spec import UPDATES, RunSpec
 
 MAX_DESCRIBED = 64  # volunteers that the log says count for nothing
-WHOLE_ROUND = 0.999  # parts of a round may be published one after the other
 
 
 class LinkTable(Protocol):
@@ -126,7 +125,7 @@ class PeerEstimates:
         changed = sum(part.size > 0 for part in update.fragments)
         self._contribution.record_own_tokens(update.tokens, changed / len(self._sizes))
         self._new_rounds += changed / len(self._sizes)
-        if self._new_rounds >= WHOLE_ROUND:
+        if round(self._new_rounds, 6) >= 1.0:
             self._new_rounds = 0.0
             self.opinions.record_round(self._compare_contents(), self.doubted_volunteers)
 
