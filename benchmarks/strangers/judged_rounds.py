@@ -103,7 +103,9 @@ class JudgedRounds:
         machine.meter.record_own_tokens(TOKENS, 1.0)
         agreements = machine.meter.agreements()
         factors = contribution_factors(agreements, self.verdicts.vouched or ())
-        machine.former.record_round(agreements, [v for v, factor in factors.items() if not factor])
+        doubted = [volunteer for volunteer, factor in factors.items() if not factor]
+        machine.former.record_round(agreements, doubted)
+        machine.former.record_harm(agreements, doubted)
         self._state(machine)
         for number, change in enumerate(changes):
             if number != machine.number and _pseudonym(number) not in self.verdicts.suspended:

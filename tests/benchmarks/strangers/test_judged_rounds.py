@@ -67,7 +67,9 @@ class Opinions:
                     peer=EVE, incarnation=f"{1:016x}", seq=self.seq, volunteer=EVE
                 )
             )
-            self.former.record_round({EVE: agreement}, [] if agreement > 0.05 else [EVE])
+            doubted = [] if agreement > 0.05 else [EVE]
+            self.former.record_round({EVE: agreement}, doubted)
+            self.former.record_harm({EVE: agreement}, doubted)
             vector = {f"{EVE}.{0:016x}": 50, f"{EVE}.{1:016x}": self.seq}
             formed = self.former.form(ME, self.verdicts, vector, self.now_ms)
             if formed is not None:
@@ -100,7 +102,7 @@ def test_doubt_needs_rounds_in_a_row_and_does_not_flip():
     for _ in range(5):
         assert not machine.hear(0.0, rounds=OPINION_ROUNDS - 1), "it is not stated again"
         assert not machine.hear(0.1)
-    assert machine.hear(-0.4, rounds=OPINION_ROUNDS) and machine.doubt and not machine.agrees
+    assert machine.hear(-0.4) and machine.doubt and not machine.agrees, "harm shows at once"
     assert not machine.hear(0.1, rounds=20) and machine.doubt, "a middling agreement ends no doubt"
     machine.hear(0.4, rounds=3)
     assert machine.doubt is None and machine.agrees
@@ -109,13 +111,13 @@ def test_doubt_needs_rounds_in_a_row_and_does_not_flip():
 def test_doubt_leaves_what_agreed_and_what_was_never_compared():
     machine = Opinions()
     machine.hear(0.4, rounds=10)
-    machine.hear(-0.4, rounds=OPINION_ROUNDS)
+    machine.hear(0.0, rounds=OPINION_ROUNDS)
     assert machine.doubt is not None
     last_good = 10 - LATE_ROUNDS + 1
     assert machine.doubt.kept == {f"{EVE}.{0:016x}": 50, f"{EVE}.{1:016x}": last_good}
     newcomer = Opinions()
     newcomer.seq = 7  # heard of since its eighth update
-    newcomer.hear(-0.4, rounds=OPINION_ROUNDS)
+    newcomer.hear(0.0, rounds=OPINION_ROUNDS)
     assert newcomer.doubt and newcomer.doubt.kept == {
         f"{EVE}.{0:016x}": 50,
         f"{EVE}.{1:016x}": 7,
@@ -125,7 +127,7 @@ def test_doubt_leaves_what_agreed_and_what_was_never_compared():
 def test_cleared_volunteer_is_doubted_anew_only_by_new_rounds(monkeypatch):
     monkeypatch.setattr(opinion_former, "RENEWAL_MS", 10**9)
     machine = Opinions()
-    machine.hear(-0.4, rounds=OPINION_ROUNDS)
+    machine.hear(0.0, rounds=OPINION_ROUNDS)
     before = machine.doubt
     assert before is not None
     cleared = Verdict.model_construct(
@@ -138,5 +140,5 @@ def test_cleared_volunteer_is_doubted_anew_only_by_new_rounds(monkeypatch):
     )
     machine.hear(0.1)
     assert machine.doubt is None
-    machine.hear(-0.4, rounds=OPINION_ROUNDS)
+    machine.hear(0.0, rounds=OPINION_ROUNDS)
     assert machine.doubt and machine.doubt.since_ms > before.since_ms

@@ -74,6 +74,17 @@ class OpinionFormer:
             if agrees:
                 record.agreed.append(dict(record.seqs))
 
+    def record_harm(self, agreements: Mapping[str, float], doubted: Collection[str]) -> None:
+        """Record what a part of a round has shown: who pulls against it is doubted at once.
+
+        No noise pulls against a machine as much as honest ones agree with it.
+        """
+        for volunteer in doubted:
+            record = self._records.get(volunteer)
+            if record is not None and agreements[volunteer] <= -FULL_AGREEMENT:
+                record.doubted_rounds = max(record.doubted_rounds, OPINION_ROUNDS)
+                record.agreed_rounds = 0
+
     def form(
         self, key: str, verdicts: VerdictSet, vector: Mapping[str, int], now_ms: int
     ) -> tuple[dict[str, Doubt], list[str]] | None:

@@ -125,9 +125,11 @@ class PeerEstimates:
         changed = sum(part.size > 0 for part in update.fragments)
         self._contribution.record_own_tokens(update.tokens, changed / len(self._sizes))
         self._new_rounds += changed / len(self._sizes)
+        agreements = self._compare_contents()
         if round(self._new_rounds, 6) >= 1.0:
             self._new_rounds = 0.0
-            self.opinions.record_round(self._compare_contents(), self.doubted_volunteers)
+            self.opinions.record_round(agreements, self.doubted_volunteers)
+        self.opinions.record_harm(agreements, self.doubted_volunteers)
 
     def training_share(self, rate: float, now: float) -> float:
         """Return this machine's share of all training, in (0, 1]; 1 when it is alone.
