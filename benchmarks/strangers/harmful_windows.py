@@ -27,9 +27,10 @@ IDLE_SPEED = 20  # honest machines' tokens that the ticket of an idle account pe
 BUDGET_SHARE = 0.4  # of the tokens of a harmful window that the budget of the idle one has
 QUIET_SHARE = 0.15  # of a window's tokens that the honest train before strangers come
 OTHERS = 5_000  # honest updates after which strangers should be suspended
-SIMULATED_ROUNDS = 10_000  # of honest machines, of the two schemes together
+FULL_TOKENS = 2_000_000  # of the full drill: in a shorter one the same harm is a larger gap
+SIMULATED_ROUNDS = 10_000  # of honest machines in the full drill, of the two schemes together
 MIN_HONEST_SHARE = 0.9
-MAX_END_GAP = 0.01
+MAX_END_GAP = 0.01  # of the full drill
 MAX_ROUNDS = 5
 END_SHARE = 0.2  # of the tokens, over which the losses at the end are compared
 END_POINTS = 8
@@ -63,6 +64,7 @@ class HarmfulWindows:
         self._make_swarm = make_swarm
         self._rate = rate
         self._tokens = tokens * len(HONEST) // 3
+        self._progress = tokens / FULL_TOKENS
         self.names = [*HARMFUL]
         self.shortfalls: list[str] = []
 
@@ -72,7 +74,7 @@ class HarmfulWindows:
         reference = self._train("quiet", ())[0]
         results = {name: self._harm(name, reference) for name in HARMFUL}
         suspended = sum(
-            count_honest_suspended(SIMULATED_ROUNDS // 2, scheme, 0.7)
+            count_honest_suspended(int(SIMULATED_ROUNDS * self._progress / 2), scheme, 0.7)
             for scheme in ("dense4", "top64x2")
         )
         fields: dict[str, Any] = {
@@ -85,7 +87,8 @@ class HarmfulWindows:
         }
         self._require(share >= MIN_HONEST_SHARE, f"honest_share_of_budget ≥ {MIN_HONEST_SHARE}")
         for name, result in results.items():
-            self._require(result.end_gap <= MAX_END_GAP, f"{name}: end gap ≤ {MAX_END_GAP}")
+            most = MAX_END_GAP / self._progress
+            self._require(result.end_gap <= most, f"{name}: end gap ≤ {most:.3f}")
             self._require(result.rounds <= MAX_ROUNDS, f"{name}: suspended in {MAX_ROUNDS} rounds")
         self._require(suspended == 0, "honest_suspended is 0")
         return fields

@@ -145,7 +145,7 @@ class Exchange:
             self.server.gossip,
             self._contribution,
             self._volunteer,
-            lambda: ledger.verdicts.vouched or (),
+            lambda: ledger.verdicts,
         )
         self._clock = config.clock
         self._saved_vector: dict[str, int] = {}  # of the last training state on disk

@@ -438,6 +438,7 @@ class Worker:
     def evaluate_if_due(self, at_once: bool = False) -> None:
         """Evaluate the anchor on the held-out text, every `evaluate_every` tokens of the ledger."""
         milestone = self.anchor.tokens // self.spec.recipe.evaluate_every
+        self._milestone = min(self._milestone, milestone)  # tokens may have been taken out
         if milestone > self._milestone or at_once:
             self._milestone = milestone
             started = time.monotonic()

@@ -4,7 +4,7 @@ A machine has few links. Peers beyond them are seen in the ledger, by the rounds
 them.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from barnraise.exchange.gossip.gossip import LinkState
@@ -27,6 +27,7 @@ from barnraise.exchange.weights.weighting import (
     training_share,
     typical_step_seconds,
 )
+from barnraise.ledger.verdict_set import VerdictSet
 from barnraise.planning.round_schedule import (
     RoundSchedule,
     align_with_peers,
@@ -64,7 +65,7 @@ class PeerEstimates:
         link_table: The connected peers.
         contribution: Compares the contents of updates.
         volunteer: Digest of this machine's own volunteer, who does not lie to this machine.
-        find_vouched: Returns the volunteers that are vouched for.
+        find_verdicts: Returns the verdicts and opinions that apply.
 
     Attributes:
         opinions: What this machine thinks of the other volunteers.
@@ -78,10 +79,10 @@ class PeerEstimates:
         link_table: LinkTable,
         contribution: ContributionMeter,
         volunteer: str = "",
-        find_vouched: Callable[[], Collection[str]] = frozenset,
+        find_verdicts: Callable[[], VerdictSet] = VerdictSet,
     ) -> None:
         self.opinions = OpinionFormer()
-        self._find_vouched = find_vouched
+        self._find_verdicts = find_verdicts
         self._new_rounds = 0.0  # of this machine that its opinions do not contain
         self.doubted_volunteers: tuple[str, ...] = ()
         self._recipe = spec.recipe
@@ -171,7 +172,7 @@ class PeerEstimates:
     def _compare_contents(self) -> dict[str, float]:
         """Return the volunteers' agreements, and record which of them count for nothing."""
         agreements = self._contribution.agreements()
-        factors = contribution_factors(agreements, self._find_vouched())
+        factors = contribution_factors(agreements, self._find_verdicts().vouched or ())
         self.doubted_volunteers = tuple(
             sorted(volunteer for volunteer, factor in factors.items() if not factor)
         )
@@ -273,12 +274,16 @@ class PeerEstimates:
         They are those that links lead to and those whose rounds arrive.
         """
         links = dict(self._link_table.links)
+        suspended = self._find_verdicts().suspended
         claims = {
-            key: self._claim(key, link, now) for key, link in links.items() if not link.complete
+            key: self._claim(key, link, now)
+            for key, link in links.items()
+            if not link.complete and link.volunteer not in suspended
         }
         ended = self._link_table.ended
         for key, history in self._histories.items():
-            if key not in links and key not in ended and history.measured_rate(now):
+            is_away = key not in links and key not in ended
+            if is_away and history.measured_rate(now) and history.volunteer not in suspended:
                 volunteer = self._other_volunteer(history.volunteer)
                 claims[key] = PeerClaim(volunteer, measured=history.measured_rate(now))
         recipe_seconds = self._recipe.round_steps * self._step_tokens / rate if rate else 0.0
@@ -286,7 +291,7 @@ class PeerEstimates:
         rates = credible_rates(rate, [*claims.values()], now, grace)
         if rate:
             agreements = self._compare_contents()
-            vouched = self._find_vouched()
+            vouched = self._find_verdicts().vouched or ()
             rates = limit_volunteers(rate, [*claims.values()], rates, agreements, vouched)
         return dict(zip(claims, rates, strict=True))
 
