@@ -24,7 +24,6 @@ HARMFUL = {
 }
 IDLE_ACCOUNTS = 3
 IDLE_SPEED = 20  # honest machines' tokens that the ticket of an idle account permits
-BUDGET_SHARE = 0.4  # of the tokens of a harmful window that the budget of the idle one has
 QUIET_SHARE = 0.15  # of a window's tokens that the honest train before strangers come
 OTHERS = 5_000  # honest updates after which strangers should be suspended
 FULL_TOKENS = 2_000_000  # of the full drill: in a shorter one the same harm is a larger gap
@@ -101,7 +100,7 @@ class HarmfulWindows:
 
     def _spend_budget(self) -> float:
         """Let idle accounts state all that their tickets allow; return the honest share."""
-        budget = int(BUDGET_SHARE * self._tokens)
+        budget = self._tokens
         swarm = self._make_swarm("idle", HONEST, budget, standing=Standing.INVITED)
         swarm.start()
         swarm.wait_until(lambda: swarm.count_updates() > 0, "the first update")
@@ -111,6 +110,10 @@ class HarmfulWindows:
         ]
         swarm.wait_until(lambda: any(map(has_finished, swarm.machines)), "the end of the budget")
         honest = swarm.honest_tokens()
+        keys = {attack.keys[0] for attack in attacks}
+        with swarm.machines[0].open_ledger() as ledger:
+            came = keys & {author.partition(".")[0] for author in ledger.volunteers}
+        self._require(came == keys, "the idle accounts stated tokens")
         for attack in attacks:
             swarm.end_attack(attack)
         self._stop(swarm)
