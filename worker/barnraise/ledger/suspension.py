@@ -56,19 +56,27 @@ def judge(statements: Iterable[Statement], cleared: Mapping[str, int]) -> Judgem
         statements: Of machines that are not excluded.
         cleared: Volunteer → until when doubts of it are void, in milliseconds since 1970.
     """
-    ordered = sorted(statements, key=lambda statement: (statement.time_ms, statement.volunteer))
-    owners = {item.volunteer for item in ordered if item.standing is Standing.OWNER}
-    invited = {item.volunteer for item in ordered if item.standing is not Standing.STRANGER}
+    stated: dict[str, list[Statement]] = {}  # by volunteer, the oldest first
+    for statement in sorted(statements, key=lambda statement: statement.time_ms):
+        stated.setdefault(statement.volunteer, []).append(statement)
+    standings = {item.volunteer: item.standing for of_one in stated.values() for item in of_one}
+    owners = {volunteer for volunteer in stated if standings[volunteer] is Standing.OWNER}
+    invited = {volunteer for volunteer in stated if standings[volunteer] is not Standing.STRANGER}
     if not invited:
         return Judgement(None, {})
-    views = _collect_views(ordered, cleared)
-    vouched = set(invited)
-    while added := {
-        subject
-        for subject, of_subject in views.items()
-        if subject not in vouched and _is_accepted(of_subject, owners, (invited, vouched))
-    }:
+    # What others state is not even looked at: accounts without a say cost nothing.
+    views: dict[str, dict[str, _View]] = {}  # volunteer → other volunteer → what that one states
+    vouched: set[str] = set()
+    added = invited
+    while added:
         vouched |= added
+        for volunteer in added:
+            _add_views(views, stated.get(volunteer, []), cleared)
+        added = {
+            subject
+            for subject, of_subject in views.items()
+            if subject not in vouched and _is_accepted(of_subject, owners, (invited, vouched))
+        }
     suspended = {
         subject: _merge_kept(doubts)
         for subject, of_subject in sorted(views.items())
@@ -82,12 +90,13 @@ def judge(statements: Iterable[Statement], cleared: Mapping[str, int]) -> Judgem
     return Judgement(frozenset(vouched - suspended.keys()), suspended)
 
 
-def _collect_views(
-    ordered: Iterable[Statement], cleared: Mapping[str, int]
-) -> dict[str, dict[str, _View]]:
-    """Return volunteer → other volunteer → what the other states of it."""
-    views: dict[str, dict[str, _View]] = {}
-    for statement in ordered:
+def _add_views(
+    views: dict[str, dict[str, _View]],
+    statements: Iterable[Statement],
+    cleared: Mapping[str, int],
+) -> None:
+    """Add what one volunteer's machines state of others; the newest statement counts."""
+    for statement in statements:
         opinions: dict[str, Doubt | None] = {
             **dict.fromkeys(statement.agreeing),
             **statement.doubted,
@@ -97,7 +106,6 @@ def _collect_views(
             if subject != statement.volunteer and not is_void:
                 view = _View(statement.time_ms, doubt)
                 views.setdefault(subject, {})[statement.volunteer] = view
-    return views
 
 
 def _count_judges(

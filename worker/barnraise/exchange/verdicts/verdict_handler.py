@@ -52,6 +52,7 @@ PAYLOAD_SECONDS = 30.0  # until the log says that a payload to retract is not av
 FOLDER_SECONDS = 5.0  # between two reads of the folder of verdicts
 FAREWELL_SECONDS = 0.5  # for an excluded peer to receive the verdict before its connection ends
 MIN_OPINION_SECONDS = 1.0  # between two opinions of one machine that are received
+STRANGERS_PATIENCE = 30  # times that, where nobody vouches for its volunteer
 VERDICT_FOLDER = "verdicts"  # in the run's folder: where `barnraise verdict` leaves what it signed
 
 
@@ -153,7 +154,9 @@ class VerdictHandler:
         for key, statement in verdicts.statements.items():
             if statement.time_ms > 1000 * (self._clock() + OWNER_CLOCK_SECONDS):
                 return True
-            if now < self._opinions_at.get(key, -math.inf) + MIN_OPINION_SECONDS:
+            is_vouched = statement.volunteer in (self._ledger.verdicts.vouched or ())
+            interval = MIN_OPINION_SECONDS * (1 if is_vouched else STRANGERS_PATIENCE)
+            if now < self._opinions_at.get(key, -math.inf) + interval:
                 return True
             store_newest(self._opinions_at, key, now, SOME)
         return False
@@ -210,15 +213,18 @@ class VerdictHandler:
         self._spawn(self._disconnect_excluded(verdicts))
         for author, (seq, fork) in verdicts.forks.items():
             self._on_fork(author, seq, fork)
-        await self._publish_change(change)
+        effect = self._ledger.verdicts.effect_digest
+        await self._publish_change(change, effect != before.effect_digest)
 
-    async def _publish_change(self, change: VerdictChange) -> None:
+    async def _publish_change(self, change: VerdictChange, changes_decisions: bool = True) -> None:
         """Pass what counts no longer, and what counts again, to gossip and the training loop."""
         changes = await self._run_on_disk(
             anchor_retractions, self._ledger, change.vector, change.retracted
         )
         now = asyncio.get_running_loop().time()
-        self._on_set_changed(now)
+        if changes or change.returned or changes_decisions:
+            self._on_set_changed(now)
+        self.on_verdicts_replaced()
         if self._queue.is_open:
             for update in change.returned:
                 self._queue.append(anchor_entry(update, self._ledger.verdicts))
@@ -226,10 +232,9 @@ class VerdictHandler:
         self.send_due(now)
 
     def _on_set_changed(self, now: float) -> None:
-        """Pass the ledger's changed verdicts to gossip and to the comparison with peers."""
+        """Pass the ledger's changed verdicts to gossip."""
         applied = self._ledger.verdicts
         self._gossip.on_verdicts(self._ledger.vector(), applied.clamp, applied.is_retracted, now)
-        self.on_verdicts_replaced()
 
     async def _disconnect_excluded(self, verdicts: VerdictSet) -> None:
         """Send the peers that new verdicts exclude these verdicts, then end their connections."""
@@ -365,7 +370,7 @@ class VerdictHandler:
     def on_verdicts_replaced(self) -> None:
         """Continue from the ledger's verdicts, which have been replaced."""
         verdicts = self._ledger.verdicts
-        sizes = {name: len(proof.model_dump_json()) for name, proof in verdicts.names.items()}
+        sizes = {name: _count_bytes(proof) for name, proof in verdicts.names.items()}
         self._sync.on_verdicts(verdicts.digest, sizes)
 
     @property
@@ -398,6 +403,13 @@ class VerdictHandler:
             return
         if self._ledger.verdicts.covers(VerdictSet.from_proof(verdict)):
             path.unlink(missing_ok=True)
+
+
+def _count_bytes(proof: Proof) -> int:
+    """Return the bytes of a proof; of opinions, which often change, those of their texts."""
+    if isinstance(proof, SignedOpinions):
+        return len(proof.opinions.body) + len(proof.ticket.body)
+    return len(proof.model_dump_json())
 
 
 def _log_suspensions(before: VerdictSet, after: VerdictSet) -> None:
