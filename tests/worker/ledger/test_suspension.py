@@ -56,6 +56,9 @@ def suspended(*statements: Statement, cleared=None) -> set[str]:
         ([state("a", INVITED, "x"), state("b", INVITED, "x"), state("c", INVITED, "", "x")], "x"),
         ([state("a", INVITED, "x"), state("b", INVITED, "", "x")], ""),
         ([state("a", INVITED, "x"), state("a", INVITED, "x")], ""),  # two machines, one volunteer
+        # Of two machines of one volunteer one doubts, whichever of them has stated so last.
+        ([*(state(one, INVITED, "x") for one in "ab"), state("a", INVITED, "", "x", NOW + 1)], "x"),
+        ([*(state(one, INVITED, "x") for one in "ab"), state("a", INVITED, "", "x", NOW - 1)], "x"),
         ([state("a", INVITED, "o"), state("b", INVITED, "o"), state("o", OWNING)], ""),
         ([state("a", STRANGER, "x"), state("b", STRANGER, "x")], ""),
     ],

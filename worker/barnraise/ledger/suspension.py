@@ -43,7 +43,7 @@ class Judgement:
 
 @dataclass(frozen=True)
 class _View:
-    """What one volunteer's machines state of another volunteer, by the newest statement."""
+    """What one volunteer's machines state of another volunteer."""
 
     time_ms: int
     doubt: Doubt | None
@@ -57,7 +57,7 @@ def judge(statements: Iterable[Statement], cleared: Mapping[str, int]) -> Judgem
         cleared: Volunteer → until when doubts of it are void, in milliseconds since 1970.
     """
     stated: dict[str, list[Statement]] = {}  # by volunteer, the oldest first
-    for statement in sorted(statements, key=lambda statement: statement.time_ms):
+    for statement in sorted(statements, key=lambda item: item.time_ms):
         stated.setdefault(statement.volunteer, []).append(statement)
     standings = {item.volunteer: item.standing for of_one in stated.values() for item in of_one}
     owners = {volunteer for volunteer in stated if standings[volunteer] is Standing.OWNER}
@@ -95,7 +95,7 @@ def _add_views(
     statements: Iterable[Statement],
     cleared: Mapping[str, int],
 ) -> None:
-    """Add what one volunteer's machines state of others; the newest statement counts."""
+    """Add what one volunteer's machines state of others; if they differ, the first doubt counts."""
     for statement in statements:
         opinions: dict[str, Doubt | None] = {
             **dict.fromkeys(statement.agreeing),
@@ -103,9 +103,12 @@ def _add_views(
         }
         for subject, doubt in opinions.items():
             is_void = doubt is not None and doubt.since_ms <= cleared.get(subject, -1)
-            if subject != statement.volunteer and not is_void:
-                view = _View(statement.time_ms, doubt)
-                views.setdefault(subject, {})[statement.volunteer] = view
+            if subject == statement.volunteer or is_void:
+                continue
+            of_subject = views.setdefault(subject, {})
+            before = of_subject.get(statement.volunteer)
+            if before is None or before.doubt is None:
+                of_subject[statement.volunteer] = _View(statement.time_ms, doubt)
 
 
 def _count_judges(
