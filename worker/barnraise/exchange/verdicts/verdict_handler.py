@@ -52,7 +52,7 @@ PAYLOAD_SECONDS = 30.0  # until the log says that a payload to retract is not av
 FOLDER_SECONDS = 5.0  # between two reads of the folder of verdicts
 FAREWELL_SECONDS = 0.5  # for an excluded peer to receive the verdict before its connection ends
 MIN_OPINION_SECONDS = 1.0  # between two opinions of one machine that are received
-STRANGERS_PATIENCE = 30  # times that, where nobody vouches for its volunteer
+STRANGERS_PATIENCE = 5  # times that, where nobody vouches for its volunteer
 VERDICT_FOLDER = "verdicts"  # in the run's folder: where `barnraise verdict` leaves what it signed
 
 
@@ -140,9 +140,8 @@ class VerdictHandler:
                 self._ignored.add(str(error))
                 log.warning("%s sends a verdict that does not count: %s", source[:8], error)
             return
-        if self._is_early(verdicts):
-            return  # peers send it again
-        if self._queue.is_open:  # before that, a snapshot brings its own verdicts
+        # Before the queue is open, a snapshot brings its own verdicts.
+        if self._queue.is_open and not self._is_early(verdicts):
             await self._apply(verdicts, source)
 
     def _is_early(self, verdicts: VerdictSet) -> bool:
