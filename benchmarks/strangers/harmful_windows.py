@@ -119,7 +119,7 @@ class HarmfulWindows:
         self._stop(swarm)
         return min(1.0, honest / budget)
 
-    def _harm(self, name: str, reference: list[Curve]) -> HarmResult:
+    def _harm(self, name: str, reference: Sequence[Curve]) -> HarmResult:
         """Train among harmful strangers; compare with the training without them."""
         attacked, rounds = self._train(name, HARMFUL[name])
         last = min(curve[-1][0] for curve in (*reference, *attacked))
@@ -135,7 +135,7 @@ class HarmfulWindows:
         print(f"    {name}: {result}", flush=True)
         return result
 
-    def _train(self, name: str, factors: tuple[float, ...]) -> tuple[list[Curve], float]:
+    def _train(self, name: str, factors: tuple[float, ...]) -> tuple[Sequence[Curve], float]:
         """Train among strangers with these factors.
 
         Returns:
