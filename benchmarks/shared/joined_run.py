@@ -10,7 +10,7 @@ from example_hardware import ONE_CORE_MACHINE
 from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.planning.hardware import Hardware
 from barnraise.protocol.coordinator_messages import Directive, TextManifest
-from barnraise.protocol.enums import Role, RunStatus
+from barnraise.protocol.enums import Role, RunStatus, Standing
 from barnraise.protocol.messages import Peer, Signed, Ticket
 from barnraise.protocol.mirror_list import MirrorLists, SignedMirrorList
 from barnraise.protocol.signing import Identity, digest
@@ -38,6 +38,7 @@ class Setup:
     clock_offset: float = 0.0  # seconds by which its clock is ahead
     finished: bool = False  # The run is over; peers only exchange what is left.
     max_tokens_per_second: int = UNLIMITED_TOKENS  # of its ticket
+    standing: Standing = Standing.STRANGER  # of its ticket
     rest_seconds: float = 0.0  # after each step, so that the machine's cores are never all busy
     mirror_lists: str = ""  # the `MirrorLists` that its coordinator has sent it
     profiled: bool = False  # Its exchange's threads are profiled, which makes them slower.
@@ -48,7 +49,11 @@ class Setup:
 
 
 def issue_ticket(
-    key: str, volunteer: str, run: str = RUN, max_tokens_per_second: int = UNLIMITED_TOKENS
+    key: str,
+    volunteer: str,
+    run: str = RUN,
+    max_tokens_per_second: int = UNLIMITED_TOKENS,
+    standing: Standing = Standing.STRANGER,
 ) -> Signed:
     """Sign a ticket that is valid for one day."""
     now = time.time()
@@ -58,6 +63,7 @@ def issue_ticket(
         machine=machine_id(key),
         volunteer=digest(volunteer),
         roles=[Role.WORKER],
+        standing=standing,
         max_tokens_per_second=max_tokens_per_second,
         issued=now,
         expires=now + 86400,
@@ -93,7 +99,10 @@ def build_joined_run(setup: Setup, state_dir: StateDir) -> JoinedRun:
         spec_digest=digest(spec.to_json()),
         manifest=TextManifest.model_validate_json(manifest.body),
         ticket=issue_ticket(
-            key, state_dir.path.name, max_tokens_per_second=setup.max_tokens_per_second
+            key,
+            state_dir.path.name,
+            max_tokens_per_second=setup.max_tokens_per_second,
+            standing=setup.standing,
         ),
         directive=directive,
         acknowledged=0,

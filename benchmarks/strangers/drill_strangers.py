@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,6 +34,7 @@ from arrival_log import Arrival, count_missing, measure_delays, read_arrivals
 from attack_process import AttackProcess, attack_setup
 from child_processes import ChildProcesses, OverdueError, Progress
 from drill_machine import FORK, DrillMachine, DrillWorld, recompute_anchor_digest
+from harmful_windows import HarmfulWindows
 from joined_run import MIRROR, RUN
 from loss_curve import read_curve, relative_gap
 from run_text import TEXT, prepare_text
@@ -109,12 +110,12 @@ class Window:
 class Swarm:
     """Honest machines of one run, and what is measured of them."""
 
-    def __init__(self, world: DrillWorld) -> None:
+    def __init__(self, world: DrillWorld, names: Sequence[str] = HONEST_NAMES) -> None:
         """Create the machines, one for each volunteer."""
         self.world = world
         self.windows: list[Window] = []
         self.machines = world.machines
-        for name in HONEST_NAMES:
+        for name in names:
             self.machines.append(DrillMachine(world, name))
         self.samples = SwarmSamples(self.machines)
         self.attacks: list[AttackProcess] = []
@@ -203,7 +204,7 @@ class Swarm:
     def start_attack(self, attack: str, volunteer: str, rate: int, *extra: str) -> AttackProcess:
         """Start an attack on all machines."""
         victims = self.machines[:1] if attack == "eclipse" else self.machines
-        folder = self.world.folder / "attacks"
+        folder = self.world.folder / "attacks" / volunteer
         spec = self.world.spec.to_json()
         process = AttackProcess(
             attack_setup(attack, volunteer, spec, victims, folder, rate, *extra),
@@ -256,19 +257,44 @@ class StrangersDrill:
         self.names: list[str] = []  # of the attacks that were made
         self.rate = 0  # tokens per second that a site's ticket allows here
 
-    def _make_swarm(self, name: str) -> Swarm:
+    def _make_swarm(
+        self, name: str, names: Sequence[str] = HONEST_NAMES, budget: int = 0, **setup: Any
+    ) -> Swarm:
+        """Return a swarm in a folder of its own.
+
+        Args:
+            name: The folder's.
+            names: The machines'.
+            budget: Tokens of the run, where it has another budget.
+            setup: Fields of the `Setup` of all machines that differ.
+        """
         folder = self.folder / name
         folder.mkdir()
+        spec = self.spec
+        if budget:
+            spec = replace(spec, recipe=replace(spec.recipe, token_budget=budget))
         lists = mirror_list.MirrorLists(lists=self.mirror_lists)
         changes = {
             "rest_seconds": REST_SECONDS,
             "uplink": UPLINK,
             "mirror_lists": lists.model_dump_json(),
+            **setup,
         }
-        return Swarm(self._make_world(folder, changes))
+        return Swarm(self._make_world(folder, changes, spec), names)
 
-    def _make_world(self, folder: Path, changes: dict[str, Any]) -> DrillWorld:
-        return DrillWorld(self.children, folder, self._text, self.spec, self._manifest, [], changes)
+    def _make_world(
+        self, folder: Path, changes: dict[str, Any], spec: RunSpec | None = None
+    ) -> DrillWorld:
+        spec = spec or self.spec
+        return DrillWorld(self.children, folder, self._text, spec, self._manifest, [], changes)
+
+    def judge_strangers(self) -> None:
+        """Let idle and harmful strangers among invited machines, and let no person act."""
+        windows = HarmfulWindows(self._make_swarm, self.rate, self.scale.tokens)
+        self.results |= windows.run()
+        self.names += ["idle accounts", *windows.names]
+        for value in windows.shortfalls:
+            self.require(False, value)
 
     # ---- trials -------------------------------------------------------------------------------
 
@@ -622,6 +648,7 @@ class StrangersDrill:
             ("an owner's files", self.send_owner_files),
             ("three volunteers alone", self.train_alone),
             ("idle accounts", self.face_sybils),
+            ("idle and harmful strangers", self.judge_strangers),
             ("the same among strangers", self.train_among_strangers),
             ("a machine joins under a flood", self.join_under_flood),
             ("false tickets", self.present_tickets),
@@ -642,6 +669,11 @@ class StrangersDrill:
             "undone",
             "moved_by_sybils",
             "owner_bytes_refused",
+            "honest_share_of_budget",
+            "harmful_peak_gap",
+            "harmful_end_gap",
+            "rounds_to_suspension",
+            "honest_suspended",
         )
         required = {"attacks": len(self.names)} | {key: self.results.get(key) for key in keys}
         return json.dumps(required | self.results | {"not_reached": self.shortfalls})

@@ -149,6 +149,9 @@ class Stranger:
             case _:
                 return
 
+    def on_part(self, part: messages.BlobPart, data: bytes) -> None:
+        """Receive a piece of a payload that a victim sends."""
+
     # ---- the links
 
     async def connect(self, victim: messages.Peer) -> Channel:
@@ -179,10 +182,12 @@ class Stranger:
             self.record.counts["links"] += 1
             try:
                 while True:
-                    message, _ = unpack(await channel.receive())
+                    message, payload = unpack(await channel.receive())
                     if isinstance(message, messages.PeerState):
                         self.channels[victim.key] = channel
                     self._record_message(victim.key, message)
+                    if isinstance(message, messages.BlobPart):
+                        self.on_part(message, bytes(payload))
                     await self.on_message(channel, message)
             except (ChannelClosedError, MessageError) as error:
                 self.record.refusals[_without_keys(str(error))] += 1

@@ -27,7 +27,7 @@ from stranger import (
 
 from barnraise.exchange.gossip.requests import UPDATE_WINDOW
 from barnraise.ledger.anchor import compute_sketch
-from barnraise.ledger.codec import encode, payload_size
+from barnraise.ledger.codec import decode, encode, payload_size
 from barnraise.ledger.validation import EMPTY_PART
 from barnraise.peering.transports.framing import pack, unpack
 from barnraise.peering.transports.transport import Channel, ChannelClosedError
@@ -41,6 +41,7 @@ POISON_UNITS = 5 << 26  # every poisoned weight is 5.0
 PHANTOM_SEQ = 1 << 40
 HUGE_RATE = 9e14
 CLAIM_SECONDS = 0.5  # between two updates of the liar about tokens
+COPY_SECONDS = 0.2  # between two looks for honest updates to copy
 ECLIPSE_KEYS = 12
 SYBILS = 13  # more than a machine has links
 FLOODED_STATES = 25
@@ -274,6 +275,82 @@ class Poisoner(TokenLiar):
         self.parts, self.payloads = self.make_payload(1 << 22)
 
 
+class HarmfulCopies(TokenLiar):
+    """Publish a multiple of each honest update that arrives, with its tokens.
+
+    `setup.extra` has the factor.
+    """
+
+    def __init__(self, setup: AttackSetup, record: AttackRecord, number: int = 0) -> None:
+        """Begin without any honest update."""
+        super().__init__(setup, record, number)
+        self._factor = float(setup.extra[0])
+        self._pieces: dict[str, bytearray] = {}  # by digest of the payload
+        self._copied: set[tuple[str, int]] = set()
+
+    def on_part(self, part: messages.BlobPart, data: bytes) -> None:
+        """Assemble the payloads of honest updates."""
+        pieces = self._pieces.setdefault(part.digest, bytearray())
+        if part.offset == len(pieces):
+            pieces += data
+
+    async def on_message(self, channel: Channel, message: Message) -> None:
+        """Request the newest updates that a victim has."""
+        await super().on_message(channel, message)
+        if isinstance(message, messages.PeerState):
+            for author, seq in message.vector.items():
+                is_own = author == self.author.name
+                if not is_own and (author, seq) not in self.headers:
+                    request = messages.UpdateRequest(author=author, first=seq, last=seq)
+                    await channel.send(pack(request))
+
+    async def attack(self) -> None:
+        """Copy what has arrived, several times a second."""
+        while True:
+            await asyncio.sleep(COPY_SECONDS)
+            for author, seq in [*self.headers.keys() - self._copied]:
+                header = self.headers[author, seq].header
+                update = messages.Update.model_validate_json(header.body)
+                if update.peer == self.identity.key or not await self._has_payloads(update):
+                    continue
+                self._copied.add((author, seq))
+                elapsed_ms = int(1000 * time.time()) - self.author.last_ms
+                most = self.setup.max_tokens_per_second * max(0, elapsed_ms - 1) // 1000
+                self.parts, self.payloads = self._multiply(update)
+                await self.publish(min(update.tokens, most))
+
+    async def _has_payloads(self, update: messages.Update) -> bool:
+        """Return whether an update's payloads are here; request those that are not."""
+        missing = [
+            part
+            for part in update.payload_parts
+            if len(self._pieces.get(part.digest, b"")) < part.size
+        ]
+        for channel in [*self.channels.values()][:1]:
+            for part in missing:
+                offset = len(self._pieces.get(part.digest, b""))
+                await channel.send(pack(messages.BlobRequest(digest=part.digest, offset=offset)))
+        return not missing
+
+    def _multiply(
+        self, update: messages.Update
+    ) -> tuple[list[messages.FragmentUpdate], dict[str, bytes]]:
+        """Return the parts of an update that changes the weights by a multiple of this one."""
+        parts: list[messages.FragmentUpdate] = []
+        payloads: dict[str, bytes] = {}
+        for fragment, part in zip(self.spec.model.fragments(), update.fragments, strict=True):
+            if not part.size:
+                parts.append(EMPTY_PART)
+                continue
+            units = decode(bytes(self._pieces.pop(part.digest)), fragment.size)
+            payload, sent = encode((units * self._factor).to(torch.int32), "dense8")
+            name = digest(payload)
+            payloads[name] = payload
+            sketch = compute_sketch(sent)
+            parts.append(messages.FragmentUpdate(digest=name, size=len(payload), sketch=sketch))
+        return parts, payloads
+
+
 class StateFlood(Stranger):
     """Name 50,000 authors who do not exist, again and again, others each time."""
 
@@ -487,11 +564,13 @@ ATTACKS: dict[str, Callable[[AttackSetup, AttackRecord], list[Runnable]]] = {
     "replayed and foreign tickets": lambda s, r: [Replays(s, r)],
     "rogue and expelled mirror": lambda s, r: [RogueMirror(s, r)],
     "poison": lambda s, r: [Poisoner(s, r)],
+    "idle accounts": lambda s, r: [TokenLiar(s, r)],
+    "harmful copies": lambda s, r: [HarmfulCopies(s, r)],
 }
 
 
 # Attacks that use little processor time. They run at normal priority, as on another computer.
-LIGHT_ATTACKS = {"useless updates"}
+LIGHT_ATTACKS = {"useless updates", "idle accounts", "harmful copies"}
 
 
 def attack_keys(volunteer: str, attack: str) -> list[str]:

@@ -47,7 +47,7 @@ export interface ExchangeChanges {
   lag?: number;
   relayed?: number;
   reached?: boolean;
-  doubted?: string | null;
+  suspended?: string[];
 }
 
 /** How a machine exchanges its updates, for people to read. */
@@ -62,7 +62,7 @@ export interface ExchangeView {
   lag: number;
   relayed?: number;
   reached?: boolean;
-  doubted?: string | null;
+  suspended?: string[];
 }
 
 /** One machine of a run: a row of the table on the run's page. */

@@ -75,6 +75,8 @@ TABLE = {
     "GET /runs/{run}/exclude/": "login 403 403 200 200",
     "POST /runs/{run}/exclude/ person=nobody&updates=remove": "login 403 403 422 422",
     "GET /runs/{draft}/exclude/": "login 404 404 200 200",
+    "POST /runs/{run}/clear/ person=nobody": "login 403 403 404 404",
+    "POST /runs/{draft}/clear/ person=nobody": "login 404 404 404 404",
     "GET /runs/{run}/extend/": "login 403 403 200 200",
     "POST /runs/{run}/extend/ tokens=0": "login 403 403 422 422",
     "POST /runs/{run}/terms/ access=anyone": "login 403 403 done done",

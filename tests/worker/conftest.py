@@ -126,6 +126,7 @@ class World:
         self.owner = Identity(b"o" * 32)
         self.spec = RunSpec(model=TINY, seed=3, owner=self.owner.key, roots=(self.mirror.key,))
         self.machines: list[Machine] = []
+        self.standings: dict[int, enums.Standing] = {}  # by volunteer; others are strangers
 
     def transport(self, identity: Identity):
         """Return a transport for a machine; tests replace this method."""
@@ -158,6 +159,7 @@ class World:
             machine=RUN,
             volunteer=f"{volunteer:064x}",
             roles=[enums.Role.WORKER],
+            standing=self.standings.get(volunteer, enums.Standing.STRANGER),
             max_tokens_per_second=rate,
             issued=issued,
             expires=issued + 86400 if expires is None else expires,
@@ -170,7 +172,11 @@ class World:
     ) -> SignedVerdict:
         """Sign a verdict, by the owner unless other identities are given."""
         verdict = Verdict(
-            run=run, after=after or {}, updates=updates or {}, reason="a test", issued=1.0, **fields
+            run=run,
+            after=after or {},
+            updates=updates or {},
+            reason="a test",
+            **{"issued": 1.0, **fields},
         )
         copies = [identity.sign("verdict", verdict) for identity in by or (self.owner,)]
         return SignedVerdict(

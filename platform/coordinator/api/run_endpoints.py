@@ -11,6 +11,7 @@ from django.http import HttpRequest
 
 from barnraise.errors import SpecError
 from barnraise.protocol import coordinator_messages, enums, types
+from coordinator.accounts.models import User
 from coordinator.api import schemas
 from coordinator.api.authentication import ApiError, machine_or_token_auth, token_auth
 from coordinator.api.errors import EndpointRouter
@@ -210,25 +211,36 @@ def list_verdicts(request: HttpRequest, name: str) -> list[schemas.VerdictOut]:
 
 @router.post("/runs/{name}/verdicts", auth=WRITE)
 def issue_verdict(request: HttpRequest, name: str, asked: schemas.VerdictIn) -> schemas.VerdictOut:
-    """Remove a machine's updates from your run, or exclude a volunteer, permanently."""
+    """Remove a machine's updates from your run, or exclude or clear a volunteer."""
     run = get_owned_run(request, name)
     requests: list[RetractionRequest] = []
-    exclude: list[ExclusionRequest] = []
-    if asked.author or not asked.exclude:
+    if asked.author or not (asked.exclude or asked.clear):
         updates = {int(number): tokens for number, tokens in asked.updates.items()}
         author = resolve_author(run, asked.author)
         requests.append(RetractionRequest(author, asked.first, updates))
-    if asked.exclude:
-        key = resolve_author(run, asked.exclude).partition(".")[0]
-        members = run.memberships.select_related("machine__owner")
-        member = members.filter(machine__key=key).first()
-        if member is None:
-            raise SpecError({"exclude": "no machine of this run has this key"})
-        keeps = asked.keep_updates
-        exclude.append(ExclusionRequest(member.machine.owner, remove_updates=not keeps))
-    actor = requesting_user(request)
-    verdict = VerdictRecord.issue(run, requests, asked.reason, exclude=exclude, actor=actor)
+    verdict = VerdictRecord.issue(
+        run,
+        requests,
+        asked.reason,
+        exclude=[
+            ExclusionRequest(person, remove_updates=not asked.keep_updates)
+            for person in _find_volunteers(run, "exclude", asked.exclude)
+        ],
+        clear=_find_volunteers(run, "clear", asked.clear),
+        actor=requesting_user(request),
+    )
     return schemas.describe(schemas.VerdictOut, verdict)
+
+
+def _find_volunteers(run: Run, field: str, machine: str) -> list[User]:
+    """Return the owner of a machine of the run, by its name, id or key; nobody for ""."""
+    if not machine:
+        return []
+    key = resolve_author(run, machine).partition(".")[0]
+    member = run.memberships.select_related("machine__owner").filter(machine__key=key).first()
+    if member is None:
+        raise SpecError({field: "no machine of this run has this key"})
+    return [member.machine.owner]
 
 
 @router.post("/runs/{name}/verdicts/{pk}/sign", auth=WRITE)

@@ -250,7 +250,7 @@ class CheckpointOut(Schema):
 
 
 class VerdictIn(Schema):
-    """Updates of one machine to remove, or a volunteer to exclude."""
+    """Updates of one machine to remove, or a volunteer to exclude or to clear."""
 
     author: Text = Field(
         "", description="A machine's name, id or key; KEY.INCARNATION for an earlier numbering"
@@ -259,6 +259,10 @@ class VerdictIn(Schema):
         "",
         description="A machine of a volunteer, by name, id or key: exclude the volunteer with all "
         "machines",
+    )
+    clear: Text = Field(
+        "",
+        description="A machine of a suspended volunteer: its volunteer's updates count again",
     )
     keep_updates: bool = Field(
         False, description="Keep what an excluded volunteer has published so far"

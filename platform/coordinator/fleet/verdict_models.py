@@ -103,9 +103,12 @@ class VerdictRecord(models.Model):
         reason: str = "",
         *,
         exclude: Sequence[ExclusionRequest] = (),
+        clear: Sequence[Any] = (),
         actor: Any = None,
     ) -> "VerdictRecord":
         """Sign a verdict with this site's key and store it; everybody may read its one-line reason.
+
+        `clear` names people whose updates the machines have withheld until now.
 
         Raises:
             SpecError: with a sentence for each field ("run", "author", "first", "updates",
@@ -113,10 +116,10 @@ class VerdictRecord(models.Model):
         """
         with writer.log_transaction():
             run = Run.objects.select_for_update(of=("self",)).get(pk=run.pk)
-            problems = retraction_problems(run, requests, exclude)
+            problems = retraction_problems(run, requests, exclude, clear)
             if problems:
                 raise SpecError(problems)
-            verdict = build_verdict(run, requests, exclude, reason)
+            verdict = build_verdict(run, requests, exclude, reason, clear)
             signed = site_identity.identity().sign("verdict", verdict)
             row = cls.objects.create(
                 run=run,
@@ -135,6 +138,7 @@ class VerdictRecord(models.Model):
                 after=verdict.after,
                 updates=verdict.updates,
                 people=[str(item.person.pk) for item in exclude],
+                cleared=[str(person.pk) for person in clear],
                 reason=verdict.reason,
                 digest=row.digest,
             )

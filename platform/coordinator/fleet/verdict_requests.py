@@ -84,16 +84,17 @@ def retraction_problems(
     run: Run,
     requests: Sequence[RetractionRequest],
     exclude: Sequence[ExclusionRequest] = (),
+    clear: Sequence[Any] = (),
 ) -> dict[str, str]:
     """Return why these requests cannot become a verdict: field → sentence."""
     problems: dict[str, str] = {}
     problem = signing_problem(run)
     if problem:
         problems["run"] = problem
-    if exclude:
+    if exclude or clear:
         if any(item.person.pk == run.owner_id for item in exclude):
             problems["person"] = "the run's owner cannot be excluded from it"
-        if len(exclude) > MAX_EXCLUDED:
+        if len(exclude) + len(clear) > MAX_EXCLUDED:
             problems["person"] = f"name 1 to {MAX_EXCLUDED} people"
         if not requests:
             return problems
@@ -161,6 +162,7 @@ def build_verdict(
     requests: Sequence[RetractionRequest],
     exclude: Sequence[ExclusionRequest],
     reason: str,
+    clear: Sequence[Any] = (),
 ) -> verdicts.Verdict:
     """Build the verdict that these requests ask for.
 
@@ -180,6 +182,7 @@ def build_verdict(
             run=str(run.pk),
             keys=keys,
             volunteers=volunteers,
+            cleared=[volunteer_salt.volunteer_pseudonym(person.pk) for person in clear],
             mirror_list_version=newest.version if newest else 0,
             after={item.author: item.first - 1 for item in requests if item.first},
             updates={item.author: dict(item.updates) for item in requests if item.updates},

@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from barnraise.protocol.enums import Activity, RunStatus
 from coordinator.accounts.models import Machine, User
-from coordinator.fleet.doubts import find_doubted_people
+from coordinator.fleet.doubts import find_suspended_people
 from coordinator.fleet.marked_names import list_keys, mark_name
 from coordinator.fleet.models import Membership, RunExclusion
 from coordinator.fleet.suspension import is_suspended
@@ -43,7 +43,7 @@ def detect_all(since: datetime, now: datetime | None = None) -> Iterator[Notific
     yield from detect_finished(now)
     yield from detect_stalled(now, since)
     yield from detect_suspended()
-    yield from detect_doubted()
+    yield from detect_suspended_people()
     yield from detect_quiet(now, since)
     yield from detect_excluded(now)
     yield from detect_alerts(now)
@@ -135,20 +135,22 @@ def detect_suspended() -> Iterator[NotificationDraft]:
             )
 
 
-def detect_doubted() -> Iterator[NotificationDraft]:
-    """Detect people whose updates seem useless, for the owners of their runs."""
-    runs = Run.objects.filter(status=RunStatus.TRAINING, memberships__exchange__doubted__regex=".")
+def detect_suspended_people() -> Iterator[NotificationDraft]:
+    """Detect people whose updates are withheld, for the owners of their runs."""
+    runs = Run.objects.filter(
+        status=RunStatus.TRAINING, memberships__exchange__suspended__0__isnull=False
+    )
     for run in runs.distinct().select_related("owner"):
-        for person in find_doubted_people(run):
+        for person in find_suspended_people(run):
             name = mark_name(person, list_keys(run))
             draft = draft_for_run(
                 run,
                 run.owner,
                 NotificationType.RUN_DOUBTED,
-                f"{name}'s updates in {run.name} seem useless"[:160],
-                "They state tokens, but their content does not agree with the updates of others. "
-                "They take no weight from other updates, but they count towards the budget. "
-                "Exclude the volunteer, or ask what is wrong.",
+                f"{name} is suspended in {run.name}"[:160],
+                "Their updates do not agree with those of the people whom you let in. The machines "
+                "of the run withhold them until you exclude the volunteer, or clear them on the "
+                "run's page.",
                 episode=str(person.pk),
             )
             url = f"{reverse('run_exclude', args=[run.slug])}?person={person.pk}"

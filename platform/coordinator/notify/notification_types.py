@@ -16,7 +16,7 @@ class NotificationType(TextChoices):
     RUN_STARTED = "run.started", "A run of yours or of your machines started"
     RUN_STALLED = "run.stalled", "A run of yours stalled: no machine reports"
     RUN_SUSPENDED = "run.suspended", "A run of yours grew faster than its machines can train"
-    RUN_DOUBTED = "run.doubted", "A volunteer's updates in a run of yours seem useless"
+    RUN_DOUBTED = "run.doubted", "A volunteer is suspended in a run of yours"
     RUN_FINISHED = "run.finished", "A run of yours or of your machines ended"
     RUN_DIVERGED = "run.diverged", "A machine of a run of yours gets losses that are not finite"
     RUN_RISING = "run.rising", "The validation loss of a run of yours rose three times in a row"

@@ -243,6 +243,15 @@ class Run(models.Model):
             return bool(self.team_id) and user.teams.filter(pk=self.team_id).exists()
         return self.guests.filter(user=user).exists()
 
+    def standing_of(self, user: Any) -> enums.Standing:
+        """Return what the owner knows of a person, which their tickets say."""
+        if self.owner_id == user.pk:
+            return enums.Standing.OWNER
+        is_member = self.access == Access.TEAM and self.accepts_machines_of(user)
+        if is_member or self.guests.filter(user=user).exists():
+            return enums.Standing.INVITED
+        return enums.Standing.STRANGER
+
     @property
     def access_description(self) -> str:
         """Whose machines may join, to follow the run's name in a sentence."""

@@ -32,6 +32,7 @@ def sign_ticket(
         machine=str(machine.pk),
         volunteer=volunteer_salt.volunteer_pseudonym(machine.owner_id),
         roles=[enums.Role.WORKER],
+        standing=run.standing_of(machine.owner),
         max_tokens_per_second=max_tokens_per_second,
         issued=now,
         expires=now + TICKET_SECONDS,

@@ -10,6 +10,7 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_POST
 
 from barnraise.errors import SpecError
+from coordinator.accounts.models import User
 from coordinator.accounts.requests import AuthenticatedRequest
 from coordinator.fleet.marked_names import list_keys, mark_name
 from coordinator.fleet.verdict_models import VerdictRecord
@@ -75,6 +76,23 @@ def exclude_volunteer(request: AuthenticatedRequest, slug: str) -> HttpResponse:
         return redirect("run_verdicts", slug=run.slug)
     context = {"form": form, "run": run}
     return render(request, "run_exclude.html", context, status=422 if form.is_bound else 200)
+
+
+@login_required
+@require_POST
+def clear_volunteer(request: AuthenticatedRequest, slug: str) -> HttpResponse:
+    """Let the updates of a suspended volunteer count again."""
+    run = get_owned_run(request, slug)
+    members = User.objects.filter(machines__memberships__run=run).distinct()
+    try:
+        person = get_object_or_404(members, pk=uuid.UUID(request.POST.get("person", "")))
+        VerdictRecord.issue(run, [], clear=[person], actor=request.user)
+        messages.success(request, f"{person.shown_name} is cleared. The machines are informed.")
+    except SpecError as error:
+        messages.error(request, f"This volunteer cannot be cleared here: {error}.")
+    except ValueError:
+        raise Http404 from None
+    return redirect(run)
 
 
 @login_required

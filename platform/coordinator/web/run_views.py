@@ -18,7 +18,7 @@ from django.views.decorators.http import require_POST, require_safe
 from barnraise.protocol import enums
 from coordinator.accounts.models import Machine, User
 from coordinator.accounts.requests import AuthenticatedRequest
-from coordinator.fleet.doubts import find_doubted_people
+from coordinator.fleet.doubts import find_suspended_people
 from coordinator.fleet.marked_names import list_keys, mark_name
 from coordinator.fleet.models import Membership
 from coordinator.fleet.suspension import reports_suspension
@@ -148,7 +148,7 @@ def _run_context(
             for machine in snapshot.workers.values()
             if machine["alive"]
         ),
-        "doubted": list_doubted(run) if may_control else [],
+        "suspended_people": list_suspended(run) if may_control else [],
         "step_tokens": spec.step_tokens,
         "events": with_times(snapshot.events.values()),
         "older_events": max(0, snapshot.run["event_count"] - len(snapshot.events)),
@@ -170,9 +170,9 @@ def _run_context(
     }
 
 
-def list_doubted(run: Run) -> list[dict[str, object]]:
-    """List the people whose updates seem useless, with the marks of their keys."""
-    people = find_doubted_people(run)
+def list_suspended(run: Run) -> list[dict[str, object]]:
+    """List the people whose updates are withheld, with the marks of their keys."""
+    people = find_suspended_people(run)
     keys = list_keys(run) if people else {}
     return [{"pk": person.pk, "name": mark_name(person, keys)} for person in people]
 

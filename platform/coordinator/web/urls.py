@@ -44,6 +44,7 @@ urlpatterns = [
         name="run_verdict_sign",
     ),
     path("runs/<str:slug>/exclude/", run_owner_views.exclude_volunteer, name="run_exclude"),
+    path("runs/<str:slug>/clear/", run_owner_views.clear_volunteer, name="run_clear"),
     path("runs/<str:slug>/extend/", run_owner_views.extend_run, name="run_extend"),
     path("runs/<str:slug>/clone/", run_owner_views.clone_run, name="run_clone"),
     path("runs/<str:slug>/invitations/", run_owner_views.create_invitation, name="run_invite"),

@@ -1,25 +1,29 @@
-"""Test when a person's updates count as empty: by other people's machines, not by their number."""
+"""Test whose reports count when a person's updates are withheld: of people the owner has let in."""
 
 from uuid import UUID
 
 import hypothesis.strategies as st
 from hypothesis import given
 
-from coordinator.fleet.doubts import MIN_WITNESSES, is_doubted
+from barnraise.protocol.enums import Standing
+from coordinator.fleet.doubts import MIN_WITNESSES, is_suspended_person
 
 EVE, *OTHERS = (UUID(int=number) for number in range(6))
-MACHINES = st.lists(st.tuples(st.sampled_from([EVE, *OTHERS]), st.booleans()), max_size=30)
+REPORTS = st.lists(
+    st.tuples(st.sampled_from([EVE, *OTHERS]), st.sampled_from(["eve", "ann"])), max_size=30
+)
 
 
-@given(MACHINES)
-def test_person_is_doubted_by_two_and_half_of_the_others(machines):
-    reports = [(person, "eve" if doubts else "ann") for person, doubts in machines]
-    others = {person for person, _ in machines} - {EVE}
-    witnesses = {person for person, doubts in machines if doubts} - {EVE}
-    expected = len(witnesses) >= MIN_WITNESSES and len(witnesses) >= len(others) / 2
-    assert is_doubted(EVE, "eve", reports) is expected
+@given(REPORTS, st.lists(st.sampled_from(Standing), min_size=6, max_size=6))
+def test_person_is_suspended_by_the_owner_or_two_invited_people(named, drawn):
+    standings = dict(zip([EVE, *OTHERS], drawn, strict=True))
+    witnesses = {person for person, start in named if start == "eve"} - {EVE}
+    invited = {person for person in witnesses if standings[person] is Standing.INVITED}
+    has_owner = any(standings[person] is Standing.OWNER for person in witnesses)
+    expected = has_owner or len(invited) >= MIN_WITNESSES
+    assert is_suspended_person(EVE, "eve", named, standings) is expected
 
 
-def test_many_machines_of_one_person_accuse_nobody():
-    reports = [(OTHERS[0], "eve")] * 50 + [(OTHERS[1], None)]
-    assert not is_doubted(EVE, "eve", reports)
+def test_two_unvouched_accounts_accuse_nobody():
+    named = [(person, "eve") for person in OTHERS] * 9
+    assert not is_suspended_person(EVE, "eve", named, dict.fromkeys(OTHERS, Standing.STRANGER))

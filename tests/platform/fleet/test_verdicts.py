@@ -485,6 +485,7 @@ def test_owner_excludes_a_volunteer_on_the_page(verdict_run, client):
     assert "Exclude a volunteer" in client.get(f"/runs/{run.slug}/").content.decode()
     page = client.get(path).content.decode()
     assert "Bob" in page and "data-confirm" in page
+    assert f'{run.get_absolute_url()}#checkpoints">earlier checkpoint' in page
     assert client.post(path, {"updates": "remove"}).status_code == 422
     form = {"person": bob.machine.owner_id, "updates": "remove", "reason": "noise"}
     answer = client.post(path, form, follow=True)

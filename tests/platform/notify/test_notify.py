@@ -224,36 +224,41 @@ def test_suspended_run_notifies_its_owner_and_says_so_on_its_page(person, launch
     assert "its tokens grew faster than machines can train" in client.get(path).content.decode()
 
 
-def test_owner_is_notified_of_a_volunteer_whose_updates_seem_useless(
+def test_owner_is_notified_of_a_suspended_volunteer_and_clears_them(
     person, launched_run, volunteer, client
 ):
     run, _ = launched_run(person(), name="Dusk")
     Run.objects.update(status="training", started=timezone.now())
-    people = [person(f"{name}@example.org", name=name) for name in ("Bob", "Eve")]
+    people = [person(f"{name}@example.org", name=name) for name in ("Bob", "Eve", "Joe")]
     for number, other in enumerate(people, 2):
         volunteer(other, number).join(run)
     run.memberships.update(activity="training", last_seen=timezone.now())
     pseudonym = volunteer_pseudonym(people[1].pk)
-    doubt = EXCHANGE.model_copy(update={"doubted": pseudonym[:16]}).model_dump()
+    report = EXCHANGE.model_copy(update={"suspended": [pseudonym[:16]]}).model_dump()
     members = {member.machine.owner: member for member in run.memberships.all()}
 
     def drafts() -> list[NotificationDraft]:
         return [d for d in detect_all(LONG_AGO) if d.kind is NotificationType.RUN_DOUBTED]
 
-    Membership.objects.filter(pk=members[people[0]].pk).update(exchange=doubt)
-    Membership.objects.filter(pk=members[people[1]].pk).update(exchange=doubt)
-    assert drafts() == [], "one other person alone accuses nobody"
-    Membership.objects.filter(pk=members[run.owner].pk).update(exchange=doubt)
+    for stranger in people:
+        Membership.objects.filter(pk=members[stranger].pk).update(exchange=report)
+    assert drafts() == [], "accounts that the owner has not let in accuse nobody"
+    Membership.objects.filter(pk=members[run.owner].pk).update(exchange=report)
     [draft] = drafts()
     mark = members[people[1]].machine.key[:16]
-    assert draft.person == run.owner
-    assert draft.title == f"Eve ({mark})'s updates in Dusk seem useless"
-    client.force_login(run.owner)
-    assert f"Exclude Eve ({mark})" in client.get(f"/runs/{run.slug}/").content.decode()
-    exclusion = client.get(draft.url).content.decode()
-    assert f'value="{people[1].pk}" selected' in exclusion and f"Eve ({mark})" in exclusion
+    assert draft.person == run.owner and draft.title == f"Eve ({mark}) is suspended in Dusk"
     client.force_login(people[0])
-    assert "seem useless" not in client.get(f"/runs/{run.slug}/").content.decode()
+    assert "Eve is suspended" not in client.get(f"/runs/{run.slug}/").content.decode()
+    client.force_login(run.owner)
+    page = client.get(f"/runs/{run.slug}/").content.decode()
+    assert f"Exclude Eve ({mark})" in page and f"Clear Eve ({mark})" in page
+    assert f'value="{people[1].pk}" selected' in client.get(draft.url).content.decode()
+    for nobody in ("", run.owner.pk.hex[::-1]):
+        assert client.post(f"/runs/{run.slug}/clear/", {"person": nobody}).status_code == 404
+    answer = client.post(f"/runs/{run.slug}/clear/", {"person": people[1].pk}, follow=True)
+    assert "Eve is cleared" in answer.content.decode()
+    assert VerdictRecord.objects.get().message.cleared == [pseudonym]
+    assert "Cleared: 1 volunteer" in client.get(f"/runs/{run.slug}/verdicts/").content.decode()
 
 
 def test_each_type_is_switched_off_separately_on_site_and_by_email(signed_in, launched_run, valkey):

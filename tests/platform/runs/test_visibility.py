@@ -7,11 +7,13 @@ from django.utils import timezone
 from helpers.site.pages import open_client
 
 from barnraise.errors import SpecError
+from barnraise.protocol.messages import Ticket
 from coordinator.accounts.models import Team
 from coordinator.credit.models import Credit
 from coordinator.runs.invitations import RunInvitation
 from coordinator.runs.join_policy import JoinPolicy
 from coordinator.runs.models import Run
+from coordinator.runs.tickets import sign_ticket
 
 
 def listed(user) -> bool:
@@ -58,6 +60,19 @@ def test_address_of_an_unlisted_run_leaks_through_no_other_page(
     assert not any(run.slug in Client().get(page).content.decode() for page in pages)
     own = open_client(ada)
     assert all(run.slug in own.get(page).content.decode() for page in pages)
+
+
+def test_ticket_says_whom_the_runs_owner_has_let_in(person, launched_run, volunteer):
+    ada, guest, member, stranger = (person(f"{n}@example.org") for n in ("a", "g", "m", "s"))
+    run, machine = launched_run(ada)
+    RunInvitation.create(run).accept(guest)
+    team = Team.create("Oaks", member)
+    people = {"owner": ada, "invited": guest, "stranger": stranger}
+    assert {name: run.standing_of(one) for name, one in people.items()} == {n: n for n in people}
+    run.update_join_policy(JoinPolicy(access="team", team=team.pk))
+    assert run.standing_of(member) == "invited" and run.standing_of(stranger) == "stranger"
+    signed = sign_ticket(run, machine.machine, 1)
+    assert Ticket.model_validate_json(signed.body).standing == "owner"
 
 
 def test_hidden_run_exists_for_participants_only(person, launched_run, volunteer):

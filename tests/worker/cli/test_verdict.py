@@ -96,6 +96,14 @@ def test_verdict_excludes_a_machine_and_keeps_its_updates(machine):
     assert_fails(machine.run_verdict("--peer", "e" * 8, "--exclude", "machine"), "give the key")
 
 
+def test_verdict_clears_a_suspended_volunteer(machine):
+    result = machine.run_verdict("--peer", PEER, "--clear")
+    assert result.returncode == 0 and "Signed." in result.stdout, result
+    (path,) = (machine.folder.path / VERDICT_FOLDER).glob("*.json")
+    verdict = Verdict.model_validate_json(SignedVerdict.model_validate_json(path.read_bytes()).body)
+    assert verdict.cleared == ["0" * 64] and not verdict.volunteers
+
+
 def test_verdict_on_unknown_updates_is_refused(machine):
     assert_fails(machine.run_verdict("--peer", "e" * 64), "is in this machine's ledger")
     assert_fails(machine.run_verdict("--update", "x:1"), "is not KEY.INCARNATION:NUMBER")

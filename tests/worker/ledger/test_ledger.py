@@ -19,7 +19,7 @@ from barnraise.errors import MessageError, StateError
 from barnraise.exchange.updates.update_sender import requested_seqs
 from barnraise.ledger.anchor import compute_sketch
 from barnraise.ledger.codec import encode
-from barnraise.ledger.ledger import GENESIS_DIGEST, Ledger, LedgerHead, Outcome
+from barnraise.ledger.ledger import GENESIS_DIGEST, Ledger, LedgerHead, Outcome, VerdictChange
 from barnraise.ledger.validation import (
     EMPTY_PART,
     UpdateRules,
@@ -150,7 +150,8 @@ def test_two_signed_updates_of_one_identity_fork_and_end_the_author(tmp_path):
     assert ledger.append(*other) is Outcome.FORK and ledger.fork_proof(*headers[0]) is None
     fork = ledger.fork_proof(*other)
     assert (fork.one, fork.other) == (headers[0][0], other[0])
-    assert ledger.apply_verdicts(VerdictSet.from_proof(fork)) == ({headers[0][1].author: 2}, {})
+    change = ledger.apply_verdicts(VerdictSet.from_proof(fork))
+    assert change == VerdictChange({headers[0][1].author: 2}, {}, [])
     assert ledger.vector() == {} and ledger.tokens == 0, "no update from the fork on counts"
     assert ledger.append(*headers[2]) is Outcome.RETRACTED
     other_life = chain(1, life="1" * 16)[0]

@@ -30,12 +30,15 @@ ExcludedParty = Literal["machine", "volunteer"]
 
 @dataclass(frozen=True)
 class ExclusionOptions:
-    """Whether the peer is excluded, and where this machine's state is."""
+    """Whether the peer is excluded or cleared, and where this machine's state is."""
 
     exclude: Annotated[
         ExcludedParty | None,
         typer.Option(help="Exclude the peer, or its volunteer with all machines, for good."),
     ] = None
+    clear: Annotated[
+        bool, typer.Option(help="Let the updates of the peer's suspended volunteer count again.")
+    ] = False
     keep: Annotated[
         bool, typer.Option(help="Keep the updates that an excluded peer has published so far.")
     ] = False
@@ -62,7 +65,7 @@ def verdict(
     *,
     exclusion: ExclusionOptions,
 ) -> None:
-    """Remove updates from a run that this machine owns, or exclude a peer, on every machine.
+    """Remove updates from a run that this machine owns, or exclude or clear a peer.
 
     Without --peer or --update, it lists the peers and their updates.
     """
@@ -90,7 +93,15 @@ def verdict(
                 f"verdicts on '{run.name}' are signed by the machine {spec.owner[:8]}, "
                 f"which prepared its text; this one is {own_key[:8]}"
             )
-        if exclusion.exclude:
+        if exclusion.clear:
+            cleared = find_excluded(ledger, "volunteer", peer).volunteer
+            message = Verdict(
+                run=saved_run.id,
+                cleared=[cleared] if cleared else [],
+                reason=reason[:100],
+                issued=time.time(),
+            )
+        elif exclusion.exclude:
             excluded = find_excluded(ledger, exclusion.exclude, peer)
             horizon = None if exclusion.keep else spec.verdict_horizon
             message = build_exclusion(ledger, saved_run.id, excluded, horizon, reason)

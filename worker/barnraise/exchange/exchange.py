@@ -56,6 +56,7 @@ from barnraise.planning.uplink_budget import MIN_UPDATE_SHARE
 from barnraise.protocol.enums import Role
 from barnraise.protocol.messages import Peer, Signed, Ticket, Update
 from barnraise.protocol.mirror_list import SignedMirrorList, parse_list
+from barnraise.protocol.opinions import Doubt
 from barnraise.protocol.signing import Identity, digest, open_signed
 from barnraise.spec import MAX_TOKENIZER_BYTES, RunSpec
 
@@ -139,7 +140,11 @@ class Exchange:
         self._anchor_scrub = AnchorScrub(spec, ledger)
         self._growth = GrowthMeter(config.clock())
         self._estimates = PeerEstimates(
-            spec, self.server.gossip, self._contribution, self._volunteer
+            spec,
+            self.server.gossip,
+            self._contribution,
+            self._volunteer,
+            lambda: ledger.verdicts,
         )
         self._clock = config.clock
         self._saved_vector: dict[str, int] = {}  # of the last training state on disk
@@ -239,6 +244,16 @@ class Exchange:
         return self._author.exclusion
 
     @property
+    def suspension(self) -> str | None:
+        """Why this machine's updates are withheld, as a sentence; None if they are not."""
+        return self._author.suspension
+
+    @property
+    def vouched(self) -> frozenset[str] | None:
+        """The volunteers that are vouched for; None if the run's owner vouches for nobody."""
+        return self._ledger.verdicts.vouched
+
+    @property
     def copied_key(self) -> str | None:
         """Why this machine has to stop because of another one with its key; None if it has not."""
         return self.server.peers.copied_keys.refusal
@@ -259,6 +274,16 @@ class Exchange:
         self._estimates.on_update_published(update, self._clock())
         self.thread.call(self.server.gossip.on_local_update, update.author, update.seq)
         self.thread.call(self.server.wake)
+        verdicts, vector = self._ledger.verdicts, self._ledger.vector()
+        now_ms = int(1000 * self._clock())
+        opinions = self._estimates.opinions.form(self._author.key, verdicts, vector, now_ms)
+        if opinions is not None:
+            self.publish_opinions(*opinions)
+
+    def publish_opinions(self, doubted: dict[str, Doubt], agreeing: list[str]) -> None:
+        """Publish which volunteers this machine doubts, and who agrees with it."""
+        signed = self._author.sign_opinions(doubted, agreeing)
+        self.thread.call(self.server.publish_opinions, signed)
 
     def poll_updates(self) -> list[ReceivedUpdate]:
         """Return the changes since the last call, each author's in order. Never blocks.
@@ -275,6 +300,7 @@ class Exchange:
                     self._contribution.record_update(
                         update.header.volunteer, update.samples, update.header.tokens
                     )
+                    self._estimates.opinions.record_update(update.header)
             elif update.retracts:
                 retracted = update.header.update
                 self._growth.on_retraction(
@@ -438,11 +464,7 @@ class Exchange:
     @property
     def stats(self) -> ExchangeStats:
         """The figures for status and reports."""
-        stats = self.server.collect_stats(
-            self._anchor_scrub.findings,
-            self._round_schedule,
-            self._estimates.doubted_volunteers,
-        )
+        stats = self.server.collect_stats(self._anchor_scrub.findings, self._round_schedule)
         mesh = self._mesh
         if mesh is None:
             return stats

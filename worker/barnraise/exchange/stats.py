@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from barnraise.planning.quantization_scheme import CHUNK
 from barnraise.planning.round_schedule import RoundSchedule
-from barnraise.protocol.reports import ExchangeView
+from barnraise.protocol.reports import MAX_SUSPENDED, ExchangeView
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class ExchangeStats:
     waiting_reason: str | None = None
     # Whether machines on the internet that this one had not dialled have reached it.
     is_reached: bool = False
-    doubted: tuple[str, ...] = ()  # digests of the volunteers that count for nothing
+    suspended: tuple[str, ...] = ()  # digests of the volunteers whose updates are withheld
 
     @property
     def summary(self) -> ExchangeView | None:
@@ -65,5 +65,5 @@ class ExchangeStats:
             lag=self.updates_behind,
             relayed=sum(neighbour.is_relayed for neighbour in self.neighbours),
             reached=self.is_reached,
-            doubted=self.doubted[0][:16] if self.doubted else None,
+            suspended=[volunteer[:16] for volunteer in self.suspended[:MAX_SUSPENDED]],
         )

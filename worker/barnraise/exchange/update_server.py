@@ -50,6 +50,7 @@ from barnraise.peering.peer_server import PeeringConfig, PeeringUser, PeerServer
 from barnraise.peering.transports.transport import Transport
 from barnraise.planning.round_schedule import RoundSchedule
 from barnraise.protocol.messages import PeerState, Signed, Ticket, Update, UpdateRequest
+from barnraise.protocol.opinions import SignedOpinions
 from barnraise.protocol.run_mirrors import RunMirrors
 from barnraise.protocol.signing import open_signed
 
@@ -129,7 +130,7 @@ class UpdateServer:
         )
         self.fetcher = BlobFetcher(context.connections, ledger.blobs, run_on_disk)
         self.verdicts = VerdictHandler(
-            context, config.rules, queue, self.fetcher, self._on_verdicts_applied
+            context, config.rules, queue, self.fetcher, self._on_verdicts_applied, peering.clock
         )
         self.updates = UpdateReceiver(
             context,
@@ -230,6 +231,11 @@ class UpdateServer:
 
     # ---- calls from the exchange
 
+    def publish_opinions(self, opinions: SignedOpinions) -> None:
+        """Spread what this machine states of the other volunteers, once it is durable here."""
+        self.peers.spawn(self.verdicts.on_proof(opinions))
+        self.wake()
+
     def prune(self, safe: dict[str, int]) -> None:
         """Delete surplus payloads up to the vector `safe`, which no restart needs."""
         self.peers.spawn(self.pruner.prune(safe))
@@ -280,7 +286,7 @@ class UpdateServer:
         return self.ledger.tickets.get(last.ticket) if last else None
 
     def collect_stats(
-        self, findings: ScrubFindings, schedule: RoundSchedule | None, doubted: tuple[str, ...]
+        self, findings: ScrubFindings, schedule: RoundSchedule | None
     ) -> ExchangeStats:
         """Return the figures as they are now. Safe to call from any thread."""
         connections = list(self.peers.connections.values())
@@ -318,7 +324,7 @@ class UpdateServer:
             damaged_fragment=findings.damaged,
             waiting_reason=self.snapshot_client.waiting_reason,
             is_reached=bool(self.peers.reachability.facts(time.monotonic()).is_reached),
-            doubted=doubted,
+            suspended=tuple(self.ledger.verdicts.undecided),
         )
 
     def answer_snapshot_requests(self, copy: AnchorCopy, requests: list[PendingRequest]) -> None:

@@ -27,6 +27,7 @@ from barnraise.spec import UNIT_BITS, Fragment, ModelSpec, RunSpec
 # Author → sequence number → tokens of retracted updates whose successors count.
 Retracted = Mapping[str, Mapping[int, int]]
 
+ABSENCE_MS = 3600 * 1000  # without an update, after which vouched volunteers count as gone
 _BLOCK = 1 << 20  # elements processed at a time
 _CACHED_BLOCK = 1 << 15  # elements whose 64-bit integers stay in a core's cache
 _GOLDEN = 0x9E3779B97F4A7C15  # increment of SplitMix64
@@ -149,6 +150,7 @@ class Anchor:
         """Wrap fragments, which this object will change."""
         self.fragments = fragments
         self.in_memory = in_memory
+        self._vouched: frozenset[str] | None = None
         self.restore(heads or {}, {}, [])
 
     def restore(
@@ -206,10 +208,18 @@ class Anchor:
         """Return the version vector: author → sequence number of its last update in the sum."""
         return {author: head.seq for author, head in sorted(self.heads.items())}
 
+    def set_vouched(self, vouched: frozenset[str] | None) -> None:
+        """Set which volunteers are vouched for; None if the run's owner vouches for nobody."""
+        self._vouched = vouched
+
     @property
     def tokens(self) -> int:
-        """Return the training tokens of all updates in the sum: the clock that all peers share."""
-        return count_tokens(
+        """Return the training tokens that count of all updates in the sum, see `count_useful`.
+
+        Schedules and the end of the run follow them: the clock that all peers share.
+        """
+        volunteers = {author: head.volunteer for author, head in self.heads.items()}
+        return count_useful(
             {
                 author: TokenClaim(
                     head.started_ms,
@@ -217,7 +227,9 @@ class Anchor:
                     head.total - sum(self.retracted.get(author, {}).values()),
                 )
                 for author, head in self.heads.items()
-            }
+            },
+            volunteers,
+            self._vouched,
         )
 
     def add_units(self, index: int, units: torch.Tensor) -> None:
@@ -399,6 +411,14 @@ class TokenClaim:
     time_ms: int  # when it signed its last update
     tokens: int  # the tokens of its updates that count
 
+    def until(self, time_ms: int) -> "TokenClaim":
+        """Return what it states up to a time, if its tokens are spread evenly."""
+        if time_ms >= self.time_ms:
+            return self
+        end_ms = max(time_ms, self.started_ms)
+        part_ms, whole_ms = end_ms - self.started_ms, self.time_ms - self.started_ms
+        return TokenClaim(self.started_ms, end_ms, self.tokens * part_ms // whole_ms)
+
 
 def count_tokens(claims: Mapping[str, TokenClaim]) -> int:
     """Return the tokens that count of all authors, so that nobody counts the same time twice.
@@ -415,6 +435,31 @@ def count_tokens(claims: Mapping[str, TokenClaim]) -> int:
         claims: Author (key.incarnation) → what it states.
     """
     return sum(count_tokens_by_key(claims).values())
+
+
+def count_useful(
+    claims: Mapping[str, TokenClaim],
+    volunteers: Mapping[str, str],
+    vouched: frozenset[str] | None,
+) -> int:
+    """Return the tokens that spend the budget: idle accounts state tokens, too.
+
+    All volunteers that nobody vouches for together count at most as much as the vouched ones; of
+    the time after these have left all counts, or a run whose owner's machine left would never end.
+
+    Args:
+        claims: Author → what it states.
+        volunteers: Author → the volunteer that its updates name.
+        vouched: The volunteers that are vouched for; None: all count in full.
+    """
+    if vouched is None:
+        return count_tokens(claims)
+    trusted = {a: claim for a, claim in claims.items() if volunteers.get(a) in vouched}
+    others = {author: claim for author, claim in claims.items() if author not in trusted}
+    left_ms = max((claim.time_ms for claim in trusted.values()), default=0) + ABSENCE_MS
+    trusted_tokens, other_tokens = count_tokens(trusted), count_tokens(others)
+    earlier = count_tokens({author: claim.until(left_ms) for author, claim in others.items()})
+    return trusted_tokens + min(trusted_tokens, earlier) + max(0, other_tokens - earlier)
 
 
 def count_tokens_by_key(claims: Mapping[str, TokenClaim]) -> dict[str, int]:

@@ -41,8 +41,9 @@ from barnraise.ledger.peer_store import PEER_SCHEMA, PeerStore
 from barnraise.ledger.retention import RETENTION_SCHEMA, Retention
 from barnraise.ledger.validation import GENESIS_DIGEST, UpdateRules
 from barnraise.ledger.verdict_set import VerdictSet
-from barnraise.protocol.fork_proof import Fork
+from barnraise.protocol.fork_proof import Fork, Proof
 from barnraise.protocol.messages import Signed, Update
+from barnraise.protocol.opinions import SignedOpinions
 from barnraise.protocol.signing import digest
 from barnraise.protocol.verdicts import SignedVerdict
 
@@ -50,9 +51,10 @@ HORIZON_SECONDS = 3600.0  # since its arrival a verdict may retract any update
 MIN_VOTER_UPDATES = 3  # a volunteer votes on snapshots once so many of its updates
 VOTER_SECONDS = 300.0  # have been here for so long
 _PAGE = 64  # headers read at a time
-_PROOF_TYPES: dict[str, type[SignedVerdict] | type[Fork]] = {
+_PROOF_TYPES: dict[str, type[Proof]] = {
     "signed_verdict": SignedVerdict,
     "fork": Fork,
+    "signed_opinions": SignedOpinions,
 }
 
 
@@ -90,6 +92,15 @@ class LedgerHead:
             self.seq == 0 or update.started_ms == self.started_ms
         ) and update.time_ms > self.time_ms
         return has_right_times and update.total == self.total + update.tokens
+
+
+@dataclass(frozen=True)
+class VerdictChange:
+    """What was before the ledger's verdicts changed, and what counts again since."""
+
+    vector: dict[str, int]
+    retracted: Retracted  # single updates
+    returned: list[Update]  # each author's in order
 
 
 class Ledger:
@@ -443,57 +454,62 @@ class Ledger:
 
     # ---- retractions
 
-    def apply_verdicts(self, verdicts: VerdictSet) -> tuple[dict[str, int], Retracted]:
-        """Store verified verdicts and forks durably and apply them from now on.
+    def apply_verdicts(self, verdicts: VerdictSet) -> VerdictChange:
+        """Store verified verdicts, forks and opinions durably and apply them from now on.
 
         All headers that this needs must be here, see `anchor_diff.missing_headers`.
-
-        Returns:
-            The version vector and the single retracted updates from before.
         """
         with self._lock:
-            vector_before = self.vector()
-            retracted_before = self.verdicts.retracted_within(vector_before)
-            merged = (self.verdicts | verdicts).bind(self.volunteers)
-            with transaction(self._db):
-                self._store_verdicts(merged)
-            self.verdicts = merged
-            self._set_heads(self._valid_heads())
-            return vector_before, retracted_before
+            return self._replace_verdicts((self.verdicts | verdicts).bind(self.volunteers))
 
-    def drop_powerless_verdicts(
-        self, rules: UpdateRules
-    ) -> tuple[dict[str, int], Retracted] | None:
+    def drop_powerless_verdicts(self, rules: UpdateRules) -> VerdictChange | None:
         """Drop the verdicts that lack signatures since a mirror list expelled their signers.
 
-        Updates that no other verdict cuts off count again, as far as their payloads are here. Later
-        ones are dropped: peers send them again.
-
         Returns:
-            The version vector and the single retracted updates from before; None if all verdicts
-            stay.
+            What changed; None if all verdicts stay.
         """
         with self._lock:
             remaining = self.verdicts.with_force(rules)
             if remaining.rulings.keys() == self.verdicts.rulings.keys():
                 return None
-            vector_before = self.vector()
-            retracted_before = self.verdicts.retracted_within(vector_before)
-            last_heads = dict(self._last_heads)
-            with transaction(self._db):
-                for author, last_head in self._last_heads.items():
-                    last_counted = vector_before.get(author, 0)
-                    if last_counted < remaining.last_valid(author, last_head.seq):
-                        head = self._head_at(author, last_counted)
-                        head = self._complete_head(author, head, remaining)
-                        self._drop_updates_after(author, head.seq)
-                        last_heads[author] = head
-                self._store_verdicts(remaining)
-            self.verdicts = remaining
-            self._last_heads = {author: head for author, head in last_heads.items() if head.seq}
-            self._set_heads(self._valid_heads())
-            self.retention.delete_files()
-            return vector_before, retracted_before
+            return self._replace_verdicts(remaining)
+
+    def returns_updates(self, verdicts: VerdictSet) -> bool:
+        """Return whether updates count again if these verdicts replace those that apply."""
+        return any(
+            self.head(author).seq < verdicts.last_valid(author, last_head.seq)
+            for author, last_head in self._last_heads.items()
+        )
+
+    def _replace_verdicts(self, verdicts: VerdictSet) -> VerdictChange:
+        """Replace the verdicts that apply. The caller holds the lock.
+
+        Updates that are not cut off any longer count again, as far as their payloads are here.
+        Later ones are dropped: peers send them again.
+        """
+        vector_before = self.vector()
+        retracted_before = self.verdicts.retracted_within(vector_before)
+        last_heads = dict(self._last_heads)
+        with transaction(self._db):
+            for author, last_head in self._last_heads.items():
+                last_counted = vector_before.get(author, 0)
+                if last_counted < verdicts.last_valid(author, last_head.seq):
+                    head = self._head_at(author, last_counted)
+                    head = self._complete_head(author, head, verdicts)
+                    self._drop_updates_after(author, head.seq)
+                    last_heads[author] = head
+            self._store_verdicts(verdicts)
+        self.verdicts = verdicts
+        self._last_heads = {author: head for author, head in last_heads.items() if head.seq}
+        self._set_heads(self._valid_heads())
+        self.retention.delete_files()
+        returned = [
+            update
+            for author, last in self.vector().items()
+            if vector_before.get(author, 0) < last
+            for _, update in self.headers(author, vector_before.get(author, 0) + 1, last)
+        ]
+        return VerdictChange(vector_before, retracted_before, returned)
 
     def _head_at(self, author: str, seq: int) -> LedgerHead:
         """Return the update of this number, whose header is here; the head before any for 0."""
@@ -574,7 +590,7 @@ class Ledger:
         with self._lock:
             pruned = self.pruned()
             bound = verdicts.bind(self.volunteers)
-            return verdicts.covers(self.verdicts) and all(
+            return verdicts.covers_decisions(self.verdicts) and all(
                 bound.last_valid(author, head.seq) <= vector.get(author, 0)
                 or pruned.get(author, 0) <= vector.get(author, 0)
                 for author, head in self._last_heads.items()

@@ -72,7 +72,7 @@ def validate_header(signed: Signed, ticket: Signed | None, rules: UpdateRules) -
     permission = open_ticket(ticket, update.peer, rules)
     if permission.volunteer != update.volunteer:
         raise MessageError(f"{_describe_update(update)} names another volunteer than its ticket")
-    if not to_milliseconds(permission.issued) <= update.time_ms <= _last_time_ms(permission):
+    if not is_within_ticket(update.time_ms, permission):
         raise MessageError(
             f"{_describe_update(update)} is of a time for which its ticket is not valid"
         )
@@ -207,12 +207,13 @@ def to_milliseconds(seconds: float) -> int:
     return math.ceil(seconds * 1000)
 
 
-def _last_time_ms(ticket: Ticket) -> int:
-    """Return the last time of an update under a ticket: its expiry, and the longest grace.
+def is_within_ticket(time_ms: int, ticket: Ticket) -> bool:
+    """Return whether a ticket permits what was signed at a time: to its expiry and longest grace.
 
     Machines train on under expired tickets while no mirror answers.
     """
-    return to_milliseconds(ticket.expires + ORPHANED_TICKET_GRACE_SECONDS)
+    last_ms = to_milliseconds(ticket.expires + ORPHANED_TICKET_GRACE_SECONDS)
+    return to_milliseconds(ticket.issued) <= time_ms <= last_ms
 
 
 def _describe_update(update: Update) -> str:

@@ -1,42 +1,57 @@
-"""The set of verdicts and forks, and which updates it retracts. Pure.
+"""The set of verdicts, forks and opinions, and which updates it retracts. Pure.
 
 A verdict is signed by the run's owner, or by as many of its mirrors as the spec and the mirror list
 require. A fork proves itself: two updates with one identity, both signed by their author. Either
 cuts an author off after its last good update; a verdict may also name single updates, and exclude a
-key or a volunteer with all their authors. Merging sets is union, of verdicts, of the signatures
-under one verdict, and of forks; of several forks of one author the earliest counts. So it is a
-state-based CRDT (Shapiro et al., SSS 2011): peers with the same set retract the same updates, in
-whatever order and however often the proofs arrived. A verdict leaves the set only when a newer
-mirror list expels too many of those who signed it, on every peer that has that list.
+key or a volunteer with all their authors. Machines' opinions may suspend a volunteer, which
+withholds updates in the same way (`suspension`). Merging sets is union, of verdicts, of the
+signatures under one verdict, of forks and of opinions; of several forks of one author the earliest
+counts, and of the opinions of one machine the newest. So it is a state-based CRDT (Shapiro et al.,
+SSS 2011): peers with the same set retract the same updates, in whatever order and however often the
+proofs arrived. A verdict leaves the set only when a newer mirror list expels too many of those who
+signed it, on every peer that has that list.
 """
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from barnraise.errors import MessageError, UnprovenVerdictError
-from barnraise.ledger.validation import UpdateRules, open_header, open_ticket
+from barnraise.ledger.suspension import Judgement, Kept, Statement, judge
+from barnraise.ledger.validation import (
+    UpdateRules,
+    is_within_ticket,
+    open_header,
+    open_ticket,
+    to_milliseconds,
+)
+from barnraise.protocol.enums import Standing
 from barnraise.protocol.fork_proof import Fork, Proof
-from barnraise.protocol.messages import Signed, Update
+from barnraise.protocol.messages import Signed, Ticket, Update
+from barnraise.protocol.opinions import Opinions, SignedOpinions
 from barnraise.protocol.signing import digest, open_signed
+from barnraise.protocol.table_sizes import FEW
 from barnraise.protocol.verdicts import MAX_VERDICT_BYTES, SignedVerdict, Verdict
 
 MAX_FORKS_PER_PEER = 64  # forked incarnations of one peer that are stored
 MAX_RULING_BYTES = 64 << 20  # of the texts of all verdicts of a run
 
-Kept = Mapping[str, int]  # author → its last update that stays; none of the others' does
-
 
 @dataclass(frozen=True)
 class VerdictSet:
-    """Verdicts and forks, and what follows from them."""
+    """Verdicts, forks and opinions, and what follows from them."""
 
     # The signed verdicts by the digest of their text.
     rulings: Mapping[str, SignedVerdict] = field(default_factory=dict[str, SignedVerdict])
     # Author → the sequence number that it signed twice, and the proof.
     forks: Mapping[str, tuple[int, Fork]] = field(default_factory=dict[str, tuple[int, Fork]])
+    # Machine's key → its newest opinions.
+    opinions: Mapping[str, SignedOpinions] = field(default_factory=dict[str, SignedOpinions])
     # The texts of `rulings`, by the same digest.
     parsed: Mapping[str, Verdict] = field(default_factory=dict[str, Verdict], compare=False)
+    # The texts of `opinions`, by the same key.
+    statements: Mapping[str, Statement] = field(default_factory=dict[str, Statement], compare=False)
     # Author → the volunteer that its updates name, as far as authors are known. A ledger shares its
     # own table, which grows.
     volunteers: Mapping[str, str] = field(default_factory=dict[str, str], compare=False)
@@ -47,6 +62,9 @@ class VerdictSet:
         if isinstance(proof, SignedVerdict):
             name = digest(proof.body)
             return cls({name: proof}, parsed={name: Verdict.model_validate_json(proof.body)})
+        if isinstance(proof, SignedOpinions):
+            key = proof.opinions.key
+            return cls(opinions={key: proof}, statements={key: _parse_opinions(proof)})
         update = Update.model_validate_json(proof.one.body)
         return cls(forks={update.author: (update.seq, proof)})
 
@@ -66,12 +84,31 @@ class VerdictSet:
                 fork,
                 key=lambda entry: (entry[0], entry[1].model_dump_json()),
             )
-        return VerdictSet(
-            rulings, forks, {**self.parsed, **other.parsed}, self.volunteers or other.volunteers
-        )
+        opinions, statements = dict(self.opinions), dict(self.statements)
+        for key in other.opinions:
+            if not self._has_opinions(key, other):
+                opinions[key] = other.opinions[key]
+                statements[key] = other.statements[key]
+        parsed = {**self.parsed, **other.parsed}
+        volunteers = self.volunteers or other.volunteers
+        return VerdictSet(rulings, forks, opinions, parsed, statements, volunteers)
+
+    def _has_opinions(self, key: str, other: "VerdictSet") -> bool:
+        """Return whether a machine's opinions in `other` are not newer than those in this set."""
+        if key not in self.opinions:
+            return False
+        ours, theirs = self.statements[key].time_ms, other.statements[key].time_ms
+        if ours != theirs:
+            return ours > theirs
+        return self.opinions[key].model_dump_json() >= other.opinions[key].model_dump_json()
 
     def covers(self, other: "VerdictSet") -> bool:
         """Return whether `other` adds nothing to this set."""
+        has_opinions = all(self._has_opinions(key, other) for key in other.opinions)
+        return has_opinions and self.covers_decisions(other)
+
+    def covers_decisions(self, other: "VerdictSet") -> bool:
+        """Return whether `other` adds no verdict, no signature and no fork to this set."""
         return all(
             name in self.rulings
             and ruling.signatures.keys() <= self.rulings[name].signatures.keys()
@@ -85,12 +122,29 @@ class VerdictSet:
         """Return whether the union stays within the limits, which exist because forks are free.
 
         Those of authors whose updates are here always fit: otherwise machines that have one half
-        each would never agree again, and an author's first update is not free.
+        each would never agree again, and an author's first update is not free. So do the opinions
+        of volunteers whom the owner vouches for, or whose updates are here.
         """
         peers = [author.partition(".")[0] for author in self.forks if author not in self.volunteers]
         new_rulings = [ruling for name, ruling in other.rulings.items() if name not in self.rulings]
         ruling_bytes = sum(len(ruling.body) for ruling in (*self.rulings.values(), *new_rulings))
-        return ruling_bytes <= MAX_RULING_BYTES and all(
+        known = {*self.volunteers.values()}
+        strangers = [
+            key
+            for key, statement in (*self.statements.items(), *other.statements.items())
+            if statement.standing is Standing.STRANGER and statement.volunteer not in known
+        ]
+        has_room_for_opinions = len({*strangers}) <= FEW or not {*strangers} & {
+            *other.opinions.keys() - self.opinions.keys()
+        }
+        return (
+            ruling_bytes <= MAX_RULING_BYTES
+            and has_room_for_opinions
+            and self._has_room_for_forks(other, peers)
+        )
+
+    def _has_room_for_forks(self, other: "VerdictSet", peers: list[str]) -> bool:
+        return all(
             author in self.forks
             or author in self.volunteers
             or peers.count(author.partition(".")[0]) < MAX_FORKS_PER_PEER
@@ -104,12 +158,20 @@ class VerdictSet:
             for name, ruling in self.rulings.items()
             if has_enough_signatures(ruling, self.parsed[name], rules)
         }
-        parsed = {name: self.parsed[name] for name in rulings}
-        return VerdictSet(rulings, self.forks, parsed, self.volunteers)
+        return replace(self, rulings=rulings, parsed={name: self.parsed[name] for name in rulings})
 
     @cached_property
     def names(self) -> dict[str, Proof]:
         """Return each proof by its name: a digest of what it proves and of who signed it."""
+        opinions = {
+            digest(f"{item.opinions.signature} {item.ticket.signature}"): item
+            for item in self.opinions.values()
+        }
+        return {**self._decisions, **opinions}
+
+    @cached_property
+    def _decisions(self) -> dict[str, Proof]:
+        """Return the verdicts and forks by their names."""
         names: dict[str, Proof] = {
             digest("\n".join([name, *sorted(ruling.signatures)])): ruling
             for name, ruling in self.rulings.items()
@@ -124,6 +186,57 @@ class VerdictSet:
     def digest(self) -> str | None:
         """Return a digest that is equal for equal sets; None for the empty set."""
         return digest("\n".join(sorted(self.names))) if self.names else None
+
+    @cached_property
+    def effect_digest(self) -> str | None:
+        """Return a digest that is equal for sets that retract the same updates; None for none.
+
+        Opinions are renewed all the time, and most of them change nothing.
+        """
+        names = sorted(self._decisions)
+        if self.suspended:
+            names.append(json.dumps(self.suspended, sort_keys=True))
+        return digest("\n".join(names)) if names else None
+
+    @cached_property
+    def cleared(self) -> dict[str, int]:
+        """Return cleared volunteer → until when doubts of it are void, in ms since 1970."""
+        cleared: dict[str, int] = {}
+        for verdict in self.parsed.values():
+            for volunteer in verdict.cleared:
+                until_ms = to_milliseconds(verdict.issued)
+                cleared[volunteer] = max(until_ms, cleared.get(volunteer, 0))
+        return cleared
+
+    @cached_property
+    def _judgement(self) -> Judgement:
+        """Return what follows from the opinions of machines that no verdict excludes."""
+        statements = [
+            statement
+            for key, statement in sorted(self.statements.items())
+            if not self.excludes(key, statement.volunteer)
+        ]
+        return judge(statements, self.cleared)
+
+    @property
+    def undecided(self) -> list[str]:
+        """Return the suspended volunteers that no verdict excludes."""
+        return sorted(self.suspended.keys() - self.excluded_volunteers.keys())
+
+    def is_settled(self, volunteer: str, since_ms: int) -> bool:
+        """Return whether a verdict has decided on a volunteer that was doubted since some time."""
+        is_excluded = volunteer in self.excluded_volunteers
+        return is_excluded or since_ms <= self.cleared.get(volunteer, -1)
+
+    @property
+    def vouched(self) -> frozenset[str] | None:
+        """Return the volunteers that are vouched for; None if the owner vouches for nobody."""
+        return self._judgement.vouched
+
+    @property
+    def suspended(self) -> Mapping[str, Kept]:
+        """Return the suspended volunteers, each with those updates of their authors that stay."""
+        return self._judgement.suspended
 
     @cached_property
     def limits(self) -> dict[str, int]:
@@ -147,7 +260,7 @@ class VerdictSet:
     @property
     def cuts_off_authors(self) -> bool:
         """Return whether any author may be cut off."""
-        return bool(self.limits or self.excluded_keys or self.excluded_volunteers)
+        return bool(self.limits or self.excluded_keys or self.excluded_volunteers or self.suspended)
 
     def excludes(self, key: str, volunteer: str) -> bool:
         """Return whether a key, or the volunteer in its ticket, is excluded from the run."""
@@ -166,9 +279,11 @@ class VerdictSet:
         kept = self.excluded_keys.get(author.partition(".")[0])
         if kept is not None:
             limits.append(kept.get(author, 0))
-        kept = self.excluded_volunteers.get(volunteer or self.volunteers.get(author, ""))
-        if kept is not None:
-            limits.append(kept.get(author, 0))
+        volunteer = volunteer or self.volunteers.get(author, "")
+        for parties in (self.excluded_volunteers, self.suspended):
+            kept = parties.get(volunteer)
+            if kept is not None:
+                limits.append(kept.get(author, 0))
         return min(limits, default=None)
 
     def last_valid(self, author: str, seq: int) -> int:
@@ -221,6 +336,18 @@ class VerdictSet:
         return {author: updates for author, updates in within.items() if updates}
 
 
+def _parse_opinions(proof: SignedOpinions) -> Statement:
+    opinions = Opinions.model_validate_json(proof.opinions.body)
+    ticket = Ticket.model_validate_json(proof.ticket.body)
+    return Statement(
+        volunteer=ticket.volunteer,
+        standing=ticket.standing,
+        time_ms=opinions.time_ms,
+        doubted=opinions.doubted,
+        agreeing=frozenset(opinions.agreeing),
+    )
+
+
 def _merge_signatures(one: SignedVerdict, other: SignedVerdict) -> SignedVerdict:
     """Return one text with the signatures of both; a key's smaller one, if it signed twice."""
     if one.signatures == other.signatures:
@@ -257,6 +384,8 @@ def verify_proof(proof: Proof, rules: UpdateRules) -> VerdictSet:
     """
     if isinstance(proof, SignedVerdict):
         _verify_verdict(proof, rules)
+    elif isinstance(proof, SignedOpinions):
+        _verify_opinions(proof, rules)
     else:
         _verify_fork(proof, rules)
     return VerdictSet.from_proof(proof)
@@ -297,6 +426,18 @@ def _verify_verdict(ruling: SignedVerdict, rules: UpdateRules) -> None:
             f"a verdict needs its run's owner, or {missing} more of the mirrors that are not "
             "expelled"
         )
+
+
+def _verify_opinions(proof: SignedOpinions, rules: UpdateRules) -> None:
+    key = proof.opinions.key
+    opinions = open_signed(proof.opinions, "opinions", Opinions)
+    if (opinions.run, opinions.peer) != (rules.run, key):
+        raise MessageError(f"the opinions of {key[:8]} are of another run or machine")
+    ticket = open_ticket(proof.ticket, key, rules)
+    if not is_within_ticket(opinions.time_ms, ticket):
+        raise MessageError(f"the opinions of {key[:8]} are of a time without a valid ticket")
+    if any(doubt.since_ms > opinions.time_ms for doubt in opinions.doubted.values()):
+        raise MessageError(f"{key[:8]} doubts somebody from a time on that has not come")
 
 
 def _verify_fork(fork: Fork, rules: UpdateRules) -> None:

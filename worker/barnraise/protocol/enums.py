@@ -10,6 +10,14 @@ class Role(StrEnum):
     ARCHIVE = "archive"  # stores all updates for the verdict horizon
 
 
+class Standing(StrEnum):
+    """What a run's owner knows of a volunteer, as a ticket says it."""
+
+    STRANGER = "stranger"  # joined a run that anyone may join
+    INVITED = "invited"  # the owner let this person in, by invitation, team or approval
+    OWNER = "owner"  # the machine is the owner's
+
+
 class RunStatus(StrEnum):
     """A run's place in its life cycle. The coordinator decides it; workers obey."""
 

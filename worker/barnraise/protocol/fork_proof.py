@@ -1,8 +1,9 @@
-"""The proof that an author signed two different updates with one identity."""
+"""The proof that an author signed two different updates with one identity, and all proofs."""
 
 from typing import Literal
 
 from barnraise.protocol.messages import Signed
+from barnraise.protocol.opinions import SignedOpinions
 from barnraise.protocol.types import Message
 from barnraise.protocol.verdicts import SignedVerdict
 
@@ -19,4 +20,4 @@ class Fork(Message):
     ticket: Signed
 
 
-Proof = SignedVerdict | Fork
+Proof = SignedVerdict | Fork | SignedOpinions

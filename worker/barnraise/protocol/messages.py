@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from barnraise.protocol.enums import Role
+from barnraise.protocol.enums import Role, Standing
 from barnraise.protocol.types import (
     Address,
     Addresses,
@@ -66,6 +66,7 @@ class Ticket(Message):
     machine: Id
     volunteer: Digest  # distinguishes people without naming them
     roles: list[Role] = Field(max_length=4)
+    standing: Standing = Standing.STRANGER
     # The most that updates under this ticket may state, by their times.
     max_tokens_per_second: int = Field(ge=1, lt=1 << 53)
     issued: UnixTime
@@ -170,7 +171,7 @@ class PeerState(Message):
     rate: Rate  # the sender's training speed in tokens/s
     # The sender has ended its part in the run and publishes no further update.
     complete: bool = False
-    # Digest of the set of verdicts that the sender knows; None: it knows none.
+    # Digest of the sender's verdicts, forks and opinions; None: it has none.
     verdicts_digest: Digest | None = None
     # Digest of the headers behind the vector. Different ones under equal vectors prove a fork.
     heads_digest: Digest | None = None
@@ -249,7 +250,7 @@ class SnapshotManifest(Message):
     heads: Digest
     # Digest of a blob, the JSON list of the tickets that permit those authors.
     tickets: Digest | None = None
-    verdicts: Digest | None = None  # digest of the set of verdicts that were applied
+    verdicts: Digest | None = None  # digest of what the verdicts that were applied retract
     proofs: Digest | None = None  # digest of the blob that contains those verdicts
 
 

@@ -31,6 +31,7 @@ SAMPLE_LENGTH = 600  # characters of a sample
 MAX_LINKS = 8  # in a report: those that carry most
 MAX_LOG_LINES = 5  # in a report: the newest since the last one
 MAX_LOG_TEXT = 160  # characters
+MAX_SUSPENDED = 2  # volunteers in a report
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Celsius = Annotated[float, Field(ge=-100, le=300)]
@@ -85,8 +86,8 @@ class ExchangeView(Message):
     lag: Count  # updates that its peers have and it lacks
     relayed: Count = 0  # of its peers: reached through a relay server
     reached: bool = False  # whether machines that it had not dialled have reached it of late
-    # The start of the digest of a volunteer whose updates do not agree with the updates of others.
-    doubted: KeyStart | None = None
+    # The starts of the digests of volunteers whose updates its run withholds.
+    suspended: list[KeyStart] = Field(default=[], max_length=MAX_SUSPENDED)
 
 
 class SystemView(Message):

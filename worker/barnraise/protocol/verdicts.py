@@ -47,6 +47,8 @@ class Verdict(Message):
     keys: dict[PublicKey, KeptUpdates] = Field(default={}, max_length=MAX_AUTHORS)
     # Excluded people, by the digest in their tickets, as `keys`: all their keys.
     volunteers: dict[Digest, KeptUpdates] = Field(default={}, max_length=MAX_AUTHORS)
+    # Volunteers of whom nothing is withheld that machines suspended before `issued`.
+    cleared: list[Digest] = Field(default=[], max_length=MAX_AUTHORS)
     # Of the mirror list under which mirrors signed this; 0: of the run's own mirrors.
     mirror_list_version: Count = 0
     reason: PlainText = Field(default="", max_length=100)  # for people to read

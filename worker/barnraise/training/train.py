@@ -369,6 +369,9 @@ class Worker:
             round_schedule: how the update is compressed, and where the next round begins.
             fragments_due: indices of the fragments whose round ends; None: of all fragments.
         """
+        if self.exchange.suspension:
+            self.engine.reset_round()  # nothing that this machine publishes would count
+            return
         tokens = self.engine.round_tokens
         weight = self.exchange.compute_weight(self.metrics.tokens_per_second)
         encode = partial(codec.encode, scheme=round_schedule.scheme)
@@ -408,6 +411,7 @@ class Worker:
     def exchange_updates(self) -> None:
         """Apply what peers have sent, check the anchor, and serve snapshots to joining peers."""
         self.apply_arrivals()
+        self.anchor.set_vouched(self.exchange.vouched)
         self.repair_anchor()
         self.exchange.serve_snapshots(self.anchor)
 
@@ -441,6 +445,7 @@ class Worker:
     def evaluate_if_due(self, at_once: bool = False) -> None:
         """Evaluate the anchor on the held-out text, every `evaluate_every` tokens of the ledger."""
         milestone = self.anchor.tokens // self.spec.recipe.evaluate_every
+        self._milestone = min(self._milestone, milestone)  # tokens may have been taken out
         if milestone > self._milestone or at_once:
             self._milestone = milestone
             started = time.monotonic()
@@ -498,27 +503,36 @@ class Worker:
         return not self.budget_reached and self.wait_while_paused()
 
     def wait_while_suspended(self) -> None:
-        """Wait while the budget is spent by tokens that came faster than machines can train.
+        """Wait while the run, or this machine in it, is suspended.
 
-        The run's owner excludes the one who stated them, and training goes on; or ends the
-        run. If neither happens, the run finishes once the time has passed in which they could have
-        been trained.
+        The run is while its budget is spent by tokens that came faster than machines can train. The
+        run's owner excludes the one who stated them, and training goes on; or ends the run. If
+        neither happens, the run finishes once the time has passed in which they could have been
+        trained.
         """
-        is_logged = False
-        while self.budget_reached and self.exchange.grows_too_fast:
-            if not is_logged:
-                is_logged = True
-                log.error(
-                    "the budget is spent, but the ledger grew faster than the machines of this run "
-                    "can train by their tickets: this machine waits for the run's owner, who can "
-                    "exclude a volunteer or end the run"
-                )
-            self.metrics.set_idle(Activity.SUSPENDED, SUSPENDED_REASON)
+        logged = ""
+        while reason := self._suspension_reason():
+            if reason != logged:
+                logged = reason
+                log.error("%s", reason)
+            is_alone = reason == self.exchange.suspension
+            activity = Activity.PAUSED if is_alone else Activity.SUSPENDED
+            self.metrics.set_idle(activity, SUSPENDED_REASON)
             if self.leaving.wait(LOOP_POLL_SECONDS) or self.run_ended:
                 break
             self.engine.apply_queued()
             self.run_between_steps()
         self.metrics.set_training()
+
+    def _suspension_reason(self) -> str:
+        """Return why the run, or this machine in it, is suspended, as a sentence; "" if not."""
+        if self.budget_reached and self.exchange.grows_too_fast:
+            return (
+                "the budget is spent, but the ledger grew faster than the machines of this run can "
+                "train by their tickets: this machine waits for the run's owner, who can exclude a "
+                "volunteer or end the run"
+            )
+        return self.exchange.suspension or ""
 
     def wait_while_paused(self) -> bool:
         """Wait while the run is paused or the disk quota is used up. The exchange goes on.

@@ -130,10 +130,11 @@ def read_verdicts(
         proofs = VerdictProofs.model_validate_json(data)
     except ValidationError:
         raise MessageError("a snapshot's verdicts are not a list of proofs") from None
-    for proof in (*proofs.verdicts, *proofs.forks):
+    for proof in (*proofs.verdicts, *proofs.forks, *proofs.opinions):
         verdicts |= verify_proof(proof, rules)
     verdicts = verdicts.bind({update.author: update.volunteer for _, update in heads})
-    if verdicts.digest != manifest.verdicts or verdicts.clamp(manifest.vector) != manifest.vector:
+    has_effect = verdicts.effect_digest == manifest.verdicts
+    if not has_effect or verdicts.clamp(manifest.vector) != manifest.vector:
         raise MessageError("a snapshot's verdicts are not those that its manifest names")
     return verdicts
 
@@ -456,7 +457,7 @@ class SnapshotClient:
         manifests = await asyncio.gather(
             *(self.request(key, vector, timeout / 2) for key in volunteers)
         )
-        verdicts_digest = self._ledger.verdicts.digest
+        verdicts_digest = self._ledger.verdicts.effect_digest
         fitting = [
             (volunteer, manifest)
             for volunteer, manifest in zip(volunteers.values(), manifests, strict=True)

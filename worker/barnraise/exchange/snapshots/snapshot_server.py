@@ -28,6 +28,7 @@ from barnraise.peering.links.connection import Connection
 from barnraise.peering.links.received import MessageHandlers, Received
 from barnraise.protocol.fork_proof import Fork
 from barnraise.protocol.messages import Signed, SnapshotManifest, SnapshotRequest, Update
+from barnraise.protocol.opinions import SignedOpinions
 from barnraise.protocol.types import Message
 from barnraise.protocol.verdicts import SignedVerdict
 
@@ -46,6 +47,7 @@ class VerdictProofs(Message):
 
     verdicts: list[SignedVerdict] = Field(max_length=200_000)
     forks: list[Fork] = Field(max_length=100_000)
+    opinions: list[SignedOpinions] = Field(default=[], max_length=100_000)
 
 
 @dataclass(frozen=True)
@@ -157,7 +159,7 @@ class SnapshotServer:
 
     def add_request(self, request: PendingRequest, now: float) -> SnapshotManifest | None:
         """Return a recent snapshot that fits; else let the request wait for `copy_anchor`."""
-        verdicts_digest = self._ledger.verdicts.digest
+        verdicts_digest = self._ledger.verdicts.effect_digest
         with self._lock:
             # A peer's newest request replaces its earlier one.
             self._requests = [other for other in self._requests if other.peer != request.peer]
@@ -232,7 +234,7 @@ class SnapshotServer:
         with self._lock:
             for snapshot in self._recent:
                 manifest = snapshot.manifest
-                if manifest.vector == vector and manifest.verdicts == verdicts.digest:
+                if manifest.vector == vector and manifest.verdicts == verdicts.effect_digest:
                     snapshot.used_at = now
                     return manifest
         heads = [self._ledger.header(author, seq) for author, seq in sorted(vector.items())]
@@ -282,14 +284,15 @@ class SnapshotServer:
         proofs = VerdictProofs(
             verdicts=list(verdicts.rulings.values()),
             forks=[fork for _, fork in verdicts.forks.values()],
+            opinions=list(verdicts.opinions.values()),
         ).model_dump_json()
         return SnapshotManifest(
             vector=vector,
             fragments=digests,
             heads=self._store(_to_json(signed_heads)),
             tickets=self._store(_to_json(tickets)),
-            verdicts=verdicts.digest,
-            proofs=self._store(proofs.encode()) if verdicts.digest else None,
+            verdicts=verdicts.effect_digest,
+            proofs=self._store(proofs.encode()) if verdicts.effect_digest else None,
         )
 
     def _store(self, data: bytes | memoryview) -> str:

@@ -15,6 +15,7 @@ from barnraise.ledger.validation import (
 )
 from barnraise.ledger.verdict_set import VerdictSet
 from barnraise.protocol.messages import FragmentUpdate, Signed, Ticket, Update
+from barnraise.protocol.opinions import Doubt, Opinions, SignedOpinions
 from barnraise.protocol.signing import Identity, digest
 
 log = logging.getLogger("barnraise.exchange")
@@ -47,9 +48,9 @@ class LocalAuthor:
     """
 
     def __init__(self, config: AuthorConfig, ledger: Ledger) -> None:
-        """Continue as the incarnation of the state directory."""
+        """Continue as the incarnation of the state directory. `key` is the machine's."""
         self._config = config
-        self._key = config.identity.key
+        self.key = config.identity.key
         self._ledger = ledger
         self._lock = threading.Lock()  # no update is signed while the name changes
         self._trains_since_ms = self._now_ms()  # what was published before is not trained since
@@ -77,6 +78,7 @@ class LocalAuthor:
         """
         self._ledger.tickets.store(ticket)
         with self._lock:
+            self._signed_ticket = ticket
             self._ticket = Ticket.model_validate_json(ticket.body)
             self._ticket_digest = digest(ticket.body)
             self._warned = False
@@ -87,7 +89,7 @@ class LocalAuthor:
     @property
     def name(self) -> str:
         """The author's name: key and incarnation."""
-        return f"{self._key}.{self.incarnation}"
+        return f"{self.key}.{self.incarnation}"
 
     @property
     def last_seq(self) -> int:
@@ -105,13 +107,14 @@ class LocalAuthor:
             The update's header, durable in the ledger.
 
         Raises:
-            ExcludedError: A verdict excludes this machine from the run.
+            ExcludedError: A verdict excludes this machine from the run, or it is suspended.
         """
         with self._lock:
             self._rename_if_clock_was_ahead()
             while True:
-                if self.exclusion is not None:
-                    raise ExcludedError(self.exclusion)
+                refusal = self.exclusion or self.suspension
+                if refusal is not None:
+                    raise ExcludedError(refusal)
                 update = self._try_append(parts, tokens)
                 if update is not None:
                     return update
@@ -132,7 +135,7 @@ class LocalAuthor:
         stated = min(trained, allowed, self._config.max_tokens)
         update = Update(
             run=self._config.run,
-            peer=self._key,
+            peer=self.key,
             incarnation=self.incarnation,
             seq=head.seq + 1,
             previous=head.digest,
@@ -160,6 +163,30 @@ class LocalAuthor:
         with self._lock:
             return update.seq <= self._signed.get(update.author, 0)
 
+    def sign_opinions(self, doubted: dict[str, Doubt], agreeing: list[str]) -> SignedOpinions:
+        """Sign what this machine states of other volunteers, in place of what it stated before."""
+        with self._lock:
+            stated = self._ledger.verdicts.statements.get(self.key)
+            opinions = Opinions(
+                run=self._config.run,
+                peer=self.key,
+                time_ms=max(self._now_ms(), stated.time_ms + 1 if stated else 0),
+                doubted=doubted,
+                agreeing=agreeing,
+            )
+            signed = self._config.identity.sign("opinions", opinions)
+            return SignedOpinions(opinions=signed, ticket=self._signed_ticket)
+
+    @property
+    def suspension(self) -> str | None:
+        """Why this machine's updates are withheld, as a sentence; None if they are not."""
+        if self._ticket.volunteer not in self._ledger.verdicts.suspended:
+            return None
+        return (
+            "machines that are vouched for find that this machine's updates do not agree with "
+            "theirs: it waits for the run's owner, who can clear or exclude its volunteer"
+        )
+
     def _set_unstated(self, tokens: int) -> None:
         """Remember what the ticket did not allow to be stated, and log it once per ticket."""
         self.unstated_tokens = tokens
@@ -181,7 +208,7 @@ class LocalAuthor:
     @property
     def exclusion(self) -> str | None:
         """Why this machine may not publish any longer, as a sentence; None if it may."""
-        if not self._ledger.verdicts.excludes(self._key, self._ticket.volunteer):
+        if not self._ledger.verdicts.excludes(self.key, self._ticket.volunteer):
             return None
         return "a verdict of the run's owner or its mirrors excludes this machine from the run"
 
@@ -203,7 +230,7 @@ class LocalAuthor:
 
         The incarnations of one key must not overlap: time counts once.
         """
-        last_ms = self._ledger.last_time_ms(self._key)
+        last_ms = self._ledger.last_time_ms(self.key)
         if last_ms > self._now_ms():  # signed by a clock that was ahead
             last_ms = 0
         return max(self._trains_since_ms, last_ms, run_created_ms(self._config.run))

@@ -1,4 +1,4 @@
-"""Receive verdicts and proofs of forks: verify them, make them durable, retract what they name.
+"""Receive verdicts, forks and opinions: verify them, make them durable, retract what they name.
 
 A machine that joined from a snapshot may lack headers of what it has to retract, and one that
 pruned its ledger may lack payloads. Both are requested from the peers: headers are verified by the
@@ -9,6 +9,7 @@ back to the first that differs. All methods run on the exchange's event loop.
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,10 +28,12 @@ from barnraise.exchange.verdicts.verdict_sync import (
 )
 from barnraise.ledger.anchor import Retraction
 from barnraise.ledger.anchor_diff import anchor_retractions, missing_headers
+from barnraise.ledger.ledger import VerdictChange
 from barnraise.ledger.update_queue import UpdateQueue, anchor_entry
 from barnraise.ledger.validation import UpdateRules
 from barnraise.ledger.verdict_set import VerdictSet, verify_proof
 from barnraise.peering.links.received import MessageHandlers, Received
+from barnraise.protocol.clock import OWNER_CLOCK_SECONDS
 from barnraise.protocol.fork_proof import Fork, Proof
 from barnraise.protocol.messages import (
     FragmentUpdate,
@@ -39,7 +42,8 @@ from barnraise.protocol.messages import (
     Update,
     UpdateRequest,
 )
-from barnraise.protocol.table_sizes import FEW
+from barnraise.protocol.opinions import SignedOpinions
+from barnraise.protocol.table_sizes import FEW, SOME, store_newest
 from barnraise.protocol.verdicts import SignedVerdict, VerdictNames, VerdictSummary
 
 log = logging.getLogger("barnraise.exchange")
@@ -47,6 +51,8 @@ log = logging.getLogger("barnraise.exchange")
 PAYLOAD_SECONDS = 30.0  # until the log says that a payload to retract is not available
 FOLDER_SECONDS = 5.0  # between two reads of the folder of verdicts
 FAREWELL_SECONDS = 0.5  # for an excluded peer to receive the verdict before its connection ends
+MIN_OPINION_SECONDS = 1.0  # between two opinions of one machine that are received
+STRANGERS_PATIENCE = 5  # times that, where nobody vouches for its volunteer
 VERDICT_FOLDER = "verdicts"  # in the run's folder: where `barnraise verdict` leaves what it signed
 
 
@@ -60,8 +66,10 @@ class VerdictHandler:
         queue: UpdateQueue,
         fetcher: BlobFetcher,
         on_applied: Callable[[VerdictSet], None],
+        clock: Callable[[], float],
     ) -> None:
-        """Continue from the ledger's verdicts."""
+        """Continue from the ledger's verdicts; `clock` returns seconds since 1970."""
+        self._clock = clock
         self._rules = rules
         self._ledger = context.ledger
         self._gossip = context.gossip
@@ -77,6 +85,7 @@ class VerdictHandler:
         self.on_verdicts_replaced()
         self._checked_rules = rules  # by which the ledger's verdicts were checked last
         self._ignored: set[str] = set()  # unproven verdicts that the log names already
+        self._opinions_at: dict[str, float] = {}  # machine → when its opinions came last
         self._payloads_awaited = 0  # retractions whose payloads are not here
         self._postponed: dict[str, VerdictSet] = {}  # by digest: they wait for headers
         self._spoiling: VerdictSet | None = None  # what cuts off a part of the base
@@ -95,6 +104,7 @@ class VerdictHandler:
         return {
             SignedVerdict: self.on_peers_proof,
             Fork: self.on_peers_proof,
+            SignedOpinions: self.on_peers_proof,
             VerdictSummary: self.on_summary,
             VerdictNames: self.on_names,
         }
@@ -102,7 +112,7 @@ class VerdictHandler:
     # ---- proofs
 
     async def on_peers_proof(self, received: Received[Proof]) -> None:
-        """Receive a peer's verdict or proof of a fork.
+        """Receive a peer's verdict, proof of a fork or opinions.
 
         Raises:
             MessageError: When it proves nothing.
@@ -111,7 +121,7 @@ class VerdictHandler:
         self._wake()
 
     async def on_proof(self, proof: Proof, source: str | None = None) -> None:
-        """Receive a verdict or a proof of a fork.
+        """Receive a verdict, a proof of a fork or a machine's opinions.
 
         Args:
             proof: The proof, not verified yet.
@@ -131,8 +141,25 @@ class VerdictHandler:
                 self._ignored.add(str(error))
                 log.warning("%s sends a verdict that does not count: %s", source[:8], error)
             return
-        if self._queue.is_open:  # before that, a snapshot brings its own verdicts
+        # Before the queue is open, a snapshot brings its own verdicts.
+        if self._queue.is_open and not self._is_early(verdicts):
             await self._apply(verdicts, source)
+
+    def _is_early(self, verdicts: VerdictSet) -> bool:
+        """Return whether these are opinions of the future, or too soon after a machine's last.
+
+        Peers send them again, so that all have the same ones in the end.
+        """
+        now = asyncio.get_running_loop().time()
+        for key, statement in verdicts.statements.items():
+            if statement.time_ms > 1000 * (self._clock() + OWNER_CLOCK_SECONDS):
+                return True
+            is_vouched = statement.volunteer in (self._ledger.verdicts.vouched or ())
+            interval = MIN_OPINION_SECONDS * (1 if is_vouched else STRANGERS_PATIENCE)
+            if now < self._opinions_at.get(key, -math.inf) + interval:
+                return True
+            store_newest(self._opinions_at, key, now, SOME)
+        return False
 
     @property
     def waits_for_headers(self) -> bool:
@@ -190,34 +217,50 @@ class VerdictHandler:
             if await self._run_on_disk(self._ledger.spoils_base, verdicts):
                 self._spoiling = verdicts | (self._spoiling or verdicts)
                 return
+            if self._retracting and self._ledger.returns_updates(applied | verdicts):
+                return  # retractions that wait for payloads come first; peers send it again
             missing = await self._run_on_disk(missing_headers, self._ledger, verdicts)
             if not missing:
                 self._postponed.pop(key, None)
-                before = await self._run_on_disk(self._ledger.apply_verdicts, verdicts)
-                changes = await self._run_on_disk(anchor_retractions, self._ledger, *before)
-                self._publish(verdicts, changes)
+                change = await self._run_on_disk(self._ledger.apply_verdicts, verdicts)
+                await self._publish(verdicts, change, applied)
         if missing and request_missing and len(self._postponed) < FEW:
             self._postponed[key] = verdicts
             for author, first, last in missing:
                 self.request_headers(source, author, first, last)
 
-    def _publish(self, verdicts: VerdictSet, changes: list[Retraction]) -> None:
+    async def _publish(
+        self, verdicts: VerdictSet, change: VerdictChange, before: VerdictSet
+    ) -> None:
         """Pass verdicts that are durable to everything that depends on them."""
         _log_verdicts(verdicts)
-        now = asyncio.get_running_loop().time()
-        self._on_set_changed(now)
+        _log_suspensions(before, self._ledger.verdicts)
         self._on_applied(verdicts)
         self._spawn(self._disconnect_excluded(verdicts))
         for author, (seq, fork) in verdicts.forks.items():
             self._on_fork(author, seq, fork)
+        effect = self._ledger.verdicts.effect_digest
+        await self._publish_change(change, effect != before.effect_digest)
+
+    async def _publish_change(self, change: VerdictChange, changes_decisions: bool = True) -> None:
+        """Pass what counts no longer, and what counts again, to gossip and the training loop."""
+        changes = await self._run_on_disk(
+            anchor_retractions, self._ledger, change.vector, change.retracted
+        )
+        now = asyncio.get_running_loop().time()
+        if changes or change.returned or changes_decisions:
+            self._on_set_changed(now)
+        self.on_verdicts_replaced()
+        if self._queue.is_open:
+            for update in change.returned:
+                self._queue.append(anchor_entry(update, self._ledger.verdicts))
         self.retract(changes)
         self.send_due(now)
 
     def _on_set_changed(self, now: float) -> None:
-        """Pass the ledger's changed verdicts to gossip and to the comparison with peers."""
+        """Pass the ledger's changed verdicts to gossip."""
         applied = self._ledger.verdicts
         self._gossip.on_verdicts(self._ledger.vector(), applied.clamp, applied.is_retracted, now)
-        self.on_verdicts_replaced()
 
     async def _disconnect_excluded(self, verdicts: VerdictSet) -> None:
         """Send the peers that new verdicts exclude these verdicts, then end their connections."""
@@ -236,18 +279,10 @@ class VerdictHandler:
     async def _drop_powerless(self, rules: UpdateRules) -> None:
         """Drop the verdicts that lack signatures by a new mirror list, with their effects."""
         async with self._queue.lock:
-            before = await self._run_on_disk(self._ledger.drop_powerless_verdicts, rules)
-            if before is None:
-                return
-            log.error("verdicts of mirrors that were expelled no longer count: updates come back")
-            changes = await self._run_on_disk(anchor_retractions, self._ledger, *before)
-            if self._queue.is_open:
-                for _, update in self._ledger.updates_since(before[0]):
-                    self._queue.append(anchor_entry(update, self._ledger.verdicts))
-            now = asyncio.get_running_loop().time()
-            self._on_set_changed(now)
-            self.retract(changes)
-            self.send_due(now)
+            change = await self._run_on_disk(self._ledger.drop_powerless_verdicts, rules)
+            if change is not None:
+                log.error("verdicts of mirrors that were expelled no longer count: updates return")
+                await self._publish_change(change)
 
     def _on_fork(self, author: str, seq: int, fork: Fork) -> None:
         """Look for an earlier fork, and disconnect the author."""
@@ -361,7 +396,7 @@ class VerdictHandler:
     def on_verdicts_replaced(self) -> None:
         """Continue from the ledger's verdicts, which have been replaced."""
         verdicts = self._ledger.verdicts
-        sizes = {name: len(proof.model_dump_json()) for name, proof in verdicts.names.items()}
+        sizes = {name: _count_bytes(proof) for name, proof in verdicts.names.items()}
         self._sync.on_verdicts(verdicts.digest, sizes)
 
     @property
@@ -394,6 +429,24 @@ class VerdictHandler:
             return
         if self._ledger.verdicts.covers(VerdictSet.from_proof(verdict)):
             path.unlink(missing_ok=True)
+
+
+def _count_bytes(proof: Proof) -> int:
+    """Return the bytes of a proof; of opinions, which often change, those of their texts."""
+    if isinstance(proof, SignedOpinions):
+        return len(proof.opinions.body) + len(proof.ticket.body)
+    return len(proof.model_dump_json())
+
+
+def _log_suspensions(before: VerdictSet, after: VerdictSet) -> None:
+    for volunteer in after.suspended.keys() - before.suspended.keys():
+        log.error(
+            "the updates of volunteer %s are withheld: machines that are vouched for find that "
+            "they do not agree with their own. The run's owner can exclude or clear the volunteer",
+            volunteer[:8],
+        )
+    for volunteer in before.suspended.keys() - after.suspended.keys():
+        log.warning("the updates of volunteer %s are no longer withheld", volunteer[:8])
 
 
 def _log_verdicts(verdicts: VerdictSet) -> None:

@@ -4,7 +4,7 @@ A machine has few links. Peers beyond them are seen in the ledger, by the rounds
 them.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from barnraise.exchange.gossip.gossip import LinkState
@@ -14,6 +14,7 @@ from barnraise.exchange.weights.delay_compensation import (
     estimate_relative_sizes,
     predict_in_flight,
 )
+from barnraise.exchange.weights.opinion_former import OpinionFormer
 from barnraise.exchange.weights.weighting import (
     LostPeers,
     PeerClaim,
@@ -26,6 +27,7 @@ from barnraise.exchange.weights.weighting import (
     training_share,
     typical_step_seconds,
 )
+from barnraise.ledger.verdict_set import VerdictSet
 from barnraise.planning.round_schedule import (
     RoundSchedule,
     align_with_peers,
@@ -63,8 +65,10 @@ class PeerEstimates:
         link_table: The connected peers.
         contribution: Compares the contents of updates.
         volunteer: Digest of this machine's own volunteer, who does not lie to this machine.
+        find_verdicts: Returns the verdicts and opinions that apply.
 
     Attributes:
+        opinions: What this machine thinks of the other volunteers.
         doubted_volunteers: Digests of those that counted for nothing when others' rates were last
             estimated. Any thread may read them.
     """
@@ -75,7 +79,11 @@ class PeerEstimates:
         link_table: LinkTable,
         contribution: ContributionMeter,
         volunteer: str = "",
+        find_verdicts: Callable[[], VerdictSet] = VerdictSet,
     ) -> None:
+        self.opinions = OpinionFormer()
+        self._find_verdicts = find_verdicts
+        self._new_rounds = 0.0  # of this machine that its opinions do not contain
         self.doubted_volunteers: tuple[str, ...] = ()
         self._spec = spec
         self._recipe = spec.recipe
@@ -117,6 +125,12 @@ class PeerEstimates:
         self._last_published_at = clock
         changed = sum(part.size > 0 for part in update.fragments)
         self._contribution.record_own_tokens(update.tokens, changed / len(self._sizes))
+        self._new_rounds += changed / len(self._sizes)
+        agreements = self._compare_contents()
+        if round(self._new_rounds, 6) >= 1.0:
+            self._new_rounds = 0.0
+            self.opinions.record_round(agreements, self.doubted_volunteers)
+        self.opinions.record_harm(agreements, self.doubted_volunteers)
 
     def training_share(self, rate: float, now: float) -> float:
         """Return this machine's share of all training, in (0, 1]; 1 when it is alone.
@@ -158,7 +172,7 @@ class PeerEstimates:
     def _compare_contents(self) -> dict[str, float]:
         """Return the volunteers' agreements, and record which of them count for nothing."""
         agreements = self._contribution.agreements()
-        factors = contribution_factors(agreements)
+        factors = contribution_factors(agreements, self._find_verdicts().vouched or ())
         self.doubted_volunteers = tuple(
             sorted(volunteer for volunteer, factor in factors.items() if not factor)
         )
@@ -261,12 +275,16 @@ class PeerEstimates:
         They are those that links lead to and those whose rounds arrive.
         """
         links = dict(self._link_table.links)
+        suspended = self._find_verdicts().suspended
         claims = {
-            key: self._claim(key, link, now) for key, link in links.items() if not link.complete
+            key: self._claim(key, link, now)
+            for key, link in links.items()
+            if not link.complete and link.volunteer not in suspended
         }
         ended = self._link_table.ended
         for key, history in self._histories.items():
-            if key not in links and key not in ended and history.measured_rate(now):
+            is_away = key not in links and key not in ended
+            if is_away and history.measured_rate(now) and history.volunteer not in suspended:
                 volunteer = self._other_volunteer(history.volunteer)
                 claims[key] = PeerClaim(volunteer, measured=history.measured_rate(now))
         recipe_seconds = self._recipe.round_steps * self._step_tokens / rate if rate else 0.0
@@ -274,7 +292,8 @@ class PeerEstimates:
         rates = credible_rates(rate, [*claims.values()], now, grace)
         if rate:
             agreements = self._compare_contents()
-            rates = limit_volunteers(rate, [*claims.values()], rates, agreements)
+            vouched = self._find_verdicts().vouched or ()
+            rates = limit_volunteers(rate, [*claims.values()], rates, agreements, vouched)
         return dict(zip(claims, rates, strict=True))
 
     def _other_volunteer(self, volunteer: str) -> str:

@@ -153,6 +153,7 @@ def limit_volunteers(
     claims: Sequence[PeerClaim],
     rates: Sequence[float],
     agreements: Mapping[str, float],
+    vouched: Collection[str] = (),
 ) -> list[float]:
     """Lower the rates of volunteers whose updates do not show the training that they state.
 
@@ -169,11 +170,12 @@ def limit_volunteers(
         rates: The tokens per second at which they would count, in the same order.
         agreements: Volunteer → agreement of its updates with this machine's updates, in [-1, 1].
             Volunteers without enough updates are absent; see `contribution.py`.
+        vouched: The volunteers that are vouched for.
 
     Returns:
         A rate for each claim, in their order.
     """
-    factors = contribution_factors(agreements)
+    factors = contribution_factors(agreements, vouched)
     sums: dict[str, float] = defaultdict(float)  # volunteer → tokens per second
     for claim, rate in zip(claims, rates, strict=True):
         sums[claim.volunteer] += rate * factors.get(claim.volunteer, 1.0)
@@ -191,18 +193,24 @@ def limit_volunteers(
     ]
 
 
-def contribution_factors(agreements: Mapping[str, float]) -> dict[str, float]:
+def contribution_factors(
+    agreements: Mapping[str, float], vouched: Collection[str] = ()
+) -> dict[str, float]:
     """Return the part of its rate for which each volunteer counts, in [0, 1].
 
     Args:
         agreements: Volunteer → agreement of its updates with this machine's updates, in [-1, 1].
+        vouched: The volunteers that are vouched for. If there are some among those compared, only
+            they show whether agreement proves anything: the number of strangers does not.
 
     Returns:
         An empty dictionary if fewer than half of the volunteers agree with this machine. Late in a
         training, or when the machines read different texts, low agreement proves nothing.
     """
-    agreeing = sum(agreement >= FULL_AGREEMENT for agreement in agreements.values())
-    if 2 * agreeing < len(agreements):
+    compared = [agreements[other] for other in vouched if other in agreements]
+    compared = compared or [*agreements.values()]
+    agreeing = sum(agreement >= FULL_AGREEMENT for agreement in compared)
+    if 2 * agreeing < len(compared):
         return {}
     width = FULL_AGREEMENT - NO_AGREEMENT
     return {

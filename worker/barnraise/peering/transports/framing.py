@@ -18,9 +18,10 @@ from barnraise.protocol.messages import (
     PeerMessage,
 )
 from barnraise.protocol.mirror_list import MirrorLists
+from barnraise.protocol.opinions import SignedOpinions
 from barnraise.protocol.types import Message
 
-ReceivedMessage = PeerMessage | Fork | MirrorLists
+ReceivedMessage = PeerMessage | Fork | SignedOpinions | MirrorLists
 peer_message: TypeAdapter[ReceivedMessage] = TypeAdapter(
     Annotated[ReceivedMessage, Field(discriminator="type")]
 )
