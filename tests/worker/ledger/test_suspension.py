@@ -5,7 +5,7 @@ import random
 import hypothesis.strategies as st
 import pytest
 from helpers.effort import examples
-from helpers.updates.tickets import sign_ticket
+from helpers.updates.tickets import RUN, sign_ticket
 from hypothesis import HealthCheck, given, settings
 
 from barnraise.errors import MessageError
@@ -24,7 +24,6 @@ from barnraise.protocol.table_sizes import FEW
 from barnraise.protocol.verdicts import SignedVerdict, Verdict
 from barnraise.spec import ModelSpec, RunSpec
 
-RUN = "01890000-0000-7000-8000-000000000001"
 OWNER, MIRROR = Identity(b"o" * 32), Identity(b"m" * 32)
 SPEC = RunSpec(ModelSpec(1, 16, 1, 8, 256), owner=OWNER.key, roots=(MIRROR.key,))
 RULES = UpdateRules.from_spec(SPEC, RUN, frozenset([MIRROR.key]))

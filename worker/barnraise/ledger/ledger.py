@@ -48,8 +48,6 @@ from barnraise.protocol.signing import digest
 from barnraise.protocol.verdicts import SignedVerdict
 
 HORIZON_SECONDS = 3600.0  # since its arrival a verdict may retract any update
-MIN_VOTER_UPDATES = 3  # a volunteer votes on snapshots once so many of its updates
-VOTER_SECONDS = 300.0  # have been here for so long
 _PAGE = 64  # headers read at a time
 _PROOF_TYPES: dict[str, type[Proof]] = {
     "signed_verdict": SignedVerdict,
@@ -69,6 +67,17 @@ class Outcome(Enum):
     DIVERGENT = "divergent"  # its predecessor is not the one here: half of a fork, or false
     FORK = "fork"  # its author signed two updates with one identity, and the other one is here
     RETRACTED = "retracted"  # a verdict, or a fork, cuts it off
+
+
+@dataclass(frozen=True)
+class VoterWork:
+    """What a volunteer must have done to vote on snapshots."""
+
+    updates: int = 3  # of its updates that count here
+    seconds: float = 300.0  # for which they have been here
+
+
+VOTER_WORK = VoterWork()
 
 
 @dataclass(frozen=True)
@@ -358,7 +367,7 @@ class Ledger:
         with self._read_lock:
             rows = self._reader.execute(
                 "SELECT author, COUNT(*) FROM arrivals WHERE received_at<=? GROUP BY author",
-                (time.time() - VOTER_SECONDS,),
+                (time.time() - VOTER_WORK.seconds,),
             ).fetchall()
         for author, count in rows:
             counts[self.volunteers.get(author, "")] += count if author in heads else 0
@@ -366,7 +375,7 @@ class Ledger:
         for author, head in heads.items():
             if not self.verdicts.excludes(author.partition(".")[0], self.volunteers[author]):
                 work[self.volunteers[author]] += head.total
-        return dict(work), {name for name in work if counts[name] >= MIN_VOTER_UPDATES}
+        return dict(work), {name for name in work if counts[name] >= VOTER_WORK.updates}
 
     def is_within_horizon(self, author: str, seq: int, rounds: int) -> bool:
         """Return whether an update is so recent that a verdict may retract it.

@@ -23,7 +23,7 @@ def fallen_behind(request, world, monkeypatch):
     monkeypatch.setattr(requests, "SNAPSHOT_DELAY_SECONDS", 1.0)
     monkeypatch.setattr(resync, "RESYNC_RETRY_SECONDS", 2.0)
     if request.param == "votes":
-        monkeypatch.setattr(ledger, "VOTER_SECONDS", 0.0)
+        monkeypatch.setattr(ledger, "VOTER_WORK", ledger.VoterWork(seconds=0.0))
     a, b, c = (world.machine(n).start() for n in (1, 2, 3))
     c.add_peers(a)
     b.add_peers(a)

@@ -29,7 +29,7 @@ RUN = "01890000-0000-7000-8000-000000000001"  # created in June 2023
 def hurried(monkeypatch):
     """Let machines decide soon whether they are overtaken, and by whose votes."""
     monkeypatch.setattr(requests, "SNAPSHOT_DELAY_SECONDS", 0.5)
-    monkeypatch.setattr(ledger, "VOTER_SECONDS", 0.0)
+    monkeypatch.setattr(ledger, "VOTER_WORK", ledger.VoterWork(seconds=0.0))
 
 
 def test_twelve_idle_accounts_move_no_member(world, hurried):
@@ -55,7 +55,7 @@ def test_sybil_votes_only_once_its_rounds_have_been_here_for_long(world, monkeyp
     first, second, third = (f"{number:064x}" for number in names)
     work = {first: 500, second: 200, third: 200}
     assert b.ledger.work_of_volunteers() == (work, set()), "it all came a moment ago"
-    monkeypatch.setattr(ledger, "VOTER_SECONDS", 0.0)
+    monkeypatch.setattr(ledger, "VOTER_WORK", ledger.VoterWork(seconds=0.0))
     assert b.ledger.work_of_volunteers() == (work, {first, third}), "two rounds are too few"
     b.apply_verdict(world.sign_verdict(volunteers={third: {c.exchange.author: 2}}))
     assert b.ledger.work_of_volunteers() == ({first: 500, second: 200}, {first})
