@@ -143,4 +143,4 @@ def test_fit_that_is_missing_or_of_another_version_is_none(tmp_path, text):
 
 def test_committed_fit_is_of_this_version():
     fit = read_fit()
-    assert fit is not None and fit.basis and {count for _, count in fit.curves} >= {2, 4}
+    assert fit is not None and fit.basis and {count for _, count in fit.curves} >= {2, 4, 8}
