@@ -37,7 +37,7 @@ export function createExchange(): ExchangeView {
     lag: 0,
     relayed: 0,
     reached: true,
-    doubted: null,
+    suspended: [],
   };
 }
 
