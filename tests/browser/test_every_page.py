@@ -144,6 +144,7 @@ ROUTES_WITHOUT_A_PAGE = {
     "run_invite",
     "run_snapshot",
     "run_verdict_sign",
+    "run_clear",
     "run_withdraw",
     "swarm",
     "team_invite",

@@ -103,7 +103,8 @@ def runs(spec: str) -> st.SearchStrategy[list[Fact]]:
     """Return a strategy for histories of one run."""
     from coordinator.runs.replicated.run_events import compress_manifest
 
-    signed = [{"key": "a" * 64, "body": body, "signature": "b" * 128} for body in ("one", "two")]
+    bodies = ('{"n":1}', '{"n":2}')
+    signed = [{"key": "a" * 64, "body": body, "signature": "b" * 128} for body in bodies]
     create = st.fixed_dictionaries(
         {
             "owner": st.sampled_from(PEOPLE),
@@ -138,7 +139,7 @@ def runs(spec: str) -> st.SearchStrategy[list[Fact]]:
                     "at": at,
                 },
                 AT,
-                st.sampled_from(["one", "two"]),
+                st.sampled_from(['{"n":1}', '{"n":2}']),
             ),
             "change_status": st.fixed_dictionaries(
                 {
@@ -247,7 +248,7 @@ VERDICT = histories(
             st.sampled_from(IDS),
             AT,
             DIGESTS,
-            st.sampled_from(["one", "two"]),
+            st.sampled_from(['{"n":1}', '{"n":2}']),
         )
     },
 )

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from functools import partial
 
 import pytest
 from helpers.mirrors.mirror_lists import list_entry, signed_list
@@ -18,6 +19,7 @@ from barnraise.protocol.signing import Identity
 
 RUN = "01890000-0000-7000-8000-000000000001"
 OTHER_RUN = "01890000-0000-7000-8000-00000000000f"
+sign_in_run = partial(sign_directive, run=RUN)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +59,7 @@ def test_revoked_peer_stays_out_and_the_directive_is_relayed(world, caplog):
     caplog.set_level(logging.INFO, "barnraise.exchange")
     a, b, c = world.start_linked(1, 2, 3)
     wait_until(lambda: all(m.exchange.stats.peers == 2 for m in (a, b, c)))
-    a.exchange.apply_directive(sign_directive(world.mirror, c.identity.key, issued=time.time()))
+    a.exchange.apply_directive(sign_in_run(world.mirror, c.identity.key, issued=time.time()))
     wait_until(lambda: [m.exchange.stats.peers for m in (a, b, c)] == [1, 1, 0])
     c.add_peers(a, b)
 
@@ -83,7 +85,7 @@ def test_directive_of_one_mirror_cannot_part_all_machines(world):
     wait_until(lambda: all(m.exchange.stats.peers == 2 for m in machines))
     wait_until(lambda: all(m.exchange.server.peers.mirror_lists.version == 1 for m in machines))
     everybody = [machine.identity.key for machine in machines]
-    directive = sign_directive(rogue, *everybody, issued=time.time())
+    directive = sign_in_run(rogue, *everybody, issued=time.time())
     machines[0].exchange.apply_directive(directive)
     handshakes = [machine.exchange.server.peers.handshake for machine in machines]
     wait_until(lambda: all(rogue.key in handshake.directives for handshake in handshakes))
@@ -94,12 +96,12 @@ def test_directive_of_one_mirror_cannot_part_all_machines(world):
     expelled = mirrors[1].model_copy(update={"expelled": Expulsion(at=1.0, since=2)})
     machines[0].exchange.set_mirror_lists([signed_list(2, mirrors[0], expelled)])
     wait_until(lambda: all(m.exchange.server.peers.mirror_lists.version == 2 for m in machines))
-    again = sign_directive(rogue, everybody[0], issued=time.time())
+    again = sign_in_run(rogue, everybody[0], issued=time.time())
     assert not handshakes[1].revoke(again)
     assert not handshakes[1].is_revoked(everybody[0], rogue.key)
     assert not handshakes[1].current_directives(), "it is not relayed either"
     with pytest.raises(MessageError, match="not by a mirror"):
-        handshakes[1].revoke(sign_directive(Identity(b"x" * 32), *everybody))
+        handshakes[1].revoke(sign_in_run(Identity(b"x" * 32), *everybody))
 
 
 def test_revocation_ends_when_the_tickets_before_it_have_expired(world):
@@ -108,11 +110,11 @@ def test_revocation_ends_when_the_tickets_before_it_have_expired(world):
     server = a.exchange.server.peers.handshake
     b = world.machine(2)
     too_old = now - handshake.REVOCATION_SECONDS - 1
-    assert not server.revoke(sign_directive(world.mirror, b.identity.key, issued=too_old))
+    assert not server.revoke(sign_in_run(world.mirror, b.identity.key, issued=too_old))
     server.check_ticket(b.identity.key, b.ticket)
-    assert server.revoke(sign_directive(world.mirror, b.identity.key, issued=now))
+    assert server.revoke(sign_in_run(world.mirror, b.identity.key, issued=now))
     assert server.is_revoked(b.identity.key, world.mirror.key)
-    assert server.revoke(sign_directive(world.mirror, issued=now + 1))
+    assert server.revoke(sign_in_run(world.mirror, issued=now + 1))
     server.check_ticket(b.identity.key, b.ticket)
 
 
