@@ -320,7 +320,7 @@ class StrangersDrill:
         self.require(figures["site_liars_credit"] == 0, "liars earn no credit")
 
     def send_owner_files(self) -> None:
-        """Send a worker's code what a run's owner, a site or who is between would harm it with."""
+        """Send a worker's code the attacks of a run's owner, a site or an on-path attacker."""
         results = owner_files.try_all_attacks()
         accepted = [name for name, result in results.items() if not result["refused"]]
         for name in accepted:

@@ -1,4 +1,4 @@
-"""What a run's owner, a site, or who is between sends to a volunteer's machine to harm it.
+"""What a run's owner, a site, or an on-path attacker sends to a volunteer's machine to harm it.
 
 The drill's window "owner's files" runs this script: every file, manifest and answer goes to the
 worker's own code in one process, which prints a line of JSON for each. An attack is refused if it
@@ -155,7 +155,7 @@ def open_impossible_prompts() -> None:
     SampleWriter([[VOCABULARY]], None, VOCABULARY, seed=1)
 
 
-# ---- a site, and who is between ------------------------------------------------------------------
+# ---- a site, and an on-path attacker -------------------------------------------------------------
 
 
 @contextlib.contextmanager

@@ -135,11 +135,9 @@ def run_stages(
             train_cases(pool, missing, arguments.processes, end, store_result)
 
 
-def parse_arguments() -> argparse.Namespace:
-    """Parse the command line."""
-    parser = argparse.ArgumentParser(
-        description="Measure what the exchange costs in loss, and what it saves in bytes."
-    )
+def parse_arguments(description: str) -> argparse.Namespace:
+    """Parse the command line of a study."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="a few minutes, no document")
     parser.add_argument(
         "--known", action="store_true", help="use the document's results, train only what they lack"
@@ -156,7 +154,9 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     """Train what is missing and write the report."""
-    arguments = parse_arguments()
+    arguments = parse_arguments(
+        "Measure what the exchange costs in loss, and what it saves in bytes."
+    )
     plan = QUICK_PLAN if arguments.quick else PLANS[NAME]
     path = FOLDER / f"{NAME}-{'quick' if arguments.quick else 'results'}.jsonl"
     prepare_text()

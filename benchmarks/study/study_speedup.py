@@ -10,33 +10,18 @@ build/study/speedup-results.jsonl: a study that was interrupted continues where 
     --quick   five minutes; writes neither
 """
 
-import argparse
 import json
-import os
 
 import speedup_report
 import study_report
 from speedup_plan import SpeedupPlan
-from study_exchange import read_results, run_stages
+from study_exchange import parse_arguments, read_results, run_stages
 from study_model import FOLDER, prepare_text
-
-
-def parse_arguments() -> argparse.Namespace:
-    """Parse the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--known", action="store_true")
-    parser.add_argument("--report", action="store_true")
-    parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1))
-    parser.add_argument(
-        "--minutes", type=float, default=float("inf"), help="begin no training after so many"
-    )
-    return parser.parse_args()
 
 
 def main() -> None:
     """Train what is missing and write the report."""
-    arguments = parse_arguments()
+    arguments = parse_arguments((__doc__ or "").partition("\n")[0])
     plan = SpeedupPlan(quick=arguments.quick)
     path = FOLDER / f"speedup-{'quick' if arguments.quick else 'results'}.jsonl"
     prepare_text()

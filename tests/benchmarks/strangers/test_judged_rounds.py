@@ -48,7 +48,7 @@ def test_honest_machines_suspend_nobody_whatever_their_agreement(scheme, shared)
 
 
 class Opinions:
-    """One machine that hears of one other volunteer, and what it has stated."""
+    """One machine that receives updates of one other volunteer, and what it has stated."""
 
     def __init__(self) -> None:
         self.former = OpinionFormer()
@@ -56,7 +56,7 @@ class Opinions:
         self.seq = 0
         self.now_ms = 0
 
-    def hear(self, agreement: float, rounds: int = 1) -> bool:
+    def receive_round(self, agreement: float, rounds: int = 1) -> bool:
         """Receive an update of Eve and end a round; return whether something was stated."""
         has_stated = False
         for _ in range(rounds):
@@ -96,28 +96,32 @@ class Opinions:
 
 def test_doubt_needs_rounds_in_a_row_and_does_not_flip():
     machine = Opinions()
-    assert machine.hear(0.4) and not machine.agrees and machine.doubt is None
-    machine.hear(0.4, rounds=3)
+    assert machine.receive_round(0.4) and not machine.agrees and machine.doubt is None
+    machine.receive_round(0.4, rounds=3)
     assert machine.agrees
     for _ in range(5):
-        assert not machine.hear(0.0, rounds=OPINION_ROUNDS - 1), "it is not stated again"
-        assert not machine.hear(0.1)
-    assert machine.hear(-0.4) and machine.doubt and not machine.agrees, "harm shows at once"
-    assert not machine.hear(0.1, rounds=20) and machine.doubt, "a middling agreement ends no doubt"
-    machine.hear(0.4, rounds=3)
+        assert not machine.receive_round(0.0, rounds=OPINION_ROUNDS - 1), "it is not stated again"
+        assert not machine.receive_round(0.1)
+    assert machine.receive_round(-0.4) and machine.doubt and not machine.agrees, (
+        "harm shows at once"
+    )
+    assert not machine.receive_round(0.1, rounds=20) and machine.doubt, (
+        "a middling agreement ends no doubt"
+    )
+    machine.receive_round(0.4, rounds=3)
     assert machine.doubt is None and machine.agrees
 
 
 def test_doubt_leaves_what_agreed_and_what_was_never_compared():
     machine = Opinions()
-    machine.hear(0.4, rounds=10)
-    machine.hear(0.0, rounds=OPINION_ROUNDS)
+    machine.receive_round(0.4, rounds=10)
+    machine.receive_round(0.0, rounds=OPINION_ROUNDS)
     assert machine.doubt is not None
     last_good = 10 - LATE_ROUNDS + 1
     assert machine.doubt.kept == {f"{EVE}.{0:016x}": 50, f"{EVE}.{1:016x}": last_good}
     newcomer = Opinions()
-    newcomer.seq = 7  # heard of since its eighth update
-    newcomer.hear(0.0, rounds=OPINION_ROUNDS)
+    newcomer.seq = 7  # known since its eighth update
+    newcomer.receive_round(0.0, rounds=OPINION_ROUNDS)
     assert newcomer.doubt and newcomer.doubt.kept == {
         f"{EVE}.{0:016x}": 50,
         f"{EVE}.{1:016x}": 7,
@@ -127,7 +131,7 @@ def test_doubt_leaves_what_agreed_and_what_was_never_compared():
 def test_cleared_volunteer_is_doubted_anew_only_by_new_rounds(monkeypatch):
     monkeypatch.setattr(opinion_former, "RENEWAL_MS", 10**9)
     machine = Opinions()
-    machine.hear(0.0, rounds=OPINION_ROUNDS)
+    machine.receive_round(0.0, rounds=OPINION_ROUNDS)
     before = machine.doubt
     assert before is not None
     cleared = Verdict.model_construct(
@@ -138,7 +142,7 @@ def test_cleared_volunteer_is_doubted_anew_only_by_new_rounds(monkeypatch):
         parsed={"verdict": cleared},
         volunteers=machine.verdicts.volunteers,
     )
-    machine.hear(0.1)
+    machine.receive_round(0.1)
     assert machine.doubt is None
-    machine.hear(0.0, rounds=OPINION_ROUNDS)
+    machine.receive_round(0.0, rounds=OPINION_ROUNDS)
     assert machine.doubt and machine.doubt.since_ms > before.since_ms

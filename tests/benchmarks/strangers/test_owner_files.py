@@ -1,4 +1,4 @@
-"""Test the drill's window of what owners, sites and who is between send to a machine."""
+"""Test the drill's window of what owners, sites and on-path attackers send to a machine."""
 
 import pytest
 from helpers.drill_modules import import_drill_module
