@@ -33,8 +33,8 @@ ADVISORY = {"audit": [PYTHON, "tests/helpers/dependency_audit.py"]}
 UNIT = "not slow and not integration"
 MARKERS = {"worker": UNIT, "fast": UNIT, "default": "not slow", "all": ""}
 # More processes than cores: tests of servers and swarms spend most of their time waiting. Fast
-# tests compute, and each process costs 20 s of a core for its start and its database.
-PROCESSES_PER_CORE = {"worker": 1, "fast": 2, "default": 3, "all": 3}
+# tests compute more, and each process costs 20 s of a core for its start and its database.
+PROCESSES_PER_CORE = {"worker": 2, "fast": 2, "default": 3, "all": 3}
 
 
 class ChildCommands:
