@@ -10,6 +10,7 @@ import sys
 
 import pytest
 from helpers.paths import WORKER
+from helpers.python_code import run_python
 from helpers.worker.fake_hub import FakeHub
 from helpers.worker.text_files import archive
 
@@ -150,3 +151,14 @@ def test_file_that_the_hub_does_not_send_refuses_the_text(hub, tmp_path):
     found = read_places(hub, tmp_path, "barn/two")["barn/two"]
     assert isinstance(found, str) and "\n" not in found
     assert found.startswith("hf:barn/two/a.txt cannot be read: ")
+
+
+@pytest.mark.parametrize(
+    "module", ["text.hub_files", "training.model_files.hub_push", "text.existing_tokenizer"]
+)
+def test_hub_files_come_by_no_program_with_rules_of_its_own(module):
+    code = (
+        f"import barnraise.{module}; from huggingface_hub.constants import HF_HUB_DISABLE_XET; "
+        "print(HF_HUB_DISABLE_XET)"
+    )
+    assert run_python(code).stdout.strip() == "True"

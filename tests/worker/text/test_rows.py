@@ -168,6 +168,18 @@ def test_tables_with_columns_of_one_name_are_refused(look):
     assert "its columns 1 and 2 are all called 'text': rename" in refusal
 
 
+@pytest.mark.parametrize("kind", [pyarrow.string(), pyarrow.large_string()])
+def test_table_skips_and_names_rows_that_are_not_utf_8(look, kind):
+    texts = [f"This is sentence {number}.".encode() for number in range(200)]
+    texts[57] = b"Bytes \xff\xfe"
+    size = pyarrow.binary() if kind == pyarrow.string() else pyarrow.large_binary()
+    columns = pyarrow.table({"text": pyarrow.array(texts, size).view(kind)})
+    parquet.write_table(columns, file := io.BytesIO())
+    found = look("a.parquet", file.getvalue())
+    assert found.documents == 199
+    assert "1 of 200, the first because row 58 holds bytes that are not UTF-8" in found.warnings[0]
+
+
 def test_row_that_has_the_column_twice_is_skipped(look):
     rows = [json.dumps(row) for row in MANY * 3]
     for place in (0, 250):

@@ -28,6 +28,10 @@ from barnraise.text.folder_files import (
 from barnraise.text.places import HubPlace
 from barnraise.text.source_file import SourceFile
 
+# Its own program for large files reads proxies and certificates by other rules. The variable counts
+# when `huggingface_hub` is imported, which only functions do.
+os.environ["HF_HUB_DISABLE_XET"] = "1"
+
 
 def find_in_dataset(place: HubPlace, pause: Callable[[float], None] = time.sleep) -> FoundFiles:
     """Find the files of a dataset's configuration and split, at one commit.

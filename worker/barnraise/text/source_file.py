@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,10 +50,9 @@ from barnraise.text.rows import (
 MAX_LINE_CHARACTERS = 256 << 20  # of a line, which lies in memory
 MAX_JSON_CHARACTERS = 1 << 30  # of a JSON document that is not in lines
 TABLE_BATCH_ROWS = 256
-TEXT_DTYPES = (
-    *("string", "large_string", "string_view"),
-    *("binary", "large_binary", "binary_view"),
-)
+# Types of text, and of the same bytes.
+BYTES_OF = {"string": "binary", "large_string": "large_binary", "string_view": "binary_view"}
+TEXT_DTYPES = (*BYTES_OF, *BYTES_OF.values())
 LIST_FEATURES = ("List", "LargeList", "Sequence", "list", "Json")  # of `datasets`
 
 
@@ -362,7 +361,7 @@ def _read_table(
 
     counts = RowCounts()
 
-    def open_table(columns: list[str] | None) -> Any:
+    def open_table(columns: list[str] | None = None) -> Any:
         # Its own cache may be a folder that cannot be written, or none.
         settings: dict[str, Any] = {"cache_dir": str(scratch)} if scratch else {}
         if report.format == PARQUET:
@@ -374,10 +373,14 @@ def _read_table(
             table = table.select_columns(columns)
         return table
 
+    def read_rows(columns: list[str]) -> Iterator[Row]:
+        return _decode_rows(open_table(columns), {name: kinds[name] for name in columns})
+
     with _table_errors(report):
         if report.format == PARQUET and "://" not in location:
             _refuse_repeated(parquet.read_schema(location).names)
-        features = open_table(None).features
+        features = open_table().features
+        kinds = {name: getattr(feature, "dtype", "") for name, feature in features.items()}
         names = tuple(features)
         candidates = [name for name in names if _may_hold_text(features[name])]
         wanted = options.column.partition(".")[0]
@@ -392,15 +395,31 @@ def _read_table(
         options = RowOptions(options.column, options.render_chat, names)
         if len(candidates) > 1:
             sample = RowCounts()
-            first = open_table(candidates).take(SAMPLE_ROWS)
+            first = islice(read_rows(candidates), SAMPLE_ROWS)
             for _ in read_texts(first, options, sample):
                 pass
             candidates = [sample.column]
             options = RowOptions(sample.column, options.render_chat, names)
             counts.nested, counts.repeated_choice = sample.nested, sample.repeated_choice
-        for text in read_texts(open_table(candidates), options, counts):
+        for text in read_texts(read_rows(candidates), options, counts):
             yield Piece(text, has_marks=counts.is_chat)
     _report_rows(counts, report)
+
+
+def _decode_rows(table: Any, kinds: dict[str, str]) -> Iterator[Row]:
+    """Read rows of a table, whose text may hold bytes that are not UTF-8: pyarrow refuses those.
+
+    Args:
+        table: of `datasets`.
+        kinds: the type of each column.
+    """
+    datasets = load_datasets()
+    texts = {name: BYTES_OF[kind] for name, kind in kinds.items() if kind in BYTES_OF}
+    for name, kind in texts.items():
+        table = table.cast_column(name, datasets.Value(kind))
+    for row in table:
+        decoded = {name: row[name].decode(errors="surrogateescape") for name in texts if row[name]}
+        yield {**row, **decoded}
 
 
 def _refuse_repeated(names: list[str]) -> None:
