@@ -3,6 +3,7 @@
 BarnraiseError
 ├── SpecError          a run's spec or one of its fields is invalid (also a ValueError)
 ├── StateError         a state folder belongs to another run or version, is damaged, or is in use
+│   ├── DeviceLostError    a GPU no longer works in this process
 │   ├── MemoryShortageError  memory was short although the plan fits: others use it
 │   └── UnsupportedModelError  a run cannot begin with this Hugging Face model
 ├── PlanError          a model does not fit into what a machine may use
@@ -53,6 +54,10 @@ class MemoryShortageError(StateError):
     def __init__(self, sentence: str, device: bool = False) -> None:
         self.device = device
         super().__init__(sentence)
+
+
+class DeviceLostError(StateError):
+    """Report that a GPU no longer works in this process. A new process may use it again."""
 
 
 class PlanError(BarnraiseError):

@@ -50,6 +50,8 @@ VIEWS = {
     "unsqueeze",
     "view",
 }
+# Operations that the runtime executes without a kernel of torch's, and reports on by themselves.
+UNCHECKED = ("copy_", "_to_copy", "zero_", "zeros", "zeros_like")
 PRODUCTS = ("mm", "addmm", "addmm_", "bmm")
 
 
@@ -90,15 +92,18 @@ class FakeRuntime:
 
     Attributes:
         refuses: pins nothing, as Windows and WSL2 do beyond half of the RAM.
+        last_error: of a call that failed; the next kernel's launch reports and clears it.
     """
 
     refuses: bool = False
+    last_error: int = 0
     pinned: dict[int, int] = field(default_factory=dict)
     largest: int = 0  # the most bytes that were ever pinned
 
     def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
         """Pin memory, or refuse as Windows and WSL2 do beyond half of the RAM."""
         if self.refuses:
+            self.last_error = 2
             return 2
         self.pinned[address] = size
         self.largest = max(self.largest, sum(self.pinned.values()))
@@ -205,8 +210,15 @@ class Card(TorchDispatchMode):
             self.mixes.append(f"{func} at {place()}")
         if "cuda" in touched and name not in VIEWS:
             self.launches[name] += 1
+            self._check_launch(name)
         if name in PRODUCTS:
             self._check_alignment(inputs)
+
+    def _check_launch(self, name: str) -> None:
+        """Raise what an earlier call left, as a kernel does; copies and fills with zeros do not."""
+        if self.runtime.last_error and name not in UNCHECKED:
+            self.runtime.last_error = 0
+            raise RuntimeError("CUDA error: out of memory")
 
     def _check_alignment(self, matrices: list[torch.Tensor]) -> None:
         for matrix in matrices:

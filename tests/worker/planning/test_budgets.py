@@ -14,6 +14,7 @@ from barnraise.planning.budgets import (
     WORKSPACE_BYTES,
     compute_budgets,
     daily_write_limit,
+    device_limit,
     extend_to_limits,
 )
 from barnraise.planning.limits import UNLIMITED, Limits
@@ -38,6 +39,12 @@ def test_limit_on_a_gpu_includes_what_cuda_allocates_there():
     more_than_free = compute_budgets(GPU, Limits(device_memory=7 * GB))
     assert more_than_free.device_memory == compute_budgets(GPU, Limits()).device_memory
     assert compute_budgets(GPU, Limits(device_memory=10**6)).device_memory == 0
+
+
+@given(used=st.integers(0, 5 * GB))
+def test_plan_of_so_many_bytes_fits_its_device_limit_closely(used):
+    budget = compute_budgets(GPU, Limits(device_memory=device_limit(used))).device_memory
+    assert budget is not None and used - 2 <= budget <= used + 2
 
 
 def test_machine_without_gpu_computes_in_a_window_of_exactly_the_limit():

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from barnraise.planning.hardware import memory_facts, parse_meminfo, parse_vm_stat
 from barnraise.planning.memory_pressure import (
+    CALM_SECONDS,
     PAUSE_SECONDS,
     SHORT_SECONDS,
     SMALLER,
@@ -87,3 +88,23 @@ def test_facts_of_this_machine_are_plausible():
     facts = memory_facts()
     assert 0 < facts.available <= facts.total
     assert facts.stalled is None or 0 <= facts.stalled <= 100
+
+
+@given(st.integers(1, 6), st.floats(0.0, 1e6))
+def test_plan_grows_only_after_a_calm_that_doubles_with_each_shortage(shortages, ended):
+    watch = PressureWatch()
+    for _ in range(shortages):
+        watch = watch.after_change(ended)
+    calm = CALM_SECONDS * 2 ** (shortages - 1)
+    assert not watch.observe(ENOUGH, ended + calm - 1).may_grow
+    assert not watch.observe(LOW, ended + calm + 1).may_grow
+    due = watch.observe(ENOUGH, ended + calm + 1)
+    assert due.may_grow
+    assert not due.after_growth(ended + calm + 1, True).observe(ENOUGH, 1e9).may_grow
+    refused = due.after_growth(ended + calm + 1, False)
+    assert not refused.observe(ENOUGH, ended + calm + 2).may_grow
+    assert refused.observe(ENOUGH, ended + 2 * calm + 2).may_grow
+
+
+def test_machine_that_was_never_short_has_nothing_to_grow():
+    assert not PressureWatch().observe(ENOUGH, 1e9).may_grow

@@ -208,6 +208,37 @@ def test_limit_is_a_part_of_the_whole_memory(monkeypatch):
     assert set_fractions == [(0.25, 1), (1.0, 1), (0.5, 0)]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CUDA error: unspecified launch failure\nCUDA kernel errors might be",
+        "CUDA error: an illegal memory access was encountered",
+        "HIP error: the operation cannot be performed in the present state",
+        "CUDA driver error: device not ready",
+    ],
+)
+def test_lost_device_is_no_shortage_of_memory(text):
+    assert devices.is_device_lost(RuntimeError(text))
+    assert not devices.is_device_memory_error(RuntimeError(text))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        RuntimeError("CUDA error: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    ],
+)
+def test_shortage_of_device_memory_is_no_lost_device(error):
+    assert devices.is_device_memory_error(error) and not devices.is_device_lost(error)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("shapes differ"), MemoryError(), OSError("gone")])
+def test_errors_of_other_kinds_concern_no_device(error):
+    assert not devices.is_device_lost(error) and not devices.is_device_memory_error(error)
+
+
 @pytest.mark.integration
 def test_command_with_an_unknown_device_prints_one_sentence(tmp_path):
     result = run_barnraise(tmp_path, "plan", "--model", "gpt-nano", "--device", "gpu")

@@ -99,6 +99,8 @@ def join(
 
     # Importing torch takes seconds, so that only the commands that need it do so.
     from barnraise.peering.transports.iroh_transport import IrohTransport
+    from barnraise.swap.hardware_probe import measure_free
+    from barnraise.training.card_restart import run_with_restarts
     from barnraise.training.join import join_run
     from barnraise.training.local_control import LocalControl
     from barnraise.training.memory_retry import run_within_memory
@@ -121,6 +123,7 @@ def join(
     hardware = measure_machine(state_dir, machine)
     fetch_weights = partial(fetch_initial_weights, state_dir, leaving, lambda: hardware)
     display = StatusDisplay(summarise_limits(new_limits))
+    watch = MemoryWatch(new_limits)
 
     def join_within(limits: Limits) -> Worker | None:
         joined = join_run(state_dir, run.name, leaving, hardware_view(hardware), fetch_weights)
@@ -132,20 +135,25 @@ def join(
 
         def create(limits: Limits) -> Worker:
             worker_class = MixingWorker if joined.spec.recipe.mixes_weights else Worker
-            return worker_class(joined, leaving, hardware, limits, display.show, transport)
+            # What is free changes between two attempts.
+            free = measure_free(hardware)
+            return worker_class(joined, leaving, free, limits, display.show, transport)
 
         try:
             worker = create_within_memory(joined.folder.path, limits, create)
         except PlanError as error:
             joined.folder.close()
             raise explain_limits(error, limits) from None
-        worker.watch_memory(MemoryWatch())
+        worker.watch_memory(watch)
         if limits == new_limits:  # and not the smaller ones after a shortage of memory
             state_dir.limits = new_limits
         return worker
 
-    with display.open():
-        worker = run_within_memory(join_within, new_limits)
+    def run_displayed() -> Worker | None:
+        with display.open():
+            return run_within_memory(join_within, new_limits, watch)
+
+    worker = run_with_restarts(run_displayed, leaving.wait, time.time)
     if worker is None:
         return
     if worker.reporter.refused:

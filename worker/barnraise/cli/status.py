@@ -93,6 +93,10 @@ def _print_run(folder: RunFolder, limits: str, is_ascii: bool) -> None:
 
 def _describe_worker(folder: RunFolder, running: bool, run_status: LocalStatus | None) -> str:
     """Describe whether a worker runs, and since when not."""
+    if running and run_status is not None and run_status.memory_shortages:
+        count = run_status.memory_shortages
+        times = "once" if count == 1 else f"{count} times"
+        return f"running; memory ran short {times}, and the plan was made smaller"
     if running:
         return "running"
     if run_status is None or not run_status.at:

@@ -95,6 +95,20 @@ def _device_budget(hardware: Hardware, limits: Limits) -> tuple[int | None, int]
     return budget, allowed - budget
 
 
+def device_allowance(used: int) -> int:
+    """Return the bytes of a GPU's memory that torch may take for a plan which uses `used` of them.
+
+    The rest is what `_device_budget` leaves besides a plan, without CUDA's context, which torch's
+    allocator does not count.
+    """
+    return int((used + WORKSPACE_BYTES) / (1 - DEVICE_MARGIN)) + 1
+
+
+def device_limit(used: int) -> int:
+    """Return the limit of a GPU's memory within which a plan uses at most `used` bytes of it."""
+    return CONTEXT_BYTES + device_allowance(used)
+
+
 def _free_device_memory(hardware: Hardware) -> int:
     """Return the bytes of a GPU's memory that are free once CUDA's context is in place."""
     return hardware.device_memory_free or max(0, hardware.device_memory - CONTEXT_BYTES)

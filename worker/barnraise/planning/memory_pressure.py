@@ -16,6 +16,13 @@ SHORT_SECONDS = 10.0
 PAUSE_SECONDS = 60.0  # from a smaller plan to the next: the averages must follow first
 
 SMALLER = 0.85  # of the memory that was short, what the next plan may use at most
+# Of the memory that a plan uses, what the next one may use after memory ran out. Other programs
+# have then mostly taken 2 to 6 % of it, and each further attempt may use as much less again.
+RETRY_SHARE = 0.94
+ATTEMPTS = 3  # of smaller plans after memory ran out, one after the other
+# After so long without a shortage a plan may use more memory again; twice as long after each
+# further shortage, so that a machine does not try for ever.
+CALM_SECONDS = 3600.0
 SMALLEST = 0.25  # and at least: a plan that uses very little is slow for hours
 
 
@@ -60,26 +67,41 @@ class PressureWatch:
         short_since: when the current shortage began; None while there is none.
         is_short: whether it has lasted long enough to act on.
         last_change: when the last smaller plan was made.
+        shortage: when memory last ran short; None if it never did, or a larger plan was made since.
+        shortages: how often it has.
+        may_grow: whether memory has sufficed for so long since that a plan may use more again.
         facts: the last ones.
     """
 
     short_since: float | None = None
     is_short: bool = False
     last_change: float | None = None
+    shortage: float | None = None
+    shortages: int = 0
+    may_grow: bool = False
     facts: MemoryFacts = field(default_factory=lambda: MemoryFacts(0, 0))
 
     def observe(self, facts: MemoryFacts, now: float) -> "PressureWatch":
         """Return the watch after facts that were measured at `now`, in monotonic seconds."""
         if not is_memory_short(facts):
-            return replace(self, short_since=None, is_short=False, facts=facts)
+            calm = CALM_SECONDS * 2 ** (self.shortages - 1)
+            may_grow = self.shortage is not None and now - self.shortage >= calm
+            return replace(self, short_since=None, is_short=False, may_grow=may_grow, facts=facts)
         since = now if self.short_since is None else self.short_since
         rested = self.last_change is None or now - self.last_change >= PAUSE_SECONDS
         lasts = now - since >= SHORT_SECONDS
-        return replace(self, short_since=since, is_short=lasts and rested, facts=facts)
+        is_short = lasts and rested
+        return replace(self, short_since=since, is_short=is_short, may_grow=False, facts=facts)
 
     def after_change(self, now: float) -> "PressureWatch":
         """Return the watch after a smaller plan was made, or found impossible."""
-        return PressureWatch(last_change=now, facts=self.facts)
+        return PressureWatch(
+            last_change=now, shortage=now, shortages=self.shortages + 1, facts=self.facts
+        )
+
+    def after_growth(self, now: float, has_grown: bool) -> "PressureWatch":
+        """Return the watch after a larger plan was made, or found impossible for now."""
+        return replace(self, shortage=None if has_grown else now, may_grow=False)
 
 
 def parse_pressure(text: str) -> float | None:

@@ -49,6 +49,7 @@ class Buffers:
             size = 8 * (len(plan.fragments) + 1)
             self.host_scalars = store.host.allocate(size, True)[:size].view(torch.float64)
         self.streams = [store.host.allocate_floats(stream, True) for _ in range(waiting)]
+        store.host.warn_if_unpinned()
 
     def _allocate_weights(self, compute: Arena) -> None:
         """Allocate the slots of paged blocks, and copies of other fragments to compute with."""

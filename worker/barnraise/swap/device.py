@@ -219,6 +219,30 @@ def _describe_generation(index: int | None) -> str:
     return ""
 
 
+# What errors of a GPU's libraries have in common, and those of them that are of memory.
+DEVICE_ERRORS = ("cuda error", "hip error", "cuda driver error", "cudnn error")
+DEVICE_MEMORY_ERRORS = ("out of memory", "alloc_failed")
+
+
+def is_device_memory_error(error: BaseException) -> bool:
+    """Return whether an error says that a GPU's memory did not suffice."""
+    text = str(error).lower()
+    is_of_device = any(sign in text for sign in DEVICE_ERRORS)
+    return isinstance(error, torch.OutOfMemoryError) or (
+        is_of_device and any(sign in text for sign in DEVICE_MEMORY_ERRORS)
+    )
+
+
+def is_device_lost(error: BaseException) -> bool:
+    """Return whether an error says that a GPU, or this process's context on it, is gone.
+
+    Sleep, a reset or an update of its driver, a fault of the card and a pulled cable do this. All
+    later calls in the process fail.
+    """
+    is_of_device = any(sign in str(error).lower() for sign in DEVICE_ERRORS)
+    return isinstance(error, RuntimeError) and is_of_device and not is_device_memory_error(error)
+
+
 # ---- streams and events --------------------------------------------------------------------------
 
 
@@ -296,7 +320,20 @@ def register_host_memory(address: int, size: int) -> int:
     Returns:
         0, or the driver's error number if the system refuses.
     """
-    return int(_cuda_runtime().cudaHostRegister(address, size, 0))
+    status = int(_cuda_runtime().cudaHostRegister(address, size, 0))
+    if status:
+        _clear_last_error()
+    return status
+
+
+def _clear_last_error() -> None:
+    """Clear the error that a refused call leaves in this thread's CUDA state.
+
+    The next kernel would report it as its own. torch offers no cudaGetLastError, but calls it when
+    it launches a kernel: this one fails in place of a later one.
+    """
+    with contextlib.suppress(RuntimeError):
+        torch.ones(1, device="cuda")
 
 
 def unregister_host_memory(address: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from barnraise.errors import BarnraiseError, MemoryShortageError, StateError
+from barnraise.errors import BarnraiseError, DeviceLostError, MemoryShortageError, StateError
 from barnraise.models.gpt2 import views
 from barnraise.planning.plan import Plan
 from barnraise.planning.program import Hazards, LaneName, Operation, OperationKind, Program
@@ -19,7 +19,12 @@ from barnraise.swap.accumulated_moments import MeanGradients
 from barnraise.swap.activations import Activations, HostActivations
 from barnraise.swap.adamw import AdamWStep, sum_of_squares
 from barnraise.swap.buffers import Buffers
-from barnraise.swap.device import has_streams, select_device
+from barnraise.swap.device import (
+    has_streams,
+    is_device_lost,
+    is_device_memory_error,
+    select_device,
+)
 from barnraise.swap.forward_backward import ForwardBackward
 from barnraise.swap.lanes import WorkerLane
 from barnraise.swap.leaves import Leaves
@@ -596,8 +601,10 @@ def _as_state_error(error: BaseException, summary: str) -> BarnraiseError:
     if isinstance(error, BarnraiseError):
         return error
     reason = getattr(error, "strerror", None) or str(error)
-    if isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in reason:
-        on_device = isinstance(error, torch.OutOfMemoryError)
+    if is_device_lost(error):
+        return DeviceLostError(f"{summary}: {reason.splitlines()[0]}")
+    on_device = is_device_memory_error(error)
+    if on_device or isinstance(error, MemoryError) or "allocate memory" in reason:
         return MemoryShortageError(f"{summary}: {_describe_shortage(reason, on_device)}", on_device)
     where = f" ({error.filename})" if isinstance(error, OSError) and error.filename else ""
     return StateError(f"{summary}: {reason}{where}")

@@ -128,6 +128,17 @@ def probe(folder: Path, device: str | None = None, cache: Path | None = None) ->
     )
 
 
+def measure_free(hardware: Hardware) -> Hardware:
+    """Return a machine's measurement with the memory that is free now."""
+    from barnraise.swap.device import free_memory
+
+    return dataclasses.replace(
+        hardware,
+        memory_available=available_memory(),
+        device_memory_free=free_memory(hardware.device_name),
+    )
+
+
 # ---- the cache -------------------------------------------------------------------------------
 
 

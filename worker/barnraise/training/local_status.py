@@ -49,6 +49,7 @@ class LocalStatus(MachineFigures):
     coordinator_bytes: int = 0
     reason: str = ""  # why the worker waits; "" while it does not
     warning: str = ""  # what is wrong while it trains all the same
+    memory_shortages: int = 0  # how often it had to plan with less memory
     refused: str | None = None  # why it has no place in the run any longer
     waiting: str | None = None  # why it takes no snapshot although it needs one
     reach: str = ""  # how peers reach the machine, in a sentence

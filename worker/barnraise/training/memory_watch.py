@@ -4,24 +4,33 @@ import time
 from collections.abc import Callable
 
 from barnraise.planning.hardware import memory_facts
+from barnraise.planning.limits import Limits
 from barnraise.planning.memory_pressure import MemoryFacts, PressureWatch
 
 MEASURE_SECONDS = 2.0  # between two measurements
 
 
 class MemoryWatch:
-    """Measure memory now and then, and decide whether a smaller plan is needed.
+    """Measure memory now and then, and decide whether another plan is needed.
+
+    It outlives a worker that ran out of memory.
 
     Args:
+        limits: what the owner lets the worker use; None for no limits.
         measure: returns the facts of the memory now.
         clock: returns monotonic seconds.
+
+    Attributes:
+        limits: what the owner lets the worker use.
     """
 
     def __init__(
         self,
+        limits: Limits | None = None,
         measure: Callable[[], MemoryFacts] = memory_facts,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.limits = limits or Limits()
         self._measure = measure
         self._clock = clock
         self._watch = PressureWatch()
@@ -45,10 +54,24 @@ class MemoryWatch:
         return self._watch.is_short
 
     @property
+    def may_grow(self) -> bool:
+        """Return whether a plan may use more memory again, long after the last shortage."""
+        return self._watch.may_grow
+
+    @property
+    def shortages(self) -> int:
+        """Return how often a smaller plan was needed."""
+        return self._watch.shortages
+
+    @property
     def facts(self) -> MemoryFacts:
         """Return what was measured last."""
         return self._watch.facts
 
-    def on_plan_changed(self) -> None:
-        """Record that a smaller plan was made, or that there is none: act again a minute later."""
+    def on_shortage(self) -> None:
+        """Record that a smaller plan is needed, or that there is none: act again a minute later."""
         self._watch = self._watch.after_change(self._clock())
+
+    def on_growth(self, has_grown: bool) -> None:
+        """Record that a larger plan was made, or that there is none now."""
+        self._watch = self._watch.after_growth(self._clock(), has_grown)

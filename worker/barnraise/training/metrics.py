@@ -41,6 +41,7 @@ class TrainingMetrics:
         activity: what the worker does now.
         reason: why it waits, for its owner; "" while it does not.
         warning: what is wrong while it trains all the same, for its owner; "" if nothing is.
+        memory_shortages: how often memory has run short, so that a smaller plan was needed.
         step: number of steps taken, abandoned ones included: the position in the data.
         abandoned_steps: those of this process whose loss or gradient was not finite.
         tokens_per_second: by the wall clock, including exchange and evaluation; 0 while idle.
@@ -59,6 +60,7 @@ class TrainingMetrics:
         self.activity = Activity.JOINING
         self.reason = ""
         self.warning = ""
+        self.memory_shortages = 0
         self.step = 0
         self.abandoned_steps = 0
         self.tokens_per_second = 0.0
@@ -219,6 +221,7 @@ class TrainingMetrics:
         return {
             "reason": self.reason,
             "warning": self.warning,
+            "memory_shortages": self.memory_shortages,
             "loss": self.loss,
             "validation_first": self._first_validation,
             "validation_last": self.last_validation,

@@ -78,7 +78,7 @@ class MixingWorker(Worker):
             ) from None
 
     @property
-    def needs_smaller_plan(self) -> bool:
+    def needs_other_plan(self) -> bool:
         """Return False: the whole state is needed in memory, so no plan is smaller."""
         return False
 

@@ -41,24 +41,25 @@ from barnraise.planning.search import make_plan
 from barnraise.planning.write_advice import PlanRequest, describe_write_limit
 from barnraise.protocol.enums import Activity, JoinPurpose, RunStatus
 from barnraise.protocol.polling import LOOP_POLL_SECONDS, NETWORK_POLL_SECONDS
-from barnraise.swap.device import limit_memory, require_determinism
+from barnraise.swap.device import require_determinism
 from barnraise.swap.engine import WARMUP_STEPS, Engine
 from barnraise.swap.executor import EngineProgress
 from barnraise.swap.lr_schedule import learning_rate_scale
 from barnraise.swap.state_store import FragmentSequence, StateStore
 from barnraise.text.batches import TokenDataset
+from barnraise.training.card_memory import claim_card_memory
 from barnraise.training.checkpoint import StateHeader
 from barnraise.training.join import JoinedRun
 from barnraise.training.local_control import LocalControl
 from barnraise.training.local_status import LocalStatus
 from barnraise.training.memory_watch import MemoryWatch
 from barnraise.training.metrics import TrainingMetrics
+from barnraise.training.plan_change import find_other_plan
 from barnraise.training.prefetch import Prefetch, reserve_text
 from barnraise.training.replay_monitor import ReplayMonitor
 from barnraise.training.resume import SavedState, progress_fields
 from barnraise.training.running_mark import RunningMark
 from barnraise.training.samples import SampleWriter, is_elected
-from barnraise.training.smaller_plan import find_smaller_plan
 from barnraise.training.status import StatusPublisher, describe_limits
 
 log = logging.getLogger("barnraise")
@@ -144,7 +145,6 @@ class Worker:
         )
         if advice := describe_write_limit(self._plan_request, self.plan):
             log.warning("%s", advice)
-        limit_memory(self.plan.device, self.limits.device_memory)
         if self.plan.deterministic:
             require_determinism()
         self.saved_state = SavedState(joined.folder.path, self.plan)
@@ -232,9 +232,7 @@ class Worker:
             cleanup.callback(self.ledger.close)
             cleanup.callback(self.joined.coordinator.close)
             cleanup.callback(self._stop_reporter)
-            cleanup.callback(
-                self._open_state.close
-            )  # after the last report, which reads the anchor
+            cleanup.callback(self._open_state.close)  # the last report, before it, reads the anchor
             try:
                 self._running_mark.write(self.plan.host_bytes)
                 self._set_phase(WorkerPhase.PREPARING)
@@ -308,12 +306,12 @@ class Worker:
             # Apply the peers' updates, serve their requests, evaluate and report.
             self.run_between_steps()
 
-            # Make room for other programs, if they need the memory.
-            if self.needs_smaller_plan:
+            # Make room for other programs, or use the memory that they have left again.
+            if self.needs_other_plan:
                 if has_unpublished:
                     self.publish_round(round_schedule)
                     has_unpublished = False
-                self.shrink_plan()
+                self.change_plan()
 
         # Publish what the fragments that were not due have learnt.
         if has_unpublished:
@@ -485,6 +483,7 @@ class Worker:
         if self._memory_watch is not None:
             self._memory_watch.poll()
             self._running_mark.set_shortage(self._memory_watch.has_shortage)
+            self.metrics.memory_shortages = self._memory_watch.shortages
         status = self.status_publisher.publish(self.anchor, at_once)
         if status is not None:
             self._on_status(status)
@@ -593,16 +592,16 @@ class Worker:
     # ---- memory -------------------------------------------------------------------------------
 
     @property
-    def needs_smaller_plan(self) -> bool:
-        """Return whether other programs have needed memory for so long that this one should."""
+    def needs_other_plan(self) -> bool:
+        """Return whether other programs need memory, or have long left more than the plan uses."""
         watch = self._memory_watch
-        return watch is not None and watch.needs_smaller_plan and not self.is_leaving()
+        is_due = watch is not None and (watch.needs_smaller_plan or watch.may_grow)
+        return is_due and not self.is_leaving()
 
-    def shrink_plan(self) -> None:
-        """Move the state to a plan that uses less RAM, if there is one, and train on with it."""
+    def change_plan(self) -> None:
+        """Move the state to a plan for the memory of now, if there is one, and train on with it."""
         assert self._memory_watch is not None
-        plan = find_smaller_plan(self._plan_request, self.plan, self._memory_watch.facts)
-        self._memory_watch.on_plan_changed()
+        plan = find_other_plan(self._plan_request, self.plan, self._memory_watch)
         if plan is None:
             return
         self._close_state()
@@ -685,6 +684,7 @@ class Worker:
             header: of the saved state; None: there is none.
             snapshot: the peers' anchor, which takes the place of the initial weights.
         """
+        claim_card_memory(self.plan, self.spec.recipe)
         self.store = self.saved_state.open_store(self.spec.recipe)
         fragments = FragmentSequence(self.store, "anchor")
         self.anchor = Anchor(fragments, in_memory=self.plan.exchange != "disk")

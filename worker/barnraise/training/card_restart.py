@@ -1,0 +1,104 @@
+"""Begin again in a new process when a GPU no longer works in this one.
+
+After sleep, a reset or an update of the driver, or a fault of the card, every later call of CUDA in
+the process fails, but a new process can use the card. It goes on from the last saved state: nothing
+is read from the card. The times of such restarts are in an environment variable of the new process.
+"""
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import NoReturn, TypeVar
+
+from barnraise.errors import DeviceLostError
+from barnraise.swap.device import is_device_lost
+
+log = logging.getLogger("barnraise")
+
+VARIABLE = "BARNRAISE_CARD_RESTARTS"  # seconds since 1970, separated by commas
+RESTARTS = 3  # at most, within the time below
+RESTARTS_SECONDS = 3600.0
+PAUSE_SECONDS = 10.0  # before a restart: a driver that is reset needs some seconds
+
+T = TypeVar("T")
+
+
+def run_with_restarts(
+    run: Callable[[], T], should_leave: Callable[[float], bool], clock: Callable[[], float]
+) -> T:
+    """Run until the end; if the GPU is lost, run this program again in a new process.
+
+    Args:
+        run: trains, and closes everything when it raises an error.
+        should_leave: waits for so many seconds; returns whether to end instead.
+        clock: returns seconds since 1970.
+
+    Raises:
+        DeviceLostError: it was lost too often, or this machine is to leave.
+    """
+    try:
+        return run()
+    except Exception as error:
+        lost = find_device_loss(error)
+        if lost is None:
+            raise
+        reason = str(lost).splitlines()[0]
+    now = clock()
+    restarts = recent_restarts(os.environ, now)
+    if len(restarts) >= RESTARTS:
+        raise DeviceLostError(
+            f"the GPU was lost {RESTARTS + 1} times within an hour ({reason}). What was saved is "
+            "whole. Restart the computer, or train with --device cpu"
+        )
+    log.warning(
+        "the GPU was lost (%s), as after sleep or an update of its driver. Training goes on from "
+        "the last checkpoint in a new process (restart %d of %d within an hour)",
+        reason,
+        len(restarts) + 1,
+        RESTARTS,
+    )
+    if should_leave(PAUSE_SECONDS):
+        raise DeviceLostError(f"the GPU was lost ({reason}); what was saved is whole")
+    restart_process([*restarts, now])
+
+
+def find_device_loss(error: BaseException) -> BaseException | None:
+    """Return the error that says that a GPU is lost, among an error and those that led to it."""
+    for one in _chain(error):
+        if isinstance(one, DeviceLostError) or is_device_lost(one):
+            return one
+    return None
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    following: BaseException | None = error
+    while following is not None:
+        yield following
+        following = following.__cause__ or following.__context__
+
+
+def recent_restarts(environment: Mapping[str, str], now: float) -> list[float]:
+    """Return the times of the restarts that count. Pure."""
+    times: list[float] = []
+    for text in environment.get(VARIABLE, "").split(","):
+        try:
+            at = float(text)
+        except ValueError:
+            continue
+        if now - RESTARTS_SECONDS < at <= now:
+            times.append(at)
+    return times
+
+
+def restart_process(restarts: list[float]) -> NoReturn:
+    """Run this program again with the same arguments, in place of this process where possible."""
+    os.environ[VARIABLE] = ",".join(f"{at:.0f}" for at in restarts)
+    command = [sys.executable, *sys.orig_argv[1:]]
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if sys.platform == "win32":  # a new process there does not take the place of the old one
+        sys.exit(subprocess.call(command))
+    os.execv(sys.executable, command)
