@@ -25,7 +25,7 @@ def card(monkeypatch):
     return free, limits
 
 
-def test_torch_is_bound_to_the_plan_and_its_reserve_without_an_owners_limit(card):
+def test_torch_is_bound_to_the_plan_and_its_reserve_without_a_limit(card):
     claim_card_memory(PLAN, Recipe())
     (limit,) = card[1]
     assert 5 * GB + WORKSPACE_BYTES < limit < 1.1 * 5 * GB
@@ -38,7 +38,7 @@ def test_memory_that_another_program_took_since_the_plan_is_a_shortage(card):
     assert e.value.device and "takes 5 GB" in str(e.value) and not card[1]
 
 
-def test_moments_that_wait_for_several_steps_count_where_machines_agree_in_steps(card):
+def test_moments_that_wait_for_steps_count_where_machines_agree(card):
     recipe = Recipe(strategy="decentralized-adam", mixing_accumulation=4)
     claim_card_memory(PLAN, Recipe())
     claim_card_memory(PLAN, recipe)
