@@ -7,6 +7,8 @@ from tokenizers import Tokenizer
 
 from barnraise.ledger.anchor import initial_weights
 from barnraise.models import gpt2
+from barnraise.models.functions import head
+from barnraise.models.weights import views
 from barnraise.spec import ModelSpec, RunSpec, TextSpec
 from barnraise.text.tokenizer import train_tokenizer
 from barnraise.training.model_files.model_card import CardFacts
@@ -52,13 +54,13 @@ def compute_logits(
     """Return the logits of tokens [B, T] by the engine's functions, with weights rounded once."""
     with torch.no_grad():
         embedding, *blocks, final = (
-            gpt2.views(fragment, trained.load(fragment).to(dtype).float())
+            views(fragment, trained.load(fragment).to(dtype).float())
             for fragment in trained.model.fragments()
         )
         x = gpt2.embed(embedding, tokens)
         for weights in blocks:
-            x = gpt2.block(weights, x, trained.model.heads)
-        return gpt2.head(final, embedding, x)
+            x = gpt2.block(weights, x, trained.model)
+        return head(final, embedding["token"], x, trained.model)
 
 
 def with_layers(trained: TrainedModel, layers: int) -> TrainedModel:

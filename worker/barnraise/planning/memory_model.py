@@ -304,7 +304,7 @@ def _prompts_within(plan: Plan, working: int) -> int:
 def _cache_bytes(plan: Plan) -> int:
     """Return the bytes of one sample's keys and values, in all layers."""
     window = min(SAMPLE_WINDOW, plan.model.context)
-    return 2 * 4 * window * plan.model.width * plan.model.layers
+    return 2 * 4 * window * plan.model.key_value_width * plan.model.layers
 
 
 def _sampling_bytes(plan: Plan) -> int:

@@ -14,7 +14,8 @@ from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType, TokenType
 from torch import Tensor
 
 from barnraise.errors import StateError
-from barnraise.models.gpt2 import NORM_EPSILON, views
+from barnraise.models.gpt2 import NORM_EPSILON
+from barnraise.models.weights import views
 from barnraise.spec import Fragment, Slot
 from barnraise.text.tokenizer import END_BYTE
 from barnraise.training.model_files.tokenizer_files import (

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from barnraise.models.gpt2 import views
+from barnraise.models.weights import views
 from barnraise.spec import Fragment
 from barnraise.training.model_files.gpt2_names import transformers_tensors
 

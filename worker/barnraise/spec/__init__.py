@@ -16,9 +16,18 @@ from typing import Any, TypeVar, cast
 from urllib.parse import SplitResult, urlsplit
 
 from barnraise.errors import SpecError
+from barnraise.spec.architectures import architecture_of
+from barnraise.spec.model_dimensions import (
+    UNIT_BITS as UNIT_BITS,  # which most files know from here
+)
+from barnraise.spec.model_dimensions import (
+    ModelDimensions,
+    TensorKind,
+    TensorShape,
+    field_metadata,
+)
 
 FORMAT = 1  # of the spec and of every update; a new format is a new run
-UNIT_BITS = 26  # the anchor's fixed point: one unit is 2**-26
 # Fragments are multiples of so many elements: fused AdamW differs in the last bits on odd tails.
 ALIGN = 64
 TENSOR_ALIGN = 16  # elements: every tensor starts on a 64-byte boundary
@@ -56,14 +65,9 @@ CODEC = re.compile(rf"dense(?P<dense>[248])|top(?P<kept>{_LARGEST})x(?P<bits>[24
 Value = TypeVar("Value")
 
 
-def _metadata(label: str, note: str = "") -> dict[str, str]:
-    """Return what forms show of a field: its label, and a sentence of help."""
-    return {"label": label, "help": note}
-
-
 def _shown(default: Value, label: str, note: str = "") -> Value:
     """Return a dataclass field with a default, and with a label and help text for forms."""
-    return cast(Value, field(default=default, metadata=_metadata(label, note)))
+    return cast(Value, field(default=default, metadata=field_metadata(label, note)))
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,8 @@ class Slot:
         offset: elements from the fragment's start.
         initial: its initial values: "normal", "ones" or "zeros".
         deviation: the standard deviation of "normal", in units of 2**-26.
+        kind: what the tensor is to an optimizer; see `TensorShape`.
+        parts: of a matrix that holds several, one above another: the rows of each.
     """
 
     name: str
@@ -83,6 +89,8 @@ class Slot:
     offset: int
     initial: str = "zeros"
     deviation: int = 0
+    kind: TensorKind = "matrix"
+    parts: tuple[int, ...] = ()
 
     @property
     def size(self) -> int:
@@ -108,70 +116,38 @@ class Fragment:
 
 
 @dataclass(frozen=True)
-class ModelSpec:
-    """A GPT as in GPT-2 and GPT-3: pre-LayerNorm, learned positions, GELU, tied head."""
-
-    layers: int = field(metadata=_metadata("Layers"))
-    width: int = field(metadata=_metadata("Width", "Must be divisible by the heads."))
-    heads: int = field(metadata=_metadata("Heads"))
-    context: int = field(metadata=_metadata("Context", "Tokens the model attends to."))
-    vocabulary: int = field(metadata=_metadata("Vocabulary", "Number of tokens in the tokenizer."))
+class ModelSpec(ModelDimensions):
+    """A model: the numbers that its architecture needs."""
 
     @property
     def parameters(self) -> int:
-        """Return the number of trained weights, without padding; the tied head counts once."""
+        """Return the number of trained weights, without padding; a tied head counts once."""
         return sum(slot.size for fragment in self.fragments() for slot in fragment.slots)
 
     def fragments(self) -> tuple[Fragment, ...]:
         """Return the parameter vector's layout: embedding, one fragment a block, final norm."""
-        narrow = self.deviation(1)
-        # As in GPT-2, weights that feed the residual stream start smaller in deeper models.
-        deep = self.deviation(2 * self.layers)
-        d = self.width
-        embedding = [
-            ("token", (self.vocabulary, d), narrow),
-            ("position", (self.context, d), narrow // 2),
-        ]
-        block = [
-            ("norm1.weight", (d,), "ones"),
-            ("norm1.bias", (d,), "zeros"),
-            ("qkv.weight", (3 * d, d), narrow),
-            ("qkv.bias", (3 * d,), "zeros"),
-            ("out.weight", (d, d), deep),
-            ("out.bias", (d,), "zeros"),
-            ("norm2.weight", (d,), "ones"),
-            ("norm2.bias", (d,), "zeros"),
-            ("up.weight", (4 * d, d), narrow),
-            ("up.bias", (4 * d,), "zeros"),
-            ("down.weight", (d, 4 * d), deep),
-            ("down.bias", (d,), "zeros"),
-        ]
-        final = [("norm.weight", (d,), "ones"), ("norm.bias", (d,), "zeros")]
+        architecture = architecture_of(self)
+        block = architecture.block_tensors(self)
         named = [
-            ("embedding", embedding),
+            ("embedding", architecture.embedding_tensors(self)),
             *((f"block.{i}", block) for i in range(self.layers)),
-            ("final", final),
+            ("final", architecture.final_tensors(self)),
         ]
         return tuple(_lay_out(index, name, tensors) for index, (name, tensors) in enumerate(named))
 
-    @staticmethod
-    def deviation(depth: int) -> int:
-        """Return 0.02 / √depth in units of 2**-26, computed with integers only."""
-        return math.isqrt((1 << 2 * UNIT_BITS) // (2500 * depth))
 
-
-def _lay_out(
-    index: int, name: str, tensors: Sequence[tuple[str, tuple[int, ...], int | str]]
-) -> Fragment:
-    """Lay out the tensors (name, shape, deviation or kind of initial values) of one fragment."""
+def _lay_out(index: int, name: str, tensors: Sequence[TensorShape]) -> Fragment:
+    """Lay out the tensors of one fragment."""
     slots: list[Slot] = []
     offset = 0
-    for tensor, shape, initial in tensors:
+    for tensor in tensors:
+        initial, deviation = tensor.initial, 0
         if isinstance(initial, int):
-            slots.append(Slot(tensor, shape, offset, "normal", initial))
-        else:
-            slots.append(Slot(tensor, shape, offset, initial))
-        offset = -(-(offset + math.prod(shape)) // TENSOR_ALIGN) * TENSOR_ALIGN
+            initial, deviation = "normal", initial
+        slots.append(
+            Slot(tensor.name, tensor.shape, offset, initial, deviation, tensor.kind, tensor.parts)
+        )
+        offset = -(-(offset + tensor.size) // TENSOR_ALIGN) * TENSOR_ALIGN
     return Fragment(index, name, tuple(slots), -(-offset // ALIGN) * ALIGN)
 
 
