@@ -5,7 +5,7 @@ from typing import Protocol
 import torch.nn.functional as F
 from torch import Tensor
 
-from barnraise.models import gpt2
+from barnraise.models import gpt2, llama
 from barnraise.models.weights import KeyValueCache, Weights
 from barnraise.spec.model_dimensions import ModelDimensions
 
@@ -47,9 +47,12 @@ class ModelFunctions(Protocol):
         ...
 
 
+FUNCTIONS: dict[str, ModelFunctions] = {"gpt2": gpt2, "llama": llama}
+
+
 def functions_of(model: ModelDimensions) -> ModelFunctions:
     """Return the functions that compute a model."""
-    return gpt2
+    return FUNCTIONS[model.architecture]
 
 
 def head(final: Weights, table: Tensor, x: Tensor, model: ModelDimensions) -> Tensor:

@@ -70,15 +70,18 @@ def attend(query: Tensor, key: Tensor, value: Tensor, cache: KeyValueCache | Non
     Returns:
         [B, heads, T, head width].
     """
-    is_grouped = query.shape[1] != key.shape[1]
-    if cache is None:
-        return F.scaled_dot_product_attention(
-            query, key, value, is_causal=True, enable_gqa=is_grouped
-        )
-    key, value = cache.append(key, value)
-    # Row i of the new tokens sees all earlier tokens, and the new ones up to itself.
-    new, tokens = query.shape[2], key.shape[2]
-    visible = torch.ones(new, tokens, dtype=torch.bool, device=query.device).tril(tokens - new)
+    mask = None
+    if cache is not None:
+        key, value = cache.append(key, value)
+        # Row i of the new tokens sees all earlier tokens, and the new ones up to itself.
+        new, tokens = query.shape[2], key.shape[2]
+        mask = torch.ones(new, tokens, dtype=torch.bool, device=query.device).tril(tokens - new)
+    repeats = query.shape[1] // key.shape[1]
+    if repeats > 1 and query.is_cuda and query.dtype == torch.float32:
+        # Of a GPU's kernels only those for narrow types share keys among queries. In fp32 torch
+        # would compute all scores at once.
+        key, value = (each.repeat_interleave(repeats, dim=1) for each in (key, value))
+        repeats = 1
     return F.scaled_dot_product_attention(
-        query, key, value, attn_mask=visible, enable_gqa=is_grouped
+        query, key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=repeats > 1
     )

@@ -66,16 +66,19 @@ def head_flops(model: ModelSpec, sequences: int) -> int:
 # Bytes that torch's allocator hands out; see `spec/architecture.py`.
 
 
-def saved_bytes(model: ModelSpec, sequences: int, dtype: str = "float32") -> int:
+def saved_bytes(
+    model: ModelSpec, sequences: int, dtype: str = "float32", device: str = "cpu"
+) -> int:
     """Return the bytes that a block's forward with gradients leaves allocated."""
-    return architecture_of(model).saved_bytes(model, MicroBatch(sequences, dtype))
+    return architecture_of(model).saved_bytes(model, MicroBatch(sequences, dtype, device=device))
 
 
 def forward_peak_bytes(
-    model: ModelSpec, sequences: int, dtype: str = "float32", threads: int = 1
+    model: ModelSpec, sequences: int, dtype: str = "float32", threads: int = 1, device: str = "cpu"
 ) -> int:
     """Return the peak of a block's forward without gradients, its input not counted."""
-    return architecture_of(model).forward_peak_bytes(model, MicroBatch(sequences, dtype, threads))
+    batch = MicroBatch(sequences, dtype, threads, device)
+    return architecture_of(model).forward_peak_bytes(model, batch)
 
 
 def backward_peak_bytes(
@@ -132,7 +135,8 @@ def head_peak_bytes(
     if not with_gradients:
         return u + slices + losses
     while_slicing = 2 * u + norm_statistics + losses + slices
-    in_norm_backward = 3 * u + norm_statistics + losses + norm_weights * (1 + threads)
+    in_norm_backward = 2 * u + norm_statistics + losses
+    in_norm_backward += architecture.norm_backward_bytes(model, tokens, threads)
     return max(while_slicing, in_norm_backward)
 
 

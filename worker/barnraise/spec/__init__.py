@@ -16,16 +16,18 @@ from typing import Any, TypeVar, cast
 from urllib.parse import SplitResult, urlsplit
 
 from barnraise.errors import SpecError
-from barnraise.spec.architectures import architecture_of
+from barnraise.spec.architectures import ARCHITECTURES, architecture_of
 from barnraise.spec.model_dimensions import (
-    UNIT_BITS as UNIT_BITS,  # which most files know from here
-)
-from barnraise.spec.model_dimensions import (
+    LATER_FIELDS,
     ModelDimensions,
     TensorKind,
     TensorShape,
     field_metadata,
 )
+from barnraise.spec.model_dimensions import (
+    UNIT_BITS as UNIT_BITS,  # which most files know from here
+)
+from barnraise.spec.presets import FAMILIES
 
 FORMAT = 1  # of the spec and of every update; a new format is a new run
 # Fragments are multiples of so many elements: fused AdamW differs in the last bits on odd tails.
@@ -58,6 +60,8 @@ _LARGEST = r"[1-9]\d{0,2}|[1-3]\d{3}|40[0-8]\d|409[0-5]"  # from 1 to 4,095
 MAX_PROMPTS, PROMPT_LENGTH = 5, 160  # for samples; a spec stays short
 MAX_PROMPT_TOKENS = 192  # of a prompt; of a longer one the last
 MAX_SHARD_TOKENS = 1 << 28
+MAX_VOCABULARY = 1 << 18
+MAX_CONTEXT = 16_384  # tokens
 MAX_TOKENIZER_BYTES = 8 << 20  # of a tokenizer.json; one of 65,536 tokens has 3 to 6 MB
 AUTO = "auto"  # each author chooses compression and round length by its uplink
 CODEC = re.compile(rf"dense(?P<dense>[248])|top(?P<kept>{_LARGEST})x(?P<bits>[248])", re.ASCII)
@@ -151,22 +155,8 @@ def _lay_out(index: int, name: str, tensors: Sequence[TensorShape]) -> Fragment:
     return Fragment(index, name, tuple(slots), -(-offset // ALIGN) * ALIGN)
 
 
-# Presets: (layers, width, heads, context), GPT-2 from Radford et al. 2019, GPT-3 from Brown et al.
-# 2020, table 2.1. There the 13B model is 5,140 wide with 40 heads; 5,120 divides evenly.
-_SHAPES = {
-    "gpt-nano": (4, 128, 4, 128),
-    "gpt-micro": (6, 256, 8, 256),
-    "gpt-mini": (8, 512, 8, 512),
-    "gpt2-124m": (12, 768, 12, 1024),
-    "gpt2-355m": (24, 1024, 16, 1024),
-    "gpt2-774m": (36, 1280, 20, 1024),
-    "gpt2-1.5b": (48, 1600, 25, 1024),
-    "gpt3-1.3b": (24, 2048, 16, 2048),
-    "gpt3-2.7b": (32, 2560, 32, 2048),
-    "gpt3-6.7b": (32, 4096, 32, 2048),
-    "gpt3-13b": (40, 5120, 40, 2048),
-    "gpt3-175b": (96, 12288, 96, 2048),
-}
+_PRESETS = {name: fields for family in FAMILIES.values() for name, fields in family.items()}
+PRESETS = tuple(_PRESETS)
 
 
 def preset(name: str, vocabulary: int | None = None) -> ModelSpec:
@@ -174,19 +164,17 @@ def preset(name: str, vocabulary: int | None = None) -> ModelSpec:
 
     Args:
         name: one of `PRESETS`.
-        vocabulary: by default 2,048 below GPT-2 and 50,257 from there on.
+        vocabulary: another one than the preset's.
 
     Raises:
         SpecError: There is no such preset.
     """
-    if name not in _SHAPES:
+    if name not in _PRESETS:
         raise SpecError(
-            {"model": f"there is no preset '{name}'; the presets are {', '.join(_SHAPES)}"}
+            {"model": f"there is no preset '{name}'; the presets are {', '.join(PRESETS)}"}
         )
-    return ModelSpec(*_SHAPES[name], vocabulary or (2048 if name.startswith("gpt-") else 50257))
-
-
-PRESETS = tuple(_SHAPES)
+    model = ModelSpec(**_PRESETS[name])
+    return dataclasses.replace(model, vocabulary=vocabulary) if vocabulary else model
 
 
 @dataclass(frozen=True)
@@ -369,6 +357,9 @@ class RunSpec:
             del raw["prompts"]
         if self.assumed == Assumptions():
             del raw["assumed"]
+        for name in LATER_FIELDS:
+            if raw["model"][name] == getattr(ModelSpec, name):
+                del raw["model"][name]
         for name in MIXING_FIELDS:
             if raw["recipe"][name] == getattr(Recipe, name):
                 del raw["recipe"][name]
@@ -436,6 +427,8 @@ def _convert_value(kind: Any, value: Any, where: str) -> Any:
     """Return a JSON value as a field of this type."""
     if dataclasses.is_dataclass(kind):
         return _build(kind, value, where + ".")
+    if kind is bool and isinstance(value, bool):
+        return value
     if kind is int and isinstance(value, int) and not isinstance(value, bool):
         return value
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
@@ -448,7 +441,7 @@ def _convert_value(kind: Any, value: Any, where: str) -> Any:
         and all(isinstance(v, str) for v in value)
     ):
         return tuple(value)
-    wanted = "a number" if kind in (int, float) else "text"
+    wanted = {int: "a number", float: "a number", bool: "true or false"}.get(kind, "text")
     raise SpecError({where: f"must be {wanted}, not {json.dumps(value)[:40]}"})
 
 
@@ -510,21 +503,33 @@ def model_problems(model: ModelSpec) -> dict[str, str]:
 
 
 def _check_model(model: ModelSpec, problems_found: _Problems) -> None:
-    problems_found.check_range("model.layers", model.layers, 1, 256, "the number of layers")
-    problems_found.check_range("model.width", model.width, 16, 65_536, "the width")
-    problems_found.check_range("model.heads", model.heads, 1, 512, "the number of heads")
-    problems_found.check_range("model.context", model.context, 8, 16_384, "the context, in tokens,")
-    problems_found.check_range("model.vocabulary", model.vocabulary, 256, 65_536, "the vocabulary")
-    if (
-        "model.heads" not in problems_found
-        and "model.width" not in problems_found
-        and model.width % model.heads
-    ):
+    ranges = (
+        ("layers", 1, 256, "the number of layers"),
+        ("width", 16, 65_536, "the width"),
+        ("heads", 1, 512, "the number of heads"),
+        ("context", 8, MAX_CONTEXT, "the context, in tokens,"),
+        ("vocabulary", 256, MAX_VOCABULARY, "the vocabulary"),
+        ("key_value_heads", 0, 512, "the number of key-value heads"),
+        ("head_size", 0, 1_024, "the size of a head"),
+        ("hidden", 0, 1 << 20, "the feed-forward width"),
+        ("rope_theta", 1.0, 1e9, "the rotary base"),
+        ("norm_epsilon", 1e-12, 1e-2, "the norm epsilon"),
+    )
+    for name, low, high, label in ranges:
+        problems_found.check_range(f"model.{name}", getattr(model, name), low, high, label)
+    names = tuple(ARCHITECTURES)
+    problems_found.check_choice("model.architecture", model.architecture, names, "the architecture")
+    sizes = {"model.heads", "model.width", "model.head_size"}
+    if not (sizes & set(problems_found) or model.head_size) and model.width % model.heads:
         divisors = [h for h in range(1, model.width + 1) if model.width % h == 0]
         best = min(divisors, key=lambda h: abs(h - model.heads))
         problems_found["model.heads"] = (
             f"the width ({model.width}) must be divisible by the heads ({model.heads}); try {best}"
         )
+    if problems_found:
+        return
+    for name, sentence in architecture_of(model).problems(model).items():
+        problems_found[f"model.{name}"] = sentence
 
 
 def _check_text(text: TextSpec, model: ModelSpec, problems_found: _Problems) -> None:

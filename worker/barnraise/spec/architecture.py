@@ -43,11 +43,13 @@ class Architecture(ABC):
 
     Attributes:
         name: as specs name it.
+        title: as people do.
         block_kernels: kernels of a block and micro-batch on a GPU, by the weights' dtype: forward;
             recomputation and backward.
     """
 
     name: str
+    title: str
     block_kernels: dict[str, tuple[int, int]]
 
     # ---- tensors ---------------------------------------------------------------------------------
@@ -63,6 +65,10 @@ class Architecture(ABC):
     @abstractmethod
     def final_tensors(self, model: ModelDimensions) -> Sequence[TensorShape]:
         """List the tensors of the final norm, and of an untied head."""
+
+    @abstractmethod
+    def problems(self, model: ModelDimensions) -> dict[str, str]:
+        """Return what this architecture cannot compute: field → a sentence of what to change."""
 
     # ---- work ------------------------------------------------------------------------------------
 
@@ -114,8 +120,19 @@ class Architecture(ABC):
         """Return the statistics that the final norm leaves allocated for its backward."""
 
     @abstractmethod
+    def norm_backward_bytes(self, model: ModelDimensions, tokens: int, threads: int) -> int:
+        """Return the bytes that the backward of the final norm allocates."""
+
+    @abstractmethod
     def norm_weight_elements(self, model: ModelDimensions) -> int:
         """Return the number of elements of the final norm's weights."""
+
+    @abstractmethod
+    def cached_streams(self, model: ModelDimensions) -> float:
+        """Return the fp32 streams of a block's work on a part of a prompt, while text is written.
+
+        Attention's scores are not counted.
+        """
 
 
 def stream_bytes(model: ModelDimensions, sequences: int) -> int:
@@ -128,10 +145,13 @@ def gradient_chunk(device: str) -> int:
     return CPU_GRADIENT_CHUNK if device == "cpu" else GPU_GRADIENT_CHUNK
 
 
-def attention_scratch_bytes(model: ModelDimensions, threads: int, tiles: int) -> int:
+def attention_scratch_bytes(
+    model: ModelDimensions, threads: int, tiles: int, dtype: str = "float32"
+) -> int:
     """Return the bytes of torch's flash attention on a CPU.
 
-    Each thread holds `tiles` tiles of scores, and in the forward (one tile) a tile of output.
+    Each thread holds `tiles` tiles of scores, and in the forward (one tile) a tile of output. The
+    scores are fp32; with bfloat16 there are copies in that type.
     """
     length = model.context
     if length >= 768:
@@ -141,4 +161,6 @@ def attention_scratch_bytes(model: ModelDimensions, threads: int, tiles: int) ->
     else:
         rows = min(length, 32)
     output = rows * (2 + model.head_width) if tiles == 1 else 0
-    return FP32_BYTES * threads * (tiles * rows * min(length, 512) + output)
+    scores = tiles * rows * min(length, 512)
+    copies = BF16_BYTES * (2 * tiles - 1) * rows * min(length, 512) if dtype == "bfloat16" else 0
+    return threads * (FP32_BYTES * (scores + output) + copies)

@@ -2,11 +2,14 @@
 
 from barnraise.spec.architecture import Architecture
 from barnraise.spec.gpt2_architecture import GPT2Architecture
+from barnraise.spec.llama_architecture import LlamaArchitecture
 from barnraise.spec.model_dimensions import ModelDimensions
 
-GPT2 = GPT2Architecture()
+ARCHITECTURES: dict[str, Architecture] = {
+    each.name: each for each in (GPT2Architecture(), LlamaArchitecture())
+}
 
 
 def architecture_of(model: ModelDimensions) -> Architecture:
     """Return the description of a model's architecture."""
-    return GPT2
+    return ARCHITECTURES[model.architecture]

@@ -1,6 +1,7 @@
 """Describe GPT-2's architecture: pre-LayerNorm, learned positions, GELU, tied head. Pure."""
 
 from collections.abc import Sequence
+from dataclasses import fields
 
 from barnraise.spec.architecture import (
     BF16_BYTES,
@@ -12,6 +13,7 @@ from barnraise.spec.architecture import (
     stream_bytes,
 )
 from barnraise.spec.model_dimensions import (
+    LATER_FIELDS,
     ModelDimensions,
     TensorShape,
     bias_tensor,
@@ -23,6 +25,7 @@ class GPT2Architecture(Architecture):
     """GPT-2's architecture (Radford et al. 2019), as `models/gpt2.py` computes it."""
 
     name = "gpt2"
+    title = "GPT-2"
     block_kernels = {"float32": (10, 39), "bfloat16": (17, 53)}
 
     def embedding_tensors(self, model: ModelDimensions) -> Sequence[TensorShape]:
@@ -55,6 +58,15 @@ class GPT2Architecture(Architecture):
     def final_tensors(self, model: ModelDimensions) -> Sequence[TensorShape]:
         """List the tensors of the final norm; the head is the table of tokens."""
         return norm_tensor("norm.weight", model.width), bias_tensor("norm.bias", model.width)
+
+    def problems(self, model: ModelDimensions) -> dict[str, str]:
+        """Refuse every number that this architecture has no use for."""
+        fixed = {field.name: field.default for field in fields(model)}
+        return {
+            name: "GPT-2 has no such setting: leave it empty, or choose a preset of another family"
+            for name in LATER_FIELDS
+            if getattr(model, name) != fixed[name]
+        }
 
     def forward_streams(self, model: ModelDimensions) -> float:
         """Return the streams of two norms, two additions and a GELU of four times the width."""
@@ -117,6 +129,14 @@ class GPT2Architecture(Architecture):
         """Return the bytes of the layer norm's means and deviations."""
         return 2 * FP32_BYTES * tokens
 
+    def norm_backward_bytes(self, model: ModelDimensions, tokens: int, threads: int) -> int:
+        """Return a stream, and the gradients of scale and shift that each thread sums."""
+        return FP32_BYTES * (tokens * model.width + 2 * model.width * (1 + threads))
+
     def norm_weight_elements(self, model: ModelDimensions) -> int:
         """Return the number of elements of scale and shift."""
         return 2 * model.width
+
+    def cached_streams(self, model: ModelDimensions) -> float:
+        """Return the streams of norms, attention and feed-forward, with room for their copies."""
+        return 24

@@ -6,6 +6,17 @@ from typing import Literal
 
 UNIT_BITS = 26  # the anchor's fixed point: one unit is 2**-26
 
+# Fields that specs of GPT-2 lack. A spec's text holds only those that are not the default.
+LATER_FIELDS = (
+    "architecture",
+    "key_value_heads",
+    "head_size",
+    "hidden",
+    "rope_theta",
+    "norm_epsilon",
+    "qk_norm",
+    "tied_head",
+)
 TensorKind = Literal["matrix", "norm", "bias", "embedding"]
 
 
@@ -25,11 +36,36 @@ class ModelDimensions:
     vocabulary: int = field(
         metadata=field_metadata("Vocabulary", "Number of tokens in the tokenizer.")
     )
+    architecture: str = field(
+        default="gpt2", metadata=field_metadata("Architecture", "Of the preset, if left empty.")
+    )
+    key_value_heads: int = field(
+        default=0, metadata=field_metadata("Key-value heads", "0 means as many as heads.")
+    )
+    head_size: int = field(
+        default=0, metadata=field_metadata("Head size", "0 means the width divided by the heads.")
+    )
+    hidden: int = field(
+        default=0, metadata=field_metadata("Feed-forward width", "0 means four times the width.")
+    )
+    rope_theta: float = field(
+        default=10_000.0, metadata=field_metadata("Rotary base", "Of rotary positions.")
+    )
+    norm_epsilon: float = field(default=1e-5, metadata=field_metadata("Norm epsilon"))
+    qk_norm: bool = field(default=False, metadata=field_metadata("Query and key norms"))
+    tied_head: bool = field(
+        default=True, metadata=field_metadata("Tied head", "The head is the table of tokens.")
+    )
 
     @property
     def head_width(self) -> int:
         """Return the elements of one head's query, key and value."""
-        return self.width // self.heads
+        return self.head_size or self.width // self.heads
+
+    @property
+    def hidden_width(self) -> int:
+        """Return the elements of the feed-forward's hidden values of one token."""
+        return self.hidden or 4 * self.width
 
     @property
     def query_width(self) -> int:
@@ -39,7 +75,12 @@ class ModelDimensions:
     @property
     def key_value_width(self) -> int:
         """Return the elements of all heads' keys of one token; its values have as many."""
-        return self.query_width
+        return (self.key_value_heads or self.heads) * self.head_width
+
+    @property
+    def head_table(self) -> tuple[int, str]:
+        """Return the fragment's index and the name of the table [V, d] that gives logits."""
+        return (0, "token") if self.tied_head else (self.layers + 1, "head")
 
     @property
     def normal(self) -> int:

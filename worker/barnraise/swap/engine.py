@@ -584,8 +584,10 @@ class Engine:
 
     def _mean_loss(self, parts: list[Tensor], streams: list[Tensor]) -> float:
         """Return the mean loss of the anchor's head for the last block's outputs."""
-        token = self._anchor_weights(0)["token"]
-        head = Head(self.plan.model, self._anchor_weights(self.plan.last_fragment), token)
+        fragment, name = self.plan.model.head_table
+        table = self._anchor_weights(fragment)
+        final = table if fragment else self._anchor_weights(self.plan.last_fragment)
+        head = Head(self.plan.model, final, table[name])
         total = 0.0
         count = 0
         for part, stream in zip(parts, streams, strict=True):

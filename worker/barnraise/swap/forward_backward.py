@@ -181,11 +181,13 @@ class ForwardBackward:
     def head(self, final: Leaves, embedding: Leaves, token_gradient: Tensor) -> None:
         """Compute the losses, and the gradients by the last block's outputs.
 
-        Adds to the gradients of `final`, and to the token table's, fp32 [V, d].
+        Adds to the gradients of `final`, and to the output table's, fp32 [V, d].
         """
-        token = embedding.weights["token"]
+        fragment, name = self._model.head_table
+        leaves = final if fragment else embedding
+        token = leaves.weights[name]
         if token.dtype != torch.float32 and token.device.type != "cpu":
-            token = embedding.padded_rows("token", VOCABULARY_MULTIPLE)
+            token = leaves.padded_rows(name, VOCABULARY_MULTIPLE)
         head = Head(self._model, final.weights, token)
         for m, (batch, share) in enumerate(zip(self._batches, self._shares, strict=True)):
             if self.check_interruption():
@@ -231,7 +233,7 @@ class ForwardBackward:
         return inputs
 
     def embed_backward(self, gradient: Weights, token_gradient: Tensor) -> None:
-        """Add to the embedding's gradients, by name, and to them the head's of the tied table.
+        """Add to the embedding's gradients, by name, and to them the head's of a tied table.
 
         `token_gradient` is what the head has added up, fp32 [V, d].
         """
@@ -240,10 +242,12 @@ class ForwardBackward:
         with torch.no_grad():
             for m, batch in enumerate(self._batches):
                 dx, tokens = self._activations.pop(GRADIENT_STREAM, m), batch[:, :-1]
-                gradient["position"][: tokens.shape[1]].add_(dx.sum(0))
+                if "position" in gradient:
+                    gradient["position"][: tokens.shape[1]].add_(dx.sum(0))
                 rows = dx.reshape(-1, dx.shape[-1])
                 if dx.device.type == "cpu":
                     gradient["token"].index_add_(0, tokens.reshape(-1), rows)
                 else:  # on a GPU index_add_ sums in random order by atomics; this kernel sorts
                     gradient["token"].index_put_((tokens.reshape(-1),), rows, accumulate=True)
-            gradient["token"].add_(token_gradient)
+            if self._model.tied_head:
+                gradient["token"].add_(token_gradient)

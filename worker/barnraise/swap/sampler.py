@@ -129,7 +129,8 @@ class Sampler:
                 for sequence in active:
                     self._pass_layer(weights, layer, sequence)
                 del weights  # free it before the next layer is loaded
-            table = embedding["token"].to(self._device)
+            fragment, name = self._model.head_table
+            table = (final if fragment else embedding)[name].to(self._device)
             for sequence in active:
                 logits = head(final, table, sequence.stream[:, -1:], self._model)[0, 0]
                 token = _choose_token(logits[: vocabulary.count], settings, sequence.generator)
