@@ -62,7 +62,7 @@ MAX_PROMPT_TOKENS = 192  # of a prompt; of a longer one the last
 MAX_SHARD_TOKENS = 1 << 28
 MAX_VOCABULARY = 1 << 18
 MAX_CONTEXT = 16_384  # tokens
-MAX_TOKENIZER_BYTES = 8 << 20  # of a tokenizer.json; one of 65,536 tokens has 3 to 6 MB
+MAX_TOKENIZER_BYTES = 24 << 20  # of a tokenizer.json; one of 151,936 tokens has 7 to 12 MB
 AUTO = "auto"  # each author chooses compression and round length by its uplink
 CODEC = re.compile(rf"dense(?P<dense>[248])|top(?P<kept>{_LARGEST})x(?P<bits>[248])", re.ASCII)
 
@@ -157,6 +157,11 @@ def _lay_out(index: int, name: str, tensors: Sequence[TensorShape]) -> Fragment:
 
 _PRESETS = {name: fields for family in FAMILIES.values() for name, fields in family.items()}
 PRESETS = tuple(_PRESETS)
+
+
+def token_bytes(vocabulary: int) -> int:
+    """Return the bytes in which each token of a text is stored."""
+    return 2 if vocabulary <= 1 << 16 else 4
 
 
 def preset(name: str, vocabulary: int | None = None) -> ModelSpec:

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from barnraise.errors import StateError, TextError
 from barnraise.ledger.anchor import fragment_to_bytes
-from barnraise.spec import MAX_TOKENIZER_BYTES, UNIT_BITS, Fragment, ModelSpec
+from barnraise.spec import MAX_TOKENIZER_BYTES, MAX_VOCABULARY, UNIT_BITS, Fragment, ModelSpec
 from barnraise.text.hub_files import prepare_hub
 from barnraise.text.tokenizer import END_TOKEN, count_tokens, load_tokenizer
-from barnraise.text.tokenizer_file import MAX_VOCABULARY, read_tokenizer_file
+from barnraise.text.tokenizer_file import read_tokenizer_file
 from barnraise.training.model_files.hugging_face_export import INDEX_FILE, SINGLE_FILE
 from barnraise.training.model_files.tokenizer_files import TOKENIZER_FILE, byte_tokenizer
 from barnraise.training.model_files.transformers_config import CONFIG_FILE
