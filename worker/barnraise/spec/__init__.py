@@ -126,7 +126,10 @@ class ModelSpec(ModelDimensions):
     @property
     def parameters(self) -> int:
         """Return the number of trained weights, without padding; a tied head counts once."""
-        return sum(slot.size for fragment in self.fragments() for slot in fragment.slots)
+        architecture = architecture_of(self)
+        ends = (*architecture.embedding_tensors(self), *architecture.final_tensors(self))
+        in_blocks = self.layers * architecture.block_parameters(self)
+        return in_blocks + sum(tensor.size for tensor in ends)
 
     def fragments(self) -> tuple[Fragment, ...]:
         """Return the parameter vector's layout: embedding, one fragment a block, final norm."""
