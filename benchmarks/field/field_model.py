@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from barnraise.ledger.anchor import initial_weights
 from barnraise.ledger.blob_store import BlobStore
 from barnraise.models import gpt2
+from barnraise.models.functions import head
+from barnraise.models.weights import Weights, views
 from barnraise.protocol.coordinator_messages import TextManifest
 from barnraise.spec import Fragment, ModelSpec
 from barnraise.text.batches import TokenDataset
@@ -58,16 +60,16 @@ class FieldGPT(nn.Module):
             if index == 0:
                 x = gpt2.embed(weights, x)
             elif index < self.last:
-                x = gpt2.block(weights, x, MODEL.heads)
+                x = gpt2.block(weights, x, MODEL)
             else:
-                x = gpt2.head(weights, self._view_weights(0), x)
+                x = head(weights, self._view_weights(0)["token"], x, MODEL)
         return x
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the loss of a batch, int64 [sequences, context + 1]."""
         return cross_entropy(self.transform(tokens[:, :-1]), tokens[:, 1:])
 
-    def _view_weights(self, index: int) -> gpt2.Weights:
+    def _view_weights(self, index: int) -> Weights:
         module = self.fragments[str(index)]
         return {name.replace("_", "."): value for name, value in module.named_parameters()}
 
@@ -78,7 +80,7 @@ class _Weights(nn.Module):
     def __init__(self, fragment: Fragment) -> None:
         super().__init__()
         flat = initial_weights(fragment, SEED).float() * UNIT
-        for name, value in gpt2.views(fragment, flat).items():
+        for name, value in views(fragment, flat).items():
             self.register_parameter(name.replace(".", "_"), nn.Parameter(value.clone()))
 
 

@@ -18,6 +18,8 @@ from torch import Tensor
 from barnraise.durable_io import write_atomically
 from barnraise.ledger.anchor import initial_weights
 from barnraise.models import gpt2
+from barnraise.models.functions import head
+from barnraise.models.weights import Weights, views
 from barnraise.protocol.coordinator_messages import TextManifest
 from barnraise.spec import Fragment, ModelSpec, Recipe, TextSpec
 from barnraise.swap.adamw import AdamWKernel, AdamWStep
@@ -161,22 +163,22 @@ def _held_out(sequences: int) -> list[Tensor]:
     return open_text().validation_batches(sequences, MODEL.context, batch_sequences=64)
 
 
-def _view_leaves(i: int, flat: Tensor, gradient: Tensor) -> gpt2.Weights:
+def _view_leaves(i: int, flat: Tensor, gradient: Tensor) -> Weights:
     """Return a fragment's tensors as views of `flat` whose gradients are views of `gradient`."""
     leaves = {}
-    gradients = gpt2.views(FRAGMENTS[i], gradient[SLICES[i]])
-    for name, view in gpt2.views(FRAGMENTS[i], flat[SLICES[i]]).items():
+    gradients = views(FRAGMENTS[i], gradient[SLICES[i]])
+    for name, view in views(FRAGMENTS[i], flat[SLICES[i]]).items():
         leaves[name] = view.detach().requires_grad_()
         leaves[name].grad = gradients[name]
     return leaves
 
 
-def _compute_loss(weights: list[gpt2.Weights], tokens: Tensor) -> Tensor:
+def _compute_loss(weights: list[Weights], tokens: Tensor) -> Tensor:
     tokens = tokens.to(DEVICE)
     x = gpt2.embed(weights[0], tokens[:, :-1])
     for block in weights[1:-1]:
-        x = gpt2.block(block, x, MODEL.heads)
-    logits = gpt2.head(weights[-1], weights[0], x)
+        x = gpt2.block(block, x, MODEL)
+    logits = head(weights[-1], weights[0]["token"], x, MODEL)
     return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
 

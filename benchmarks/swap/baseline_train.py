@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from barnraise.models import gpt2
+from barnraise.models.weights import Weights
 from barnraise.spec import UNIT_BITS, Fragment, ModelSpec, preset
 
 # Rows of logits that exist at a time: few for a CPU's caches, many for a GPU's width.
@@ -53,7 +54,7 @@ class Layer(nn.Module):
                 value.normal_(0.0, slot.deviation / 2**UNIT_BITS, generator=generator)
             self.register_parameter(slot.name.replace(".", "_"), nn.Parameter(value))
 
-    def weights(self, index: int = 0) -> gpt2.Weights:
+    def weights(self, index: int = 0) -> Weights:
         """Return the tensors of one of the fragments, by their names in the model."""
         return {
             slot.name: getattr(self, slot.name.replace(".", "_"))
@@ -67,10 +68,10 @@ class Block(Layer):
     Recomputing inside the module fetches its weights once for recompute and backward.
     """
 
-    def __init__(self, fragment: Fragment, heads: int) -> None:
-        """Create the block of a fragment, with so many attention heads."""
+    def __init__(self, fragment: Fragment, model: ModelSpec) -> None:
+        """Create the block of a fragment of a model."""
         super().__init__(fragment)
-        self.heads = heads
+        self.model = model
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the block's output, [B, T, d], and save only its input."""
@@ -80,7 +81,7 @@ class Block(Layer):
 
     def compute(self, x: Tensor) -> Tensor:
         """Return the block's output, [B, T, d]."""
-        return gpt2.block(self.weights(), x, self.heads)
+        return gpt2.block(self.weights(), x, self.model)
 
 
 class GPT(Layer):
@@ -98,7 +99,7 @@ class GPT(Layer):
         """
         first, *middle, last = model.fragments()
         super().__init__(first, last)
-        self.blocks = nn.ModuleList(Block(fragment, model.heads) for fragment in middle)
+        self.blocks = nn.ModuleList(Block(fragment, model) for fragment in middle)
         self.loss = LOSSES[loss]
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
@@ -110,12 +111,14 @@ class GPT(Layer):
         return self.loss(final, embedding, x, targets)
 
 
-def whole_loss(final: gpt2.Weights, embedding: gpt2.Weights, x: Tensor, targets: Tensor) -> Tensor:
+def whole_loss(final: Weights, embedding: Weights, x: Tensor, targets: Tensor) -> Tensor:
     """Return the mean loss by way of all logits at once."""
-    return F.cross_entropy(gpt2.head(final, embedding, x).flatten(0, 1), targets.flatten())
+    return F.cross_entropy(
+        F.linear(gpt2.norm(final, "norm", x), embedding["token"]).flatten(0, 1), targets.flatten()
+    )
 
 
-def sliced_loss(final: gpt2.Weights, embedding: gpt2.Weights, x: Tensor, targets: Tensor) -> Tensor:
+def sliced_loss(final: Weights, embedding: Weights, x: Tensor, targets: Tensor) -> Tensor:
     """Return the mean loss without ever holding all logits."""
     rows = gpt2.norm(final, "norm", x).flatten(0, 1)
     token = embedding["token"]

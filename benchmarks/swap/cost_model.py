@@ -21,7 +21,7 @@ from barnraise.planning import cost_model
 from barnraise.planning.hardware import Hardware, retain_freed_memory
 from barnraise.spec import ModelSpec, preset
 from barnraise.swap.forward_backward import BlockEnd
-from barnraise.swap.fused_loss import head_step
+from barnraise.swap.fused_loss import Head, head_step
 from barnraise.swap.hardware_probe import probe
 from barnraise.swap.leaves import Leaves
 
@@ -69,11 +69,11 @@ def measure_parts(model: ModelSpec, sequences: int) -> dict[str, float]:
 
     def forward() -> None:
         with torch.no_grad():
-            gpt2.block(block.weights, x, model.heads)
+            gpt2.block(block.weights, x, model)
 
     def backward() -> None:
         leaf = x.detach().requires_grad_()
-        start, expanded = gpt2.block_start(block.weights, leaf, model.heads)
+        start, expanded = gpt2.block_start(block.weights, leaf, model)
         output = BlockEnd.apply(start, expanded, block, False)
         assert isinstance(output, torch.Tensor)
         output.backward(dy)
@@ -82,8 +82,9 @@ def measure_parts(model: ModelSpec, sequences: int) -> dict[str, float]:
     final = random_leaves(model, -1).weights
     token = random_leaves(model, 0).weights["token"].detach()
     targets = torch.randint(model.vocabulary, x.shape[:2])
+    head = Head(model, final, token)
     gradient = torch.zeros_like(token)
-    seconds["head"] = measure_seconds(lambda: head_step(final, token, x, targets, 1.0, gradient))
+    seconds["head"] = measure_seconds(lambda: head_step(head, x, targets, 1.0, gradient))
     return seconds
 
 

@@ -17,6 +17,7 @@ from barnraise.spec import (
     RunSpec,
     Start,
     TextSpec,
+    model_problems,
     preset,
     problems,
 )
@@ -44,8 +45,9 @@ FIELDS: dict[str, dataclasses.Field[Any]] = {
 } | {each.name: each for each in dataclasses.fields(RunSpec) if each.name in TOP_FIELDS}
 # "500M" and "0.5B" are tokens, "20x" are tokens for each parameter of the model.
 BUDGET_FORM = re.compile(r"([0-9]{0,15}\.?[0-9]{1,15})\s*([kmbt]|x)", re.I)
+FLAGS = {"true": True, "false": False}
 BUDGET_UNITS = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
-TYPE_LABELS = {int: "a whole number", float: "a number", str: "a text"}
+TYPE_LABELS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
 
 
 def spec_from_fields(fields: Mapping[str, Any], preset_name: str = "gpt-nano") -> RunSpec:
@@ -87,7 +89,7 @@ def spec_from_fields(fields: Mapping[str, Any], preset_name: str = "gpt-nano") -
                 "must be in tokens, such as 500M: the size of a Hugging Face model is known once "
                 "one of your machines has read it"
             )
-        else:
+        elif not model_problems(model):
             values["recipe"]["token_budget"] = round(budget.factor * model.parameters)
     recipe = Recipe(**values["recipe"])
     if "warmup_tokens" not in values["recipe"]:
@@ -162,7 +164,7 @@ def _parse_fields(fields: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]],
             part, _, key = name.rpartition(".")
             try:
                 values[part][key] = _parse_value(name, value)
-            except (ValueError, OverflowError, TypeError):
+            except (KeyError, ValueError, OverflowError, TypeError):
                 label = TYPE_LABELS.get(FIELDS[name].type, "a list of texts")
                 if name == BUDGET:
                     label = "tokens, such as 500M, or tokens for each parameter, such as 20x"
@@ -187,6 +189,8 @@ def _split_texts(value: Any) -> tuple[str, ...]:
 
 def _parse_number(value: Any, type_: Any) -> Any:
     """Read a number as people write it: 1e6, 1_000_000 and 1,000,000 are the same whole number."""
+    if type_ is bool:
+        return FLAGS[str(value).lower()]
     if type_ is str or not isinstance(value, str):
         return type_(value)
     text = normalise_number(value)

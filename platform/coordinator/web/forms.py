@@ -9,6 +9,7 @@ from django import forms
 
 from barnraise.errors import SpecError
 from barnraise.spec import (
+    FAMILIES,
     PRESETS,
     ModelSpec,
     RunSpec,
@@ -165,6 +166,32 @@ class ExtendForm(ProblemForm):
         return True
 
 
+@dataclasses.dataclass(frozen=True)
+class PresetFamily:
+    """The presets of one family, for the template.
+
+    Attributes:
+        name: the family's.
+        presets: preset → its model.
+        chosen: the chosen preset, of this family or of another.
+    """
+
+    name: str
+    presets: dict[str, ModelSpec]
+    chosen: str
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the chosen preset is one of them."""
+        return self.chosen in self.presets
+
+    @property
+    def sizes(self) -> list[int]:
+        """Return the numbers of parameters of the smallest and the largest model."""
+        sizes = [model.parameters for model in self.presets.values()]
+        return [min(sizes), max(sizes)]
+
+
 class RunForm(ProblemForm):
     """The draft of a run. Numbers are text, so that 1e6 and 1,000,000 are accepted and kept."""
 
@@ -233,6 +260,9 @@ class RunForm(ProblemForm):
         unshown = {
             name: value for name, value in fields_of_spec(spec).items() if name not in self.fields
         }
+        if self.cleaned_data.get("preset") != _similar_preset(spec.model):
+            # The architecture and its settings follow the preset.
+            unshown = {name: unshown[name] for name in unshown if not name.startswith("model.")}
         if spec.max_tokens_per_update == default_max_tokens(spec.model, spec.recipe):
             del unshown["max_tokens_per_update"]  # it follows from fields that may change here
         return unshown
@@ -263,10 +293,13 @@ class RunForm(ProblemForm):
 
     # ---- for the template ---------------------------------------------------------------------
 
-    def presets(self) -> list[tuple[str, ModelSpec, bool]]:
-        """List the presets: name, model, and whether it is chosen."""
+    def families(self) -> list[PresetFamily]:
+        """List the presets by family."""
         chosen = self["preset"].value()
-        return [(name, preset(name), name == chosen) for name in PRESETS]
+        return [
+            PresetFamily(name, {preset_name: preset(preset_name) for preset_name in names}, chosen)
+            for name, names in FAMILIES.items()
+        ]
 
     def basic_fields(self) -> list[forms.BoundField]:
         """List the fields of text and budget."""
@@ -334,9 +367,9 @@ def _run_as_typed(run: Run) -> dict[str, Any]:
 
 
 def _similar_preset(model: ModelSpec) -> str:
-    """Return the first preset with the model's layers, width and heads, or the default preset."""
-    for name in PRESETS:
-        shape = preset(name)
+    """Return the first preset that differs in context and vocabulary only, or else in size."""
+    shapes = {name: preset(name) for name in PRESETS}
+    for name, shape in shapes.items():
         if dataclasses.replace(model, context=shape.context, vocabulary=shape.vocabulary) == shape:
             return name
-    return DEFAULT_PRESET
+    return next(name for name in shapes if shapes[name].architecture == model.architecture)

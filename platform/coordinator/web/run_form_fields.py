@@ -85,7 +85,16 @@ CODEC_LABELS = {
 
 # Section → dotted fields, of the spec or of `RUN_FIELDS`.
 ADVANCED = {
-    "Model": ("model.layers", "model.width", "model.heads", "model.context", "model.vocabulary"),
+    "Model": (
+        "model.layers",
+        "model.width",
+        "model.heads",
+        "model.key_value_heads",
+        "model.head_size",
+        "model.hidden",
+        "model.context",
+        "model.vocabulary",
+    ),
     "Optimizer": (
         "recipe.learning_rate",
         "recipe.schedule",

@@ -13,6 +13,7 @@ from helpers.cuda.race_detector import RaceDetector
 from helpers.worker.plans import bitwise
 
 from barnraise.models import gpt2
+from barnraise.models.weights import views
 from barnraise.planning.plan import Plan, tile_elements
 from barnraise.spec import MAX_PROMPTS, ModelSpec, Recipe, preset
 from barnraise.swap.engine import Engine
@@ -257,17 +258,15 @@ def plain_launches(model: ModelSpec, dtype: str) -> int:
         with fake_cuda(Card()) as card:
             fragment = model.fragments()[1]
             flat = torch.zeros(fragment.size, device="cuda")
-            weights = {
-                name: view.requires_grad_() for name, view in gpt2.views(fragment, flat).items()
-            }
+            weights = {name: view.requires_grad_() for name, view in views(fragment, flat).items()}
             for weight in weights.values():
                 weight.grad = torch.zeros_like(weight)
             x = torch.zeros(1, model.context, model.width, device="cuda", requires_grad=True)
             card.reset()
             with torch.autocast("cuda", torch.bfloat16, enabled=dtype == "bfloat16"):
                 with torch.no_grad():
-                    gpt2.block(weights, x, model.heads)
-                y = gpt2.block(weights, x, model.heads)
+                    gpt2.block(weights, x, model)
+                y = gpt2.block(weights, x, model)
             y.backward(torch.zeros_like(y))
             return sum(card.launches.values())
 

@@ -6,7 +6,8 @@ import torch
 from tokenizers import Tokenizer
 
 from barnraise.ledger.anchor import initial_weights
-from barnraise.models import gpt2
+from barnraise.models.functions import functions_of, head
+from barnraise.models.weights import views
 from barnraise.spec import ModelSpec, RunSpec, TextSpec
 from barnraise.text.tokenizer import train_tokenizer
 from barnraise.training.model_files.model_card import CardFacts
@@ -51,14 +52,16 @@ def compute_logits(
 ) -> torch.Tensor:
     """Return the logits of tokens [B, T] by the engine's functions, with weights rounded once."""
     with torch.no_grad():
-        embedding, *blocks, final = (
-            gpt2.views(fragment, trained.load(fragment).to(dtype).float())
+        weights = [
+            views(fragment, trained.load(fragment).to(dtype).float())
             for fragment in trained.model.fragments()
-        )
-        x = gpt2.embed(embedding, tokens)
-        for weights in blocks:
-            x = gpt2.block(weights, x, trained.model.heads)
-        return gpt2.head(final, embedding, x)
+        ]
+        functions = functions_of(trained.model)
+        x = functions.embed(weights[0], tokens)
+        for block in weights[1:-1]:
+            x = functions.block(block, x, trained.model)
+        fragment, name = trained.model.head_table
+        return head(weights[-1], weights[fragment][name], x, trained.model)
 
 
 def with_layers(trained: TrainedModel, layers: int) -> TrainedModel:

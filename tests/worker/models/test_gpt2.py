@@ -11,9 +11,10 @@ from torch import nn
 
 from barnraise.ledger.anchor import initial_weights
 from barnraise.models import gpt2 as gpt
+from barnraise.models.functions import head
 from barnraise.planning import cost_model
 from barnraise.spec import ALIGN, TENSOR_ALIGN, ModelSpec, preset
-from barnraise.swap.fused_loss import head_loss, head_step
+from barnraise.swap.fused_loss import Head, head_loss, head_step
 from barnraise.swap.leaves import Leaves
 from barnraise.swap.precision import units_to_float
 
@@ -105,14 +106,18 @@ class FlatModel(list):
     def stream(self, tokens: torch.Tensor) -> torch.Tensor:
         x = gpt.embed(self[0].weights, tokens)
         for leaves in self[1:-1]:
-            x = gpt.block(leaves.weights, x, self.spec.heads)
+            x = gpt.block(leaves.weights, x, self.spec)
         return x
 
     def backward(self, batch: torch.Tensor, share: float = 1.0) -> torch.Tensor:
         """Return share · loss; add the gradients to those of the leaves."""
         x = self.stream(batch[:, :-1])
         loss, dx = head_step(
-            self[-1].weights, self[0].weights["token"], x, batch[:, 1:], share, self.table
+            Head(self.spec, self[-1].weights, self[0].weights["token"]),
+            x,
+            batch[:, 1:],
+            share,
+            self.table,
         )
         x.backward(dx)
         self[0].weights["token"].grad.add_(self.table)
@@ -140,7 +145,13 @@ def test_logits_loss_and_gradients_match_a_plain_torch_gpt(spec, device):
     expected.backward()
     with torch.no_grad():
         assert close(
-            gpt.head(model[-1].weights, model[0].weights, model.stream(batch[:, :-1])), logits
+            head(
+                model[-1].weights,
+                model[0].weights["token"],
+                model.stream(batch[:, :-1]),
+                spec,
+            ),
+            logits,
         )
     assert model.backward(batch).item() == pytest.approx(expected.item(), rel=1e-5)
     plain_parameters = model.plain.by_slot()
@@ -170,13 +181,12 @@ def test_sliced_cross_entropy_matches_the_whole_one(rows, monkeypatch):
         x = torch.randn(3, 24, 32, generator=torch.Generator().manual_seed(1), requires_grad=True)
         final, token = model[-1].weights, model[0].weights["token"]
         if sliced:
-            value, dx = head_step(final, token, x, targets, 0.25, model.table)
-            assert head_loss(final, token, x, targets).item() == pytest.approx(
-                4 * value.item(), rel=1e-6
-            )
+            output = Head(TINY, final, token)
+            value, dx = head_step(output, x, targets, 0.25, model.table)
+            assert head_loss(output, x, targets).item() == pytest.approx(4 * value.item(), rel=1e-6)
         else:
             value = nn.functional.cross_entropy(
-                gpt.head(final, model[0].weights, x).flatten(0, 1), targets.flatten()
+                head(final, token, x, TINY).flatten(0, 1), targets.flatten()
             )
             value = 0.25 * value
             value.backward()
@@ -191,8 +201,9 @@ def test_loss_of_a_hopeless_prediction_is_finite_and_nan_stays_nan():
     final = {"norm.weight": torch.full((4,), 1e4), "norm.bias": torch.zeros(4)}
     token = torch.tensor([[1.0, 1, -1, -1], [-1.0, -1, 1, 1]])
     x = torch.tensor([[[1.0, 1, -1, -1]]])
-    assert 80 < head_loss(final, token, x, torch.tensor([[1]])).item() < 90
-    assert head_loss(final, token, x * torch.nan, torch.tensor([[1]])).isnan()
+    output = Head(TINY, final, token)
+    assert 80 < head_loss(output, x, torch.tensor([[1]])).item() < 90
+    assert head_loss(output, x * torch.nan, torch.tensor([[1]])).isnan()
 
 
 @pytest.mark.parametrize("spec", [TINY, PADDED, preset("gpt-nano")])

@@ -10,9 +10,12 @@ from helpers.cuda.torch_allocations import allocated_after, peak_allocated
 from torch.utils.flop_counter import FlopCounterMode
 
 from barnraise.models import gpt2 as gpt
+from barnraise.models.functions import head
+from barnraise.models.weights import Weights, views
 from barnraise.planning import cost_model
 from barnraise.planning.hardware import MatmulRates, UpdateRate
 from barnraise.spec import ModelSpec, preset
+from barnraise.spec.architectures import architecture_of
 from barnraise.swap import fused_loss
 from barnraise.swap.forward_backward import BlockEnd
 from barnraise.swap.leaves import Leaves
@@ -42,15 +45,15 @@ def two_layer_model(width: int, heads: int, context: int, vocabulary: int = 300)
     return ModelSpec(2, width, heads, context, vocabulary)
 
 
-def random_leaves(model: ModelSpec, index: int) -> gpt.Weights:
+def random_leaves(model: ModelSpec, index: int) -> Weights:
     """Create a fragment's weights as the engine does.
 
     The weights are views of one buffer, and their gradients are views of another.
     """
     fragment = model.fragments()[index]
-    values = gpt.views(fragment, torch.randn(fragment.size).mul_(0.02))
+    values = views(fragment, torch.randn(fragment.size).mul_(0.02))
     leaves = {name: view.detach().requires_grad_() for name, view in values.items()}
-    for name, view in gpt.views(fragment, torch.zeros(fragment.size)).items():
+    for name, view in views(fragment, torch.zeros(fragment.size)).items():
         leaves[name].grad = view
     return leaves
 
@@ -67,17 +70,16 @@ def is_just_above(predicted: int, measured: int) -> bool:
 def test_forward_flops_equal_those_that_torch_counts(name, sequences):
     model = preset(name)
     embedding, block, *_, final = [
-        gpt.views(fragment, torch.empty(fragment.size, device="meta"))
-        for fragment in model.fragments()
+        views(fragment, torch.empty(fragment.size, device="meta")) for fragment in model.fragments()
     ]
     x = torch.empty(sequences, model.context, model.width, device="meta")
     with FlopCounterMode(display=False) as counter:
-        gpt.block(block, x, model.heads)
+        gpt.block(block, x, model)
     # The counter ignores the causal mask, which halves the products of attention.
     full_attention = 2 * cost_model.attention_flops(model, sequences)
     assert counter.get_total_flops() == cost_model.block_flops(model, sequences) + full_attention
     with FlopCounterMode(display=False) as counter:
-        gpt.head(final, embedding, x)
+        head(final, embedding["token"], x, model)
     assert counter.get_total_flops() == cost_model.head_flops(model, sequences)
     with FlopCounterMode(display=False) as counter:
         tokens = torch.zeros(sequences, model.context, dtype=torch.int64, device="meta")
@@ -88,7 +90,7 @@ def test_forward_flops_equal_those_that_torch_counts(name, sequences):
 def test_backward_of_a_block_has_twice_the_flops_of_its_forward():
     model = two_layer_model(64, 4, 96)
     x = torch.randn(2, 96, 64, requires_grad=True)
-    y = gpt.block(random_leaves(model, 1), x, 4)
+    y = gpt.block(random_leaves(model, 1), x, model)
     with FlopCounterMode(display=False) as counter:
         y.backward(torch.ones_like(y))
     # The counter counts no attention on a CPU, and `block_flops` includes none.
@@ -103,7 +105,8 @@ def test_parameters_are_those_of_the_tensors(name):
         for fragment in model.fragments()
     ]
     assert model.parameters == sum(tensor.numel() for fragment in tensors for tensor in fragment)
-    assert cost_model.block_parameters(model) == sum(tensor.numel() for tensor in tensors[1])
+    in_block = sum(tensor.numel() for tensor in tensors[1])
+    assert architecture_of(model).block_parameters(model) == in_block
 
 
 # ---- memory ----------------------------------------------------------------------------------
@@ -120,12 +123,12 @@ def test_block_memory_is_predicted_within_three_percent(width, heads, sequences,
     x, dy = torch.randn(2, sequences, context, width)
 
     def build_graph(leaf: torch.Tensor, with_output: bool) -> torch.Tensor:
-        start = gpt.block_start(leaves.weights, leaf, heads)
+        start = gpt.block_start(leaves.weights, leaf, model)
         return BlockEnd.apply(*start, leaves, with_output)
 
     def forward() -> torch.Tensor:
         with torch.no_grad():
-            return gpt.block(leaves.weights, x, heads)
+            return gpt.block(leaves.weights, x, model)
 
     def recompute_and_backward() -> torch.Tensor:
         leaf = x.detach().requires_grad_()
@@ -146,12 +149,13 @@ def test_block_memory_is_predicted_within_three_percent(width, heads, sequences,
 def test_head_memory_is_predicted_within_three_percent(width, vocabulary, sequences, context):
     model, threads = two_layer_model(width, 4, context, vocabulary), torch.get_num_threads()
     final, token = random_leaves(model, -1), torch.randn(vocabulary, width)
+    head_of = fused_loss.Head(model, final, token)
     gradient = torch.zeros_like(token)
     x = torch.randn(sequences, context, width)
     targets = torch.randint(vocabulary, (sequences, context))
-    step = peak_allocated(lambda: fused_loss.head_step(final, token, x, targets, 1.0, gradient))
+    step = peak_allocated(lambda: fused_loss.head_step(head_of, x, targets, 1.0, gradient))
     assert is_just_above(cost_model.head_peak_bytes(model, sequences, threads=threads), step)
-    loss = peak_allocated(lambda: fused_loss.head_loss(final, token, x, targets))
+    loss = peak_allocated(lambda: fused_loss.head_loss(head_of, x, targets))
     assert is_just_above(cost_model.head_peak_bytes(model, sequences, with_gradients=False), loss)
 
 

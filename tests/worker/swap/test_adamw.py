@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from barnraise.models.gpt2 import views
+from barnraise.models.weights import views
 from barnraise.spec import ALIGN, TENSOR_ALIGN, Fragment, ModelSpec, preset
 from barnraise.swap import adamw
 from barnraise.swap.tile_threads import BLOCK, SHARING_THREADS, sharing_tiles

@@ -11,7 +11,8 @@ from helpers.effort import examples, one_in
 from helpers.worker.plans import bitwise, from_disk, resident
 
 from barnraise.models import gpt2 as gpt
-from barnraise.models.gpt2 import views
+from barnraise.models.functions import head
+from barnraise.models.weights import views
 from barnraise.spec import ModelSpec
 from barnraise.swap.adamw import BETA1, BETA2, EPSILON
 from barnraise.swap.precision import units_to_float
@@ -146,8 +147,10 @@ def train_with_autograd(clipping: str, steps: int) -> tuple[list[float], list[to
         batch = bitwise.sample_text(SMALL, bitwise.SEQUENCES, seed=step)
         x = gpt.embed(embedding, batch[:, :-1])
         for block in blocks:
-            x = gpt.block(block, x, SMALL.heads)
-        loss = F.cross_entropy(gpt.head(final, embedding, x).flatten(0, 1), batch[:, 1:].flatten())
+            x = gpt.block(block, x, SMALL)
+        loss = F.cross_entropy(
+            head(final, embedding["token"], x, SMALL).flatten(0, 1), batch[:, 1:].flatten()
+        )
         optimizer.zero_grad()
         loss.backward()
         if clipping == "exact":

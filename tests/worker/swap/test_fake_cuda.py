@@ -12,8 +12,9 @@ from helpers.cuda.card_plans import (
 )
 from helpers.cuda.card_probe import probe_products
 
-from barnraise.planning import cost_model, memory_model
+from barnraise.planning import memory_model
 from barnraise.spec import preset
+from barnraise.spec.architectures import architecture_of
 
 pytestmark = pytest.mark.xdist_group("fake card")
 
@@ -103,7 +104,8 @@ def test_block_launches_at_most_half_more_kernels_than_plain_torch(model, card):
         ours, plain = (card(count, model, dtype) for count in (launches_per_block, plain_launches))
         assert ours <= 1.5 * plain, f"{dtype}: {ours} instead of {plain}"
         if model == SMALL:
-            assert ours == sum(cost_model.BLOCK_KERNELS[dtype]), "the planner prices as many"
+            priced = sum(architecture_of(model).block_kernels[dtype])
+            assert ours == priced, "the planner prices as many"
 
 
 def test_products_measured_on_a_card_outlast_their_launch_and_are_aligned(card):

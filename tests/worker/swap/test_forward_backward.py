@@ -7,12 +7,13 @@ from helpers.worker.plans import groups, resident, sample_text
 
 from barnraise.ledger.anchor import initial_weights
 from barnraise.models import gpt2 as gpt
-from barnraise.models.gpt2 import views
+from barnraise.models.functions import head
+from barnraise.models.weights import views
 from barnraise.planning.program import LaneName
 from barnraise.spec import ModelSpec
 from barnraise.swap.activations import Activations, HostActivations
 from barnraise.swap.forward_backward import ForwardBackward, block_functions
-from barnraise.swap.fused_loss import head_step
+from barnraise.swap.fused_loss import Head, head_step
 from barnraise.swap.lanes import WorkerLane
 from barnraise.swap.leaves import Leaves
 from barnraise.swap.precision import units_to_float
@@ -96,8 +97,10 @@ def test_gradients_match_one_graph_over_the_whole_model():
     batch = text()
     x = gpt.embed(layers[0], batch[:, :-1])
     for layer in layers[1:-1]:
-        x = gpt.block(layer, x, MODEL.heads)
-    loss = F.cross_entropy(gpt.head(layers[-1], layers[0], x).flatten(0, 1), batch[:, 1:].flatten())
+        x = gpt.block(layer, x, MODEL)
+    loss = F.cross_entropy(
+        head(layers[-1], layers[0]["token"], x, MODEL).flatten(0, 1), batch[:, 1:].flatten()
+    )
     loss.backward()
     losses, gradients = run(planned(0, 5, kept_inputs="group"), Activations(), batch)
     assert sum(losses).item() == pytest.approx(loss.item(), rel=1e-6)
@@ -137,8 +140,9 @@ def test_table_padded_with_rows_that_are_no_words_gives_the_same_loss():
     losses, gradients = [], []
     for token in (leaves.weights["token"], leaves.padded_rows("token", 64)):
         token_gradient = torch.zeros(300, 32)
+        head_of = Head(MODEL, final, token)
         with torch.autocast("cpu", torch.bfloat16):
-            loss, dx = head_step(final, token, x, targets, 0.5, token_gradient)
+            loss, dx = head_step(head_of, x, targets, 0.5, token_gradient)
         losses.append(loss)
         gradients.append((dx, token_gradient))
     assert len(leaves.padded_rows("token", 64)) == 320

@@ -14,8 +14,9 @@ from tokenizers import pre_tokenizers as pre
 from tokenizers.models import BPE, Unigram, WordPiece
 
 from barnraise.errors import TextError
+from barnraise.spec import MAX_VOCABULARY
 from barnraise.text.tokenizer import load_tokenizer, tokenizer_errors
-from barnraise.text.tokenizer_file import MAX_VOCABULARY, PATTERNS, read_tokenizer_file
+from barnraise.text.tokenizer_file import PATTERNS, read_tokenizer_file
 
 owner_files = import_drill_module("owner_files")
 LETTERS = {text: n for n, text in enumerate(["</s>", "<unk>", "▁", *"abcdefgh ", "ab", "##b"])}

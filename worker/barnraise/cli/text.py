@@ -15,6 +15,7 @@ from barnraise.cli.progress import show_progress
 from barnraise.coordinator_client.redaction import redact
 from barnraise.errors import TextError
 from barnraise.formats import format_bytes
+from barnraise.spec import MAX_VOCABULARY
 
 if TYPE_CHECKING:
     from barnraise.text.existing_tokenizer import ExistingTokenizer
@@ -54,7 +55,10 @@ def inspect(
     ],
     tokenizer: TokenizerOption = "",
     vocabulary: Annotated[
-        int, typer.Option(min=300, max=65_536, help="Tokens of the vocabulary, for the estimate.")
+        int,
+        typer.Option(
+            min=300, max=MAX_VOCABULARY, help="Tokens of the vocabulary, for the estimate."
+        ),
     ] = 2048,
     context: Annotated[
         int,

@@ -5,27 +5,29 @@ Notation:
     d: the model's width
     u: 4·n·d, the bytes of one fp32 stream [n, d]
 
-The counts are those of `barnraise.models.gpt2`'s functions, and are tested against torch's own
-counters. With bfloat16 (`dtype`) products run at that dtype's rate. Each function says what is
-approximate in it.
+The counts are those of the functions in `barnraise.models`, and are tested against torch's own
+counters. What differs between architectures is theirs to say (`barnraise/spec/`). With
+bfloat16 (`dtype`) products run at that dtype's rate. Each function says what is approximate in it.
 """
 
 import math
 
 from barnraise.planning.hardware import Hardware, Rates
 from barnraise.spec import ModelSpec
+from barnraise.spec.architecture import (
+    BF16_BYTES,
+    FP32_BYTES,
+    GPU_GRADIENT_CHUNK,
+    MicroBatch,
+    stream_bytes,
+)
+from barnraise.spec.architectures import architecture_of
 
-FP32_BYTES = 4
-BF16_BYTES = 2
 # How the fused loss slices the logits; `swap/fused_loss.py` takes these numbers from here.
 LOSS_ROWS = 256  # the fewest tokens of a slice
 LOSS_WORDS = 1 << 13  # words of the table whose gradient is added at once
 LOSS_CPU_LOGITS = 1 << 20  # logits of a slice on a CPU: 4 MiB
 LOSS_GPU_LOGITS = 1 << 26
-# Elements of a bfloat16 gradient that `swap/leaves.py` adds at once. A CPU makes an fp32 copy of
-# them, and a GPU none: it is efficient with few large calls.
-CPU_GRADIENT_CHUNK = 1 << 18
-GPU_GRADIENT_CHUNK = 1 << 25
 # Bytes a parameter of a gradient that is added: read twice, written once, in fp32.
 ADDED_GRADIENT_BYTES = 12
 # The backward of causal attention has this many times the FLOPs of its forward.
@@ -34,9 +36,7 @@ ATTENTION_BACKWARD = 2.5
 # fixed order. Until it is measured, it is assumed to take this many times as long. Each sequence's
 # heads are split so that all multiprocessors work, and each split has fp32 gradients of its own.
 DETERMINISTIC_BACKWARD = 1.5
-# Kernels of a block and micro-batch on a GPU, by the weights' dtype: forward; recomputation and
-# backward. HEAD_KERNELS are those of the head and the embedding.
-BLOCK_KERNELS = {"float32": (10, 39), "bfloat16": (17, 53)}
+# Kernels of the head and the embedding on a GPU, by the weights' dtype.
 HEAD_KERNELS = {"float32": 25, "bfloat16": 38}
 MULTIPROCESSORS = 132  # of the largest GPUs
 
@@ -44,14 +44,9 @@ MULTIPROCESSORS = 132  # of the largest GPUs
 # ---- work ----------------------------------------------------------------------------------------
 
 
-def block_parameters(model: ModelSpec) -> int:
-    """Return the number of parameters of one block."""
-    return 12 * model.width**2 + 13 * model.width
-
-
 def block_flops(model: ModelSpec, sequences: int) -> int:
-    """Return the FLOPs of a block's four products forward; the backward has twice as many."""
-    return 2 * sequences * model.context * 12 * model.width**2
+    """Return the FLOPs of a block's products forward; the backward has twice as many."""
+    return 2 * sequences * model.context * architecture_of(model).product_parameters(model)
 
 
 def attention_flops(model: ModelSpec, sequences: int) -> int:
@@ -59,7 +54,7 @@ def attention_flops(model: ModelSpec, sequences: int) -> int:
 
     The backward has 2.5 times as many.
     """
-    return 2 * sequences * model.context**2 * model.width
+    return 2 * sequences * model.context**2 * model.query_width
 
 
 def head_flops(model: ModelSpec, sequences: int) -> int:
@@ -68,47 +63,22 @@ def head_flops(model: ModelSpec, sequences: int) -> int:
 
 
 # ---- memory --------------------------------------------------------------------------------------
-# Bytes that torch's allocator hands out, to the byte in fp32 on a CPU. With bfloat16 weights under
-# autocast the stream and the norms stay fp32, and everything between them takes half. The workspace
-# of a library (oneDNN, cuBLAS) is not counted.
+# Bytes that torch's allocator hands out; see `spec/architecture.py`.
 
 
-def stream_bytes(model: ModelSpec, sequences: int) -> int:
-    """Return u: one fp32 [sequences, context, width], such as a block's input or its gradient."""
-    return FP32_BYTES * sequences * model.context * model.width
-
-
-def saved_bytes(model: ModelSpec, sequences: int, dtype: str = "float32") -> int:
-    """Return the bytes that a block's forward with gradients leaves allocated.
-
-    These are 15 u for the backward (norm1 1, qkv 3, mixed 1, sum 1, norm2 1, up 4, gelu 4), 1 u of
-    output, the norms' means and deviations, and attention's logarithms.
-    """
-    u = stream_bytes(model, sequences)
-    statistics = FP32_BYTES * sequences * model.context * (4 + model.heads)
-    if dtype == "float32":
-        return 16 * u + statistics
-    norm_weights = 4 * FP32_BYTES * model.width
-    return 9 * u + statistics + norm_weights
+def saved_bytes(
+    model: ModelSpec, sequences: int, dtype: str = "float32", device: str = "cpu"
+) -> int:
+    """Return the bytes that a block's forward with gradients leaves allocated."""
+    return architecture_of(model).saved_bytes(model, MicroBatch(sequences, dtype, device=device))
 
 
 def forward_peak_bytes(
-    model: ModelSpec, sequences: int, dtype: str = "float32", threads: int = 1
+    model: ModelSpec, sequences: int, dtype: str = "float32", threads: int = 1, device: str = "cpu"
 ) -> int:
-    """Return the peak of a block's forward without gradients, its input not counted.
-
-    The peak holds the sum, norm2, up and gelu.
-    """
-    u = stream_bytes(model, sequences)
-    scratch = _attention_scratch_bytes(model, threads, tiles=1)
-    if dtype == "float32":
-        return max(10 * u, 5 * u + scratch)
-    return max(6 * u, 7 * u // 2 + scratch)
-
-
-def gradient_chunk(device: str) -> int:
-    """Return the number of elements of a bfloat16 gradient that are added at once."""
-    return CPU_GRADIENT_CHUNK if device == "cpu" else GPU_GRADIENT_CHUNK
+    """Return the peak of a block's forward without gradients, its input not counted."""
+    batch = MicroBatch(sequences, dtype, threads, device)
+    return architecture_of(model).forward_peak_bytes(model, batch)
 
 
 def backward_peak_bytes(
@@ -116,33 +86,16 @@ def backward_peak_bytes(
 ) -> int:
     """Return the peak of a block's recomputation and backward.
 
-    Not counted are its input, its output's gradient, its parameters and their gradients. The peak
-    is at gelu, with the gradients on both its sides; or where the gradient of `up`'s weights is
-    computed; or, with many threads, inside attention. The output is not recomputed.
+    Not counted are its input, its output's gradient, its parameters and their gradients.
     """
-    d = model.width
-    u = stream_bytes(model, sequences)
-    saved = saved_bytes(model, sequences, dtype)
-    scratch = _attention_scratch_bytes(model, threads, tiles=2)
-    up_parameters = 4 * d * d + 4 * d
-    if dtype == "float32":
-        at_gelu = saved + 3 * u + FP32_BYTES * d
-        at_up = saved - 4 * u + FP32_BYTES * (up_parameters + 1)
-        in_attention = saved - 6 * u + scratch
-        return max(at_gelu, at_up, in_attention)
-    # A bfloat16 gradient is added to the sum so far, which is fp32, one chunk at a time.
-    chunk = min(4 * d * d, gradient_chunk(device))
-    copied = FP32_BYTES * chunk if device == "cpu" else 0
-    at_down = saved + 3 * u // 2 + BF16_BYTES * chunk + copied
-    at_up = saved - 5 * u // 2 + BF16_BYTES * up_parameters + copied
-    in_attention = saved - 4 * u + scratch
-    return max(at_down, at_up, in_attention)
+    batch = MicroBatch(sequences, dtype, threads, device)
+    return architecture_of(model).backward_peak_bytes(model, batch)
 
 
 def deterministic_bytes(model: ModelSpec, sequences: int) -> int:
     """Return what a deterministic attention backward takes on a GPU, besides the usual peak."""
     splits = -(-MULTIPROCESSORS // (sequences * model.heads))
-    return splits * stream_bytes(model, sequences)
+    return splits * FP32_BYTES * sequences * model.context * model.query_width
 
 
 def head_peak_bytes(
@@ -158,6 +111,7 @@ def head_peak_bytes(
     The slices of logits decide: one slice, its softmax and the softmax of the slice before. With
     few words the backward of the norm decides.
     """
+    architecture = architecture_of(model)
     d = model.width
     vocabulary = model.vocabulary
     tokens = sequences * model.context
@@ -165,11 +119,12 @@ def head_peak_bytes(
     rows = min(tokens, loss_rows(vocabulary, device, with_gradients))
     last_rows = min(rows, tokens - rows)
     losses = FP32_BYTES * tokens
-    norm_statistics = 2 * FP32_BYTES * tokens  # mean and deviation of the norm
+    norm_statistics = architecture.norm_saved_bytes(model, tokens)
+    norm_weights = FP32_BYTES * architecture.norm_weight_elements(model)
     if dtype == "float32":
         slices = FP32_BYTES * vocabulary * max(2 * rows, rows + 2 * last_rows)
     else:
-        stream_slice = BF16_BYTES * rows * d + 2 * FP32_BYTES * d  # with the norm's fp32 weights
+        stream_slice = BF16_BYTES * rows * d + norm_weights  # with the norm's fp32 weights
         logits = BF16_BYTES * rows * vocabulary
         # What is added to the table's gradient: as computed and, on a CPU, in fp32.
         added_bytes = FP32_BYTES + BF16_BYTES if device == "cpu" else BF16_BYTES
@@ -180,7 +135,8 @@ def head_peak_bytes(
     if not with_gradients:
         return u + slices + losses
     while_slicing = 2 * u + norm_statistics + losses + slices
-    in_norm_backward = 3 * u + norm_statistics + losses + 2 * FP32_BYTES * d * (1 + threads)
+    in_norm_backward = 2 * u + norm_statistics + losses
+    in_norm_backward += architecture.norm_backward_bytes(model, tokens, threads)
     return max(while_slicing, in_norm_backward)
 
 
@@ -201,24 +157,8 @@ def loss_words(width: int, device: str = "cpu") -> int:
 
 
 def embed_peak_bytes(model: ModelSpec, sequences: int) -> int:
-    """Return the peak of the look-up: the rows found, and their sum with the positions."""
-    return 2 * stream_bytes(model, sequences)
-
-
-def _attention_scratch_bytes(model: ModelSpec, threads: int, tiles: int) -> int:
-    """Return the bytes of torch's flash attention on a CPU.
-
-    Each thread holds `tiles` tiles of scores, and in the forward (one tile) a tile of output.
-    """
-    length = model.context
-    if length >= 768:
-        rows = 256
-    elif length >= 192:
-        rows = 64
-    else:
-        rows = min(length, 32)
-    output = rows * (2 + model.width // model.heads) if tiles == 1 else 0
-    return FP32_BYTES * threads * (tiles * rows * min(length, 512) + output)
+    """Return the peak of the look-up."""
+    return architecture_of(model).embed_peak_bytes(model, sequences)
 
 
 # ---- seconds -------------------------------------------------------------------------------------
@@ -231,7 +171,8 @@ def block_forward_seconds(
     product_rate = rate_at(hw.in_dtype(dtype).forward, model.width)
     products = block_flops(model, sequences) / product_rate
     attention = attention_flops(model, sequences) / _attention_rate(hw, model)
-    return products + attention + 18 * stream_bytes(model, sequences) / hw.elementwise
+    streams = architecture_of(model).forward_streams(model) * stream_bytes(model, sequences)
+    return products + attention + streams / hw.elementwise
 
 
 def block_recompute_seconds(
@@ -242,7 +183,8 @@ def block_recompute_seconds(
     It is a forward without the last product, whose output the backward does not need.
     """
     product_rate = rate_at(hw.in_dtype(dtype).forward, model.width)
-    last_product = block_flops(model, sequences) / 3 / product_rate
+    parameters = architecture_of(model).last_product_parameters(model)
+    last_product = 2 * sequences * model.context * parameters / product_rate
     return block_forward_seconds(hw, model, sequences, dtype) - last_product
 
 
@@ -261,10 +203,13 @@ def block_backward_seconds(
     if deterministic:
         attention_rate /= DETERMINISTIC_BACKWARD
     attention = ATTENTION_BACKWARD * attention_flops(model, sequences) / attention_rate
-    streams = 45 * stream_bytes(model, sequences) / hw.elementwise
+    architecture = architecture_of(model)
+    streams = architecture.backward_streams(model) * stream_bytes(model, sequences)
     # All gradients but those of `down` are added to a sum.
-    added = ADDED_GRADIENT_BYTES * 2 / 3 * block_parameters(model) / hw.compute_stream
-    return products + attention + streams + added
+    added_parameters = architecture.block_parameters(model)
+    added_parameters -= architecture.last_product_parameters(model)
+    added = ADDED_GRADIENT_BYTES * added_parameters / hw.compute_stream
+    return products + attention + streams / hw.elementwise + added
 
 
 def head_seconds(hw: Hardware, model: ModelSpec, sequences: int, dtype: str = "float32") -> float:
@@ -323,5 +268,5 @@ def _attention_rate(hw: Hardware, model: ModelSpec) -> float:
         by_context = rate_at(hw.attention_contexts, model.context)
     by_head_width = hw.attention
     if hw.attention_heads:
-        by_head_width = rate_at(hw.attention_heads, model.width / model.heads)
+        by_head_width = rate_at(hw.attention_heads, model.head_width)
     return by_context * by_head_width / hw.attention

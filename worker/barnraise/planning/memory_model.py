@@ -4,9 +4,12 @@ Counted are what the store and the buffers allocate, to the page, the activation
 what the work between two steps takes. Tested against measurements.
 """
 
+import math
+
 from barnraise.planning import cost_model
 from barnraise.planning.plan import Plan, round_to_pages
 from barnraise.spec import MAX_PROMPT_TOKENS, MAX_PROMPTS
+from barnraise.spec.architectures import architecture_of
 
 HELD_OUT = 32  # sequences over which the validation loss is taken
 
@@ -14,7 +17,6 @@ HELD_OUT = 32  # sequences over which the validation loss is taken
 SAMPLE_TOKENS = 64  # new tokens of a sample
 SAMPLE_WINDOW = MAX_PROMPT_TOKENS + SAMPLE_TOKENS  # of a prompt and its sample together
 PREFILL_CHUNK = 64  # tokens of a prompt that pass a layer at a time
-PREFILL_WORDS = 24  # fp32 numbers for each element of the stream inside a layer
 CHOICE_BYTES = 40  # of the choice of a token, for each token of the vocabulary
 
 # Bytes an element while a round becomes an update.
@@ -103,7 +105,9 @@ def _compute_bytes(plan: Plan) -> int:
         size += plan.gradient_slots * round_to_pages(4 * block)
     size += sum(round_to_pages(4 * plan.fragments[i].size) for i in _end_indices(plan))
     size += buffers * round_to_pages(4 * block)
-    return size + round_to_pages(4 * plan.model.vocabulary * plan.model.width)
+    if plan.model.tied_head:  # whose gradient has two parts
+        size += round_to_pages(4 * plan.model.vocabulary * plan.model.width)
+    return size
 
 
 def _end_indices(plan: Plan) -> tuple[int, int]:
@@ -170,7 +174,8 @@ def _sampling_on_device(plan: Plan, prompts: int) -> int:
     model = plan.model
     window = min(SAMPLE_WINDOW, model.context)
     streams = prompts * (_cache_bytes(plan) + 4 * window * model.width)
-    head = 4 * model.vocabulary * (model.width + 2)
+    table_width = model.width if model.tied_head else 0  # another lies with the final norm
+    head = 4 * model.vocabulary * (table_width + 2)
     block = 4 * plan.fragments[1].size + _prefill_bytes(plan)
     return 4 * plan.fragments[-1].size + streams + max(head, block)
 
@@ -180,7 +185,8 @@ def _prefill_bytes(plan: Plan) -> int:
     model = plan.model
     window = min(SAMPLE_WINDOW, model.context)
     chunk = min(PREFILL_CHUNK, window)
-    return 4 * chunk * (PREFILL_WORDS * model.width + 2 * model.heads * window)
+    streams = math.ceil(architecture_of(model).cached_streams(model) * model.width)
+    return 4 * chunk * (streams + 2 * model.heads * window)
 
 
 def evaluating_on_device(plan: Plan) -> int:
@@ -190,11 +196,11 @@ def evaluating_on_device(plan: Plan) -> int:
     tokens = 8 * (model.context + 1)
     table = 4 * plan.fragments[0].size
     block = 4 * plan.fragments[1].size
-    forward = cost_model.forward_peak_bytes(model, 1)
+    forward = cost_model.forward_peak_bytes(model, 1, device=plan.device)
     head = cost_model.head_peak_bytes(model, 1, device=plan.device, with_gradients=False)
-    final = 4 * plan.fragments[-1].size
     embedding = table + cost_model.embed_peak_bytes(model, 1)
-    return tokens + max(embedding, block + stream + forward, table + final + stream + head)
+    in_head = _head_weight_bytes(plan) + stream + head
+    return tokens + max(embedding, block + stream + forward, in_head)
 
 
 def _conversion_bytes(plan: Plan) -> int:
@@ -217,7 +223,7 @@ def activations(plan: Plan) -> int:
         kept_inputs = min(kept_inputs, 2)
     waiting = (kept_inputs + 1) * plan.micro_batches * stream
 
-    saved = cost_model.saved_bytes(model, plan.sequences, dtype=plan.dtype)
+    saved = cost_model.saved_bytes(model, plan.sequences, plan.dtype, plan.device)
     graphs = retained * plan.micro_batches * saved
     if retained:
         graphs += plan.micro_batches * stream
@@ -228,7 +234,7 @@ def activations(plan: Plan) -> int:
         backward += cost_model.deterministic_bytes(model, plan.sequences)
     head = cost_model.head_peak_bytes(model, plan.sequences, dtype=plan.dtype, device=plan.device)
     forward = cost_model.forward_peak_bytes(
-        model, plan.sequences, dtype=plan.dtype, threads=plan.threads
+        model, plan.sequences, dtype=plan.dtype, threads=plan.threads, device=plan.device
     )
     retained_backward = backward - saved + stream if retained else 0
     with_graphs = graphs + max(head, forward, retained_backward)
@@ -258,28 +264,34 @@ def between_steps(plan: Plan) -> int:
     return max(_evaluating_bytes(plan), ending_round, DECODE_BYTES * largest, _sampling_bytes(plan))
 
 
-def _unpacking_bytes(plan: Plan) -> tuple[int, int]:
-    """Return the bytes of unpacking the token table and a block from the anchor into fp32.
+def _unpacking_bytes(plan: Plan, i: int) -> int:
+    """Return the bytes of unpacking a fragment from the anchor into fp32.
 
     A fragment of an anchor on disk is a copy, which is freed when it is unpacked.
     """
     copies = 2 if plan.exchange == "disk" else 1
-    return copies * 4 * plan.fragments[0].size, copies * 4 * plan.fragments[1].size
+    return copies * 4 * plan.fragments[i].size
+
+
+def _head_weight_bytes(plan: Plan) -> int:
+    """Return the bytes of the fragments, in fp32, that hold the final norm and the head's table."""
+    table, _ = plan.model.head_table
+    return 4 * sum(plan.fragments[i].size for i in {table, plan.last_fragment})
 
 
 def _evaluating_bytes(plan: Plan) -> int:
     """Return the bytes of RAM that validation takes: one fragment's weights, and all streams."""
     model = plan.model
-    unpacked_table, unpacked_block = _unpacking_bytes(plan)
+    unpacked_block = _unpacking_bytes(plan, 1)
+    unpacked_table = max(_unpacking_bytes(plan, i) for i in _end_indices(plan))
     streams = HELD_OUT * (cost_model.stream_bytes(model, 1) + 8 * (model.context + 1))
     if plan.device != "cpu":  # which computes; here are the streams, and what is unpacked for it
         return streams + max(unpacked_table, unpacked_block)
-    table, block = 4 * plan.fragments[0].size, 4 * plan.fragments[1].size
-    final = 4 * plan.fragments[-1].size
+    block = 4 * plan.fragments[1].size
     forward = cost_model.forward_peak_bytes(model, plan.sequences, threads=plan.threads)
     head = cost_model.head_peak_bytes(model, plan.sequences, with_gradients=False)
     in_block = max(unpacked_block, block + forward)
-    in_head = max(unpacked_table, table + final + head)
+    in_head = max(unpacked_table, _head_weight_bytes(plan) + head)
     return streams + max(in_block, in_head)
 
 
@@ -304,14 +316,17 @@ def _prompts_within(plan: Plan, working: int) -> int:
 def _cache_bytes(plan: Plan) -> int:
     """Return the bytes of one sample's keys and values, in all layers."""
     window = min(SAMPLE_WINDOW, plan.model.context)
-    return 2 * 4 * window * plan.model.width * plan.model.layers
+    return 2 * 4 * window * plan.model.key_value_width * plan.model.layers
 
 
 def _sampling_bytes(plan: Plan) -> int:
     """Return the bytes of RAM that generating text takes at the worst moment."""
     model = plan.model
-    unpacked_table, unpacked_block = _unpacking_bytes(plan)
     table, block = 4 * plan.fragments[0].size, 4 * plan.fragments[1].size
+    unpacked_table, unpacked_block = _unpacking_bytes(plan, 0), _unpacking_bytes(plan, 1)
+    if not model.tied_head:  # the head stays in memory with the final norm
+        unpacked_table = max(unpacked_table, table + _unpacking_bytes(plan, plan.last_fragment))
+        table += 4 * plan.fragments[-1].size
     choice = CHOICE_BYTES * model.vocabulary
     if plan.device != "cpu":  # which has the keys and values, and the layer's weights
         return max(unpacked_table, table + max(unpacked_block, choice))

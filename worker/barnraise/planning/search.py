@@ -554,9 +554,14 @@ class _Search:
                     more = format_bytes(int(budget * factor))
                     advice.append(f"{more} of {name.replace('_', ' ')}")
                     break
-        sizes = {name: preset(name).parameters for name in PRESETS}
+        presets = ((name, preset(name)) for name in PRESETS)
+        sizes = {
+            name: model.parameters
+            for name, model in presets
+            if model.architecture == self.model.architecture
+        }
         smaller_presets = sorted(
-            (name for name in PRESETS if sizes[name] < self.model.parameters),
+            (name for name in sizes if sizes[name] < self.model.parameters),
             key=lambda name: -sizes[name],
         )
         largest = next((name for name in smaller_presets if fits(model=preset(name))), None)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from barnraise.planning import cost_model, program
 from barnraise.planning.hardware import Hardware
 from barnraise.planning.program import LaneName, Operation, OperationKind, Resource
+from barnraise.spec.architectures import architecture_of
 
 if TYPE_CHECKING:
     from barnraise.planning.plan import Plan
@@ -296,7 +297,7 @@ class StepSimulation:
         plan = self.plan
         if plan.device == "cpu" or plan.compiled:
             return 0.0
-        forward, backward = cost_model.BLOCK_KERNELS[plan.dtype]
+        forward, backward = architecture_of(plan.model).block_kernels[plan.dtype]
         if op.kind is OperationKind.HEAD:
             kernels = cost_model.HEAD_KERNELS[plan.dtype]
         else:

@@ -31,12 +31,18 @@ from barnraise.protocol.types import (
     Version,
 )
 from barnraise.protocol.verdicts import SignedVerdict
-from barnraise.spec import MAX_PROMPT_TOKENS, MAX_PROMPTS, MAX_SHARD_TOKENS
+from barnraise.spec import (
+    MAX_PROMPT_TOKENS,
+    MAX_PROMPTS,
+    MAX_SHARD_TOKENS,
+    MAX_VOCABULARY,
+    token_bytes,
+)
 
 MAX_VERDICTS_PER_REPLY = 8
-TOKEN_BYTES = 2
+ArchitectureName = Literal["gpt2", "llama"]
 PromptTokens = Annotated[
-    list[Annotated[int, Field(ge=0, lt=1 << 8 * TOKEN_BYTES)]],
+    list[Annotated[int, Field(ge=0, lt=MAX_VOCABULARY)]],
     Field(min_length=1, max_length=MAX_PROMPT_TOKENS),
 ]
 
@@ -44,7 +50,7 @@ PromptTokens = Annotated[
 
 
 class Shard(Message):
-    """One file of tokens: uint16, little-endian."""
+    """One file of tokens: uint16, or uint32 for a vocabulary above 65,536; little-endian."""
 
     digest: Digest
     tokens: int = Field(ge=0, le=MAX_SHARD_TOKENS)
@@ -57,7 +63,15 @@ class ModelShape(Message):
     width: int = Field(ge=16, le=65_536)
     heads: int = Field(ge=1, le=512)
     context: int = Field(ge=8, le=16_384)
-    vocabulary: int = Field(ge=256, le=65_536)
+    vocabulary: int = Field(ge=256, le=MAX_VOCABULARY)
+    architecture: ArchitectureName = "gpt2"
+    key_value_heads: int = Field(default=0, ge=0, le=512)
+    head_size: int = Field(default=0, ge=0, le=1_024)
+    hidden: int = Field(default=0, ge=0, le=1 << 20)
+    rope_theta: float = Field(default=10_000.0, ge=1.0, le=1e9)
+    norm_epsilon: float = Field(default=1e-5, ge=1e-12, le=1e-2)
+    qk_norm: bool = False
+    tied_head: bool = True
 
 
 class TextCounts(Message):
@@ -76,7 +90,7 @@ class TextManifest(Message):
     """The text of a run as token shards. The run's owner signs it."""
 
     run: Id
-    vocabulary: int = Field(ge=1, le=65_536)
+    vocabulary: int = Field(ge=1, le=MAX_VOCABULARY)
     tokenizer: Digest | None  # of the tokenizer's file; None for bytes
     train: list[Shard] = Field(min_length=1, max_length=1000)
     held_out: list[Shard] = Field(min_length=1, max_length=100)
@@ -91,7 +105,8 @@ class TextManifest(Message):
     @property
     def text_bytes(self) -> int:
         """Return the bytes of all shards, which every machine stores."""
-        return TOKEN_BYTES * sum(shard.tokens for shard in (*self.train, *self.held_out))
+        tokens = sum(shard.tokens for shard in (*self.train, *self.held_out))
+        return tokens * token_bytes(self.vocabulary)
 
 
 class Directive(Message):

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from barnraise.models.weights import views
 from barnraise.planning import memory_model
 from barnraise.planning.plan import Plan
 from barnraise.planning.program import Operation
@@ -22,7 +23,8 @@ class Buffers:
     "Compute memory" is the device's, or RAM where there is no device.
 
     Attributes:
-        head_gradient: the head's gradient of the token table, fp32 [vocabulary, width].
+        head_gradient: the head's gradient of its table, fp32 [vocabulary, width]. That of a tied
+            table is added to the embedding's; another is a part of the last fragment's.
         streams: host buffers for activations, fp32, if they wait in host memory.
         host_scalars: host copies of norms and losses, fp64, if updates read them during a step.
     """
@@ -81,7 +83,11 @@ class Buffers:
             if plan.has_gradient_buffer(fragment.index)
         }
         table = (plan.model.vocabulary, plan.model.width)
-        self.head_gradient = compute.allocate_floats(table[0] * table[1]).view(table)
+        if plan.model.tied_head:
+            self.head_gradient = compute.allocate_floats(table[0] * table[1]).view(table)
+        else:
+            final = self.gradient(plan.last_fragment, -1)
+            self.head_gradient = views(plan.fragments[-1], final)["head"]
 
     def _allocate_staging(self) -> None:
         """Allocate host memory for gradients, weights and tiles that pass between tiers."""

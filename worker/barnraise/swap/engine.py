@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from barnraise.errors import StateError
-from barnraise.models import gpt2
+from barnraise.models.functions import functions_of
+from barnraise.models.weights import Weights, views
 from barnraise.planning import program
 from barnraise.planning.hardware import retain_freed_memory, return_freed_memory
 from barnraise.planning.memory_model import sampled_at_once
@@ -35,7 +36,7 @@ from barnraise.swap.executor import (
     sum_of_updates,
 )
 from barnraise.swap.forward_backward import ForwardBackward
-from barnraise.swap.fused_loss import head_loss
+from barnraise.swap.fused_loss import Head, head_loss
 from barnraise.swap.outer_optimizer import ANCHOR_SCRATCH, OuterOptimizer, RoundStart
 from barnraise.swap.precision import units_to_float
 from barnraise.swap.sampler import Sampler, SamplingSettings, TokenRange
@@ -564,15 +565,18 @@ class Engine:
         sequences = 1 if on_gpu else self.plan.sequences
         parts = [part for batch in batches for part in batch.split(sequences)]
         with naming_failures("validation failed"):
+            functions = functions_of(self.plan.model)
             weights = self._anchor_weights(0)
-            streams = [gpt2.embed(weights, part[:, :-1].to(self.device)).cpu() for part in parts]
+            streams = [
+                functions.embed(weights, part[:, :-1].to(self.device)).cpu() for part in parts
+            ]
             for i in self.plan.blocks:
                 del weights  # free them before the next fragment's are unpacked
                 weights = self._anchor_weights(i)
                 for m, stream in enumerate(streams):
                     if should_stop():
                         return math.nan
-                    stream = gpt2.block(weights, stream.to(self.device), self.plan.model.heads)
+                    stream = functions.block(weights, stream.to(self.device), self.plan.model)
                     streams[m] = stream.cpu()
                 del stream
             del weights
@@ -580,13 +584,15 @@ class Engine:
 
     def _mean_loss(self, parts: list[Tensor], streams: list[Tensor]) -> float:
         """Return the mean loss of the anchor's head for the last block's outputs."""
-        token = self._anchor_weights(0)["token"]
-        final = self._anchor_weights(self.plan.last_fragment)
+        fragment, name = self.plan.model.head_table
+        table = self._anchor_weights(fragment)
+        final = table if fragment else self._anchor_weights(self.plan.last_fragment)
+        head = Head(self.plan.model, final, table[name])
         total = 0.0
         count = 0
         for part, stream in zip(parts, streams, strict=True):
             targets = part[:, 1:].to(self.device)
-            loss = head_loss(final, token, stream.to(self.device), targets)
+            loss = head_loss(head, stream.to(self.device), targets)
             total += loss.item() * targets.numel()
             count += targets.numel()
         return total / count
@@ -614,10 +620,10 @@ class Engine:
                 ):
                     yield first + number, token
 
-    def _anchor_weights(self, i: int) -> gpt2.Weights:
+    def _anchor_weights(self, i: int) -> Weights:
         """Return a copy of fragment i of the anchor as named fp32 weights on the device."""
         return_freed_memory()
-        return gpt2.views(self.fragments[i], self._load_anchor(i))
+        return views(self.fragments[i], self._load_anchor(i))
 
     def _load_anchor(self, i: int) -> Tensor:
         """Return a copy of fragment i of the anchor, fp32 [n], on the device."""

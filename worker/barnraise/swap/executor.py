@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from barnraise.errors import BarnraiseError, DeviceLostError, MemoryShortageError, StateError
-from barnraise.models.gpt2 import views
+from barnraise.models.weights import views
 from barnraise.planning.plan import Plan
 from barnraise.planning.program import Hazards, LaneName, Operation, OperationKind, Program
 from barnraise.spec import Recipe

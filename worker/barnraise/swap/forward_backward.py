@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from barnraise.models import gpt2
+from barnraise.models.functions import functions_of
+from barnraise.models.weights import Weights, block_end
 from barnraise.planning.plan import Plan
+from barnraise.spec import ModelSpec
 from barnraise.swap.activations import Activations
-from barnraise.swap.fused_loss import head_step
+from barnraise.swap.fused_loss import Head, head_step
 from barnraise.swap.leaves import Leaves
 
 # Tensor cores load rows that begin on 16 bytes; cuBLAS is fastest with rows of whole 128.
@@ -29,22 +31,23 @@ class BlockFunctions:
         block_start: all of it but its last product, for passes with gradients.
     """
 
-    block: Callable[[gpt2.Weights, Tensor, int], Tensor]
-    block_start: Callable[[gpt2.Weights, Tensor, int], tuple[Tensor, Tensor]]
+    block: Callable[[Weights, Tensor, ModelSpec], Tensor]
+    block_start: Callable[[Weights, Tensor, ModelSpec], tuple[Tensor, Tensor]]
 
 
 @functools.cache
-def block_functions(compiled: bool) -> BlockFunctions:
-    """Return the block's functions; compiled, each shape's first call takes minutes.
+def block_functions(model: ModelSpec, compiled: bool) -> BlockFunctions:
+    """Return a model's functions of a block; compiled, each shape's first call takes minutes.
 
     Compiled kernels round otherwise: the bits are those of other compiled runs only. They pay where
     the launches of small kernels limit the speed, as with small models and micro-batches on a GPU.
     """
-    if not compiled:
-        return BlockFunctions(gpt2.block, gpt2.block_start)
-    return BlockFunctions(
-        torch.compile(gpt2.block, dynamic=False), torch.compile(gpt2.block_start, dynamic=False)
-    )
+    functions = functions_of(model)
+    block, block_start = functions.block, functions.block_start
+    if compiled:
+        block = torch.compile(block, dynamic=False)
+        block_start = torch.compile(block_start, dynamic=False)
+    return BlockFunctions(block, block_start)
 
 
 class BlockEnd(torch.autograd.Function):
@@ -61,7 +64,7 @@ class BlockEnd(torch.autograd.Function):
         ctx.leaves = leaves
         if not wanted:
             return x.new_empty(1).expand_as(x)
-        return gpt2.block_end(leaves.weights, x, expanded)
+        return block_end(leaves.weights, x, expanded)
 
     @staticmethod
     def backward(ctx: Any, *outputs: Any) -> tuple[Tensor, Tensor, None, None]:
@@ -71,7 +74,8 @@ class BlockEnd(torch.autograd.Function):
         leaves: Leaves = ctx.leaves
         weight = leaves.weights["down.weight"]
         rows = dy.reshape(-1, dy.shape[-1])
-        leaves.add_vector_gradient("down.bias", rows.sum(0))
+        if "down.bias" in leaves.weights:
+            leaves.add_vector_gradient("down.bias", rows.sum(0))
         rows = rows.to(weight.dtype)
         leaves.add_matrix_gradient("down.weight", rows, expanded.reshape(-1, expanded.shape[-1]))
         return dy, (rows @ weight).view_as(expanded), None, None
@@ -107,8 +111,8 @@ class ForwardBackward:
         """
         self._should_stop = should_stop
         self.is_interrupted = False
-        self._plan, self._heads = plan, plan.model.heads
-        self._functions = block_functions(plan.compiled)
+        self._plan, self._model = plan, plan.model
+        self._functions = block_functions(plan.model, plan.compiled)
         self._batches, self._shares = batches, shares
         self._activations = activations
         self.losses: list[Tensor] = []
@@ -133,12 +137,12 @@ class ForwardBackward:
 
     def _forward_block(self, leaves: Leaves, x: Tensor) -> Tensor:
         with self._autocast_context():
-            return self._functions.block(leaves.weights, x, self._heads)
+            return self._functions.block(leaves.weights, x, self._model)
 
     def _build_graph(self, leaves: Leaves, leaf: Tensor, wanted: bool) -> Tensor:
         """Return what a block's backward starts from; it holds the output only if `wanted`."""
         with torch.enable_grad(), self._autocast_context():
-            x, expanded = self._functions.block_start(leaves.weights, leaf, self._heads)
+            x, expanded = self._functions.block_start(leaves.weights, leaf, self._model)
             output = BlockEnd.apply(x, expanded, leaves, wanted)
         assert isinstance(output, Tensor)
         return output
@@ -147,9 +151,11 @@ class ForwardBackward:
         """Store the first block's inputs."""
         if self.check_interruption():
             return
+        functions = functions_of(self._model)
         with torch.no_grad():
             for m, batch in enumerate(self._batches):
-                self._activations.store(1, m, gpt2.embed(embedding.weights, batch[:, :-1]).float())
+                x = functions.embed(embedding.weights, batch[:, :-1])
+                self._activations.store(1, m, x.float())
 
     def forward(self, group: Sequence[int], leaves: Sequence[Leaves]) -> None:
         """Compute all micro-batches through a group; store the next group's inputs."""
@@ -175,24 +181,20 @@ class ForwardBackward:
     def head(self, final: Leaves, embedding: Leaves, token_gradient: Tensor) -> None:
         """Compute the losses, and the gradients by the last block's outputs.
 
-        Adds to the gradients of `final`, and to the token table's, fp32 [V, d].
+        Adds to the gradients of `final`, and to the output table's, fp32 [V, d].
         """
-        token = embedding.weights["token"]
+        fragment, name = self._model.head_table
+        leaves = final if fragment else embedding
+        token = leaves.weights[name]
         if token.dtype != torch.float32 and token.device.type != "cpu":
-            token = embedding.padded_rows("token", VOCABULARY_MULTIPLE)
+            token = leaves.padded_rows(name, VOCABULARY_MULTIPLE)
+        head = Head(self._model, final.weights, token)
         for m, (batch, share) in enumerate(zip(self._batches, self._shares, strict=True)):
             if self.check_interruption():
                 return
             x = self._activations.pop(self._plan.last_fragment, m)
             with self._autocast_context():
-                loss, dx = head_step(
-                    final.weights,
-                    token,
-                    x,
-                    batch[:, 1:],
-                    share,
-                    token_gradient,
-                )
+                loss, dx = head_step(head, x, batch[:, 1:], share, token_gradient)
             self.losses.append(loss)
             self._activations.store(GRADIENT_STREAM, m, dx)
 
@@ -230,8 +232,8 @@ class ForwardBackward:
                     inputs[i] = self._forward_block(leaves_of[i - 1], inputs[i - 1])
         return inputs
 
-    def embed_backward(self, gradient: gpt2.Weights, token_gradient: Tensor) -> None:
-        """Add to the embedding's gradients, by name, and to them the head's of the tied table.
+    def embed_backward(self, gradient: Weights, token_gradient: Tensor) -> None:
+        """Add to the embedding's gradients, by name, and to them the head's of a tied table.
 
         `token_gradient` is what the head has added up, fp32 [V, d].
         """
@@ -240,10 +242,12 @@ class ForwardBackward:
         with torch.no_grad():
             for m, batch in enumerate(self._batches):
                 dx, tokens = self._activations.pop(GRADIENT_STREAM, m), batch[:, :-1]
-                gradient["position"][: tokens.shape[1]].add_(dx.sum(0))
+                if "position" in gradient:
+                    gradient["position"][: tokens.shape[1]].add_(dx.sum(0))
                 rows = dx.reshape(-1, dx.shape[-1])
                 if dx.device.type == "cpu":
                     gradient["token"].index_add_(0, tokens.reshape(-1), rows)
                 else:  # on a GPU index_add_ sums in random order by atomics; this kernel sorts
                     gradient["token"].index_put_((tokens.reshape(-1),), rows, accumulate=True)
-            gradient["token"].add_(token_gradient)
+            if self._model.tied_head:
+                gradient["token"].add_(token_gradient)

@@ -12,12 +12,34 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from barnraise.models.gpt2 import Weights, norm
+from barnraise.models.functions import functions_of
+from barnraise.models.weights import Weights
 from barnraise.planning.cost_model import loss_rows, loss_words
+from barnraise.spec import ModelSpec
 
 # The memory model counts with the same slices. A slice has LOSS_ROWS tokens at least: each slice
 # reads the whole table, whose 50,257 × 768 elements outweigh a few logits. Gradients of the table
 # that are not fp32 need an fp32 copy on a CPU, so that a few rows of them are computed at a time.
+
+
+@dataclass(frozen=True)
+class Head:
+    """What turns the last block's outputs into logits.
+
+    Attributes:
+        model: the model.
+        final: the weights of the final norm; leaves, where their gradients are wanted.
+        table: the output table [V, d]; or with more rows, which stand for no words, so that a GPU's
+            products have aligned rows.
+    """
+
+    model: ModelSpec
+    final: Weights
+    table: Tensor
+
+    def norm(self, x: Tensor) -> Tensor:
+        """Apply the final norm."""
+        return functions_of(self.model).final_norm(self.final, x, self.model)
 
 
 @dataclass(frozen=True)
@@ -29,29 +51,27 @@ class _Gradients:
     share: float
 
 
-def head_loss(final: Weights, token: Tensor, x: Tensor, targets: Tensor) -> Tensor:
+def head_loss(head: Head, x: Tensor, targets: Tensor) -> Tensor:
     """Return the mean cross-entropy, nats a token, without gradients.
 
     Args:
-        final: the final norm's weights.
-        token: the token table, [V, d].
+        head: the final norm and the output table.
         x: the last block's outputs, [B, T, d].
         targets: int64 [B, T].
     """
     with torch.no_grad():
-        hidden = norm(final, "norm", x)
-        return _sweep(hidden.reshape(-1, hidden.shape[-1]), token, targets.reshape(-1), None)
+        hidden = head.norm(x)
+        return _sweep(hidden.reshape(-1, hidden.shape[-1]), head.table, targets.reshape(-1), None)
 
 
 def head_step(
-    final: Weights, token: Tensor, x: Tensor, targets: Tensor, share: float, token_gradient: Tensor
+    head: Head, x: Tensor, targets: Tensor, share: float, token_gradient: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Compute share · mean cross-entropy and its gradients.
 
     Args:
-        final: the final norm's leaves; their gradients are added to their `.grad`.
-        token: the token table, [V, d]; or with more rows, which stand for no words, so that a
-            GPU's products have aligned rows.
+        head: the final norm and the output table. The gradients of the norm's leaves are added to
+            their `.grad`.
         x: the last block's outputs, [B, T, d].
         targets: int64 [B, T].
         share: the micro-batch's share of the step's tokens.
@@ -62,11 +82,11 @@ def head_step(
     """
     leaf = x.detach().requires_grad_()
     with torch.enable_grad():
-        hidden = norm(final, "norm", leaf)
+        hidden = head.norm(leaf)
     flat = hidden.detach().reshape(-1, hidden.shape[-1])
     gradients = _Gradients(torch.empty_like(flat), token_gradient, share)
     with torch.no_grad():
-        loss = _sweep(flat, token, targets.reshape(-1), gradients)
+        loss = _sweep(flat, head.table, targets.reshape(-1), gradients)
     hidden.backward(gradients.x.view_as(hidden))
     assert leaf.grad is not None
     return loss.mul_(share), leaf.grad

@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from barnraise.models.gpt2 import Weights, views
-from barnraise.planning.cost_model import gradient_chunk
+from barnraise.models.weights import Weights, views
 from barnraise.spec import Fragment
+from barnraise.spec.architecture import gradient_chunk
 
 
 class Leaves:

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from barnraise.errors import StateError
-from barnraise.models import gpt2
+from barnraise.models.functions import functions_of, head
+from barnraise.models.weights import KeyValueCache, Weights, views
 from barnraise.planning.hardware import return_freed_memory
 from barnraise.planning.memory_model import PREFILL_CHUNK
 from barnraise.spec import ModelSpec
@@ -67,7 +68,7 @@ class _Sequence:
 
     number: int
     tokens: list[int]
-    caches: list[gpt2.KeyValueCache]
+    caches: list[KeyValueCache]
     generator: torch.Generator
     pending: int
     left: int
@@ -90,11 +91,12 @@ class Sampler:
         `resident_bytes` at most.
         """
         self._model = model
+        self._functions = functions_of(model)
         self._fragments = model.fragments()
         self._load = load
         self._resident_bytes = resident_bytes
         self._device = torch.device(device)
-        self._resident: dict[int, gpt2.Weights] = {}
+        self._resident: dict[int, Weights] = {}
 
     @torch.no_grad()
     def generate(
@@ -117,7 +119,7 @@ class Sampler:
             for number, prompt in enumerate(prompts)
         ]
         # On a GPU the table comes and goes like a layer: it may be as large as one.
-        embedding = gpt2.views(self._fragments[0], self._load(0))
+        embedding = views(self._fragments[0], self._load(0))
         final = self._load_weights(len(self._fragments) - 1, stays=True)
         while active := [sequence for sequence in active if sequence.left > 0]:
             for sequence in active:
@@ -127,9 +129,10 @@ class Sampler:
                 for sequence in active:
                     self._pass_layer(weights, layer, sequence)
                 del weights  # free it before the next layer is loaded
-            table = {"token": embedding["token"].to(self._device)}
+            fragment, name = self._model.head_table
+            table = (final if fragment else embedding)[name].to(self._device)
             for sequence in active:
-                logits = gpt2.head(final, table, sequence.stream[:, -1:])[0, 0]
+                logits = head(final, table, sequence.stream[:, -1:], self._model)[0, 0]
                 token = _choose_token(logits[: vocabulary.count], settings, sequence.generator)
                 sequence.pending = 1
                 sequence.left -= 1
@@ -146,13 +149,13 @@ class Sampler:
     ) -> _Sequence:
         tokens = list(prompt)[-capacity:]
         caches = [
-            gpt2.KeyValueCache.empty(self._model, capacity, self._device)
+            KeyValueCache.empty(self._model, capacity, self._device)
             for _ in range(self._model.layers)
         ]
         generator = torch.Generator().manual_seed((settings.seed + number) % (1 << 63))
         return _Sequence(number, tokens, caches, generator, len(tokens), settings.tokens)
 
-    def _embed_pending(self, embedding: gpt2.Weights, sequence: _Sequence, capacity: int) -> None:
+    def _embed_pending(self, embedding: Weights, sequence: _Sequence, capacity: int) -> None:
         """Embed the tokens that have not passed the layers.
 
         Positions are learnt, so a text that has reached the context cannot be shifted: its later
@@ -165,25 +168,25 @@ class Sampler:
             for cache in sequence.caches:
                 cache.length = 0
         tokens = torch.tensor([sequence.tokens[-sequence.pending :]])
-        sequence.stream = gpt2.embed(embedding, tokens, begin).to(self._device)
+        sequence.stream = self._functions.embed(embedding, tokens, begin).to(self._device)
 
-    def _pass_layer(self, weights: gpt2.Weights, layer: int, sequence: _Sequence) -> None:
+    def _pass_layer(self, weights: Weights, layer: int, sequence: _Sequence) -> None:
         """Pass a sequence's new tokens through a layer, some of them at a time."""
         cache = sequence.caches[layer]
         parts = [
-            gpt2.block_with_cache(weights, part, self._model.heads, cache)
+            self._functions.block_with_cache(weights, part, self._model, cache)
             for part in sequence.stream.split(PREFILL_CHUNK, dim=1)
         ]
         sequence.stream = torch.cat(parts, dim=1)
 
-    def _load_weights(self, index: int, stays: bool = False) -> gpt2.Weights:
+    def _load_weights(self, index: int, stays: bool = False) -> Weights:
         """Return a fragment's weights; they stay in memory if asked to, or if the budget allows."""
         weights = self._resident.get(index)
         if weights is not None:
             return weights
         fragment = self._fragments[index]
         return_freed_memory()
-        weights = gpt2.views(fragment, self._load(index).to(self._device))
+        weights = views(fragment, self._load(index).to(self._device))
         size = 4 * fragment.size
         if stays or size <= self._resident_bytes:
             if not stays:

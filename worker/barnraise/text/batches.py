@@ -13,7 +13,7 @@ from blake3 import blake3
 
 from barnraise.errors import TextError
 from barnraise.protocol.coordinator_messages import Shard, TextManifest
-from barnraise.text.tokenizer import TOKEN_DTYPE
+from barnraise.spec import token_bytes
 
 LocateBlob = Callable[[str], Path]  # returns a blob's file by its digest
 
@@ -101,10 +101,11 @@ class _ShardStream:
             filled += len(piece)
 
 
-def _open_shard(shard: Shard, vocabulary: int, path: Path) -> npt.NDArray[np.uint16]:
+def _open_shard(shard: Shard, vocabulary: int, path: Path) -> npt.NDArray[np.unsignedinteger]:
     """Memory-map a shard's tokens after checking them. Raises TextError."""
     file_bytes = path.stat().st_size
-    if file_bytes != shard.tokens * TOKEN_DTYPE.itemsize or file_bytes == 0:
+    dtype = np.dtype(f"<u{token_bytes(vocabulary)}")
+    if file_bytes != shard.tokens * dtype.itemsize or file_bytes == 0:
         raise TextError(
             f"shard {shard.digest[:8]} should hold {shard.tokens:,} tokens; "
             f"its file has {file_bytes:,} bytes"
@@ -114,7 +115,7 @@ def _open_shard(shard: Shard, vocabulary: int, path: Path) -> npt.NDArray[np.uin
             f"shard {shard.digest[:8]} is not what its digest says; remove {path} to fetch it again"
         )
     # As a plain array: slices of a memmap object take several times as long, at each window.
-    tokens = np.asarray(np.memmap(path, TOKEN_DTYPE, mode="r"))
+    tokens = np.asarray(np.memmap(path, dtype, mode="r"))
     if int(tokens.max()) >= vocabulary:
         raise TextError(
             f"shard {shard.digest[:8]} has token {int(tokens.max())}, "

@@ -10,12 +10,13 @@ from typing import Any, NoReturn
 from blake3 import blake3
 
 from barnraise.errors import TextError
+from barnraise.spec import MAX_VOCABULARY
 from barnraise.text.extra import needs_extra
 from barnraise.text.hub_files import hub_errors, prepare_hub
 from barnraise.text.places import HUB_PREFIXES
 from barnraise.text.rows import RenderChat
 from barnraise.text.tokenizer import MARK_BEGIN, MARK_END, load_tokenizer
-from barnraise.text.tokenizer_file import MAX_VOCABULARY, read_tokenizer_file
+from barnraise.text.tokenizer_file import read_tokenizer_file
 
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"

@@ -11,6 +11,7 @@ from blake3 import blake3
 
 from barnraise.errors import TextError, TextUnreachableError
 from barnraise.formats import format_bytes
+from barnraise.spec import MAX_VOCABULARY
 from barnraise.text.file_choice import LeftOut
 from barnraise.text.progress import ReportProgress, ignore_progress
 from barnraise.text.reading import TextSource
@@ -253,7 +254,7 @@ def _estimate_tokens(sample: list[bytes], inspection: Inspection, plan: TextPlan
     if plan.text.tokenizer == "bytes":
         return inspection.bytes + inspection.documents
     if plan.tokenizer_file is not None:
-        tokenizer = load_tokenizer(plan.tokenizer_file, 65_536, "the tokenizer")
+        tokenizer = load_tokenizer(plan.tokenizer_file, MAX_VOCABULARY, "the tokenizer")
     else:
         tokenizer = train_tokenizer(sample, plan.vocabulary)
     sample_bytes = sum(map(len, sample))

@@ -2,6 +2,7 @@
 
 import unicodedata
 
+from barnraise.spec import MAX_VOCABULARY
 from barnraise.text.tokenizer import (
     END_BYTE,
     count_tokens,
@@ -9,7 +10,6 @@ from barnraise.text.tokenizer import (
     load_tokenizer,
     tokenizer_errors,
 )
-from barnraise.text.tokenizer_file import MAX_VOCABULARY
 
 REPLACEMENT = "\ufffd"
 SHOWN = "the run's tokenizer"

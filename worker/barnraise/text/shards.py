@@ -1,7 +1,7 @@
 """Turn a run's documents into token shards and the manifest that names them.
 
-This runs once in a run's life, on the owner's machine: it writes uint16 little-endian shards and
-the tokenizer's file as blobs and returns the manifest. It is deterministic: the same documents give
+This runs once in a run's life, on the owner's machine: it writes little-endian shards and the
+tokenizer's file as blobs and returns the manifest. It is deterministic: the same documents give
 the same digests, on any number of cores and after any number of interruptions. The site sees
 nothing of the text but the manifest.
 """
@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 from barnraise.errors import TextError
 from barnraise.protocol.coordinator_messages import Shard, TextManifest
-from barnraise.spec import MAX_PROMPT_TOKENS, MAX_SHARD_TOKENS, TextSpec
+from barnraise.spec import MAX_PROMPT_TOKENS, MAX_SHARD_TOKENS, TextSpec, token_bytes
 from barnraise.text.documents import PIECE_CHARACTERS
 from barnraise.text.held_out import choose_held_out, find_smallest
 from barnraise.text.progress import ReportProgress, ignore_progress
@@ -128,7 +128,8 @@ def build_shards(
             vocabulary = min(vocabulary, round_vocabulary(count_tokens(tokenizer)))
         file = plan.tokenizer_file or tokenizer.to_str().encode()
         digest = store_blob(read_tokenizer_file(file, "the tokenizer"))
-    train, held_out_tokens = tokenise(spool, table, held_out, tokenizer, progress)
+    dtype = np.dtype(f"<u{token_bytes(vocabulary)}")
+    train, held_out_tokens = tokenise(spool, table, held_out, tokenizer, dtype, progress)
     for name, tokens in (("training", train), ("held-out", held_out_tokens)):
         if len(tokens) <= plan.context:
             needed = math.ceil(1.2 * table.used_bytes * (plan.context + 1) / max(1, len(tokens)))

@@ -24,7 +24,7 @@ from tokenizers import Tokenizer
 from barnraise.durable_io import write_atomically
 from barnraise.text.progress import ReportProgress, ignore_progress
 from barnraise.text.spool import DocumentSpool, PieceTable, RowFile, open_at
-from barnraise.text.tokenizer import TOKEN_DTYPE, encode_pieces
+from barnraise.text.tokenizer import encode_pieces
 
 CHUNK_BYTES = 2 << 20  # of text that a process encodes at a time
 POOL_BYTES = 24 << 20  # of text above which starting processes pays
@@ -59,27 +59,30 @@ def tokenise(
     table: PieceTable,
     held_out: npt.NDArray[np.bool_],
     tokenizer: Tokenizer | None,
+    dtype: np.dtype,
     progress: ReportProgress = ignore_progress,
 ) -> tuple[RowFile, RowFile]:
     """Encode all pieces.
 
     Returns:
-        The tokens of the training part and of the held-out part.
+        The tokens of the training part and of the held-out part, stored in this type.
     """
     parts = np.where(table.used, held_out.astype(np.uint8), np.uint8(2))
     ends = _find_ends(table, parts)
     tokenizer_text = tokenizer.to_str() if tokenizer else ""
     identity = blake3(tokenizer_text.encode())
+    identity.update(dtype.str.encode() if dtype.itemsize > 2 else b"")
     identity.update(parts.data)
     identity.update(table.lengths.view(np.uint8).data)
-    output = _TokenFiles(spool.folder, identity.hexdigest())
+    output = _TokenFiles(spool.folder, identity.hexdigest(), dtype)
     total = int(table.lengths.sum(dtype=np.int64))
     with contextlib.closing(output):
         chunks = _cut_chunks(table, parts, ends, output.pieces)
         path = spool.folder / "documents.bin"
         done = int(table.lengths[: output.pieces].sum(dtype=np.int64))
         progress(STAGE, done, total)
-        for chunk, train, held in _encode_chunks(path, chunks, tokenizer_text, total - done):
+        encoder = path, tokenizer_text, dtype
+        for chunk, train, held in _encode_chunks(encoder, chunks, total - done):
             output.append(train, held, len(chunk.lengths))
             done += int(chunk.lengths.sum(dtype=np.int64))
             progress(STAGE, done, total)
@@ -119,21 +122,27 @@ def _cut_chunks(
 
 
 def _encode_chunks(
-    path: Path, chunks: Iterator[Chunk], tokenizer_text: str, size: int
+    encoder: tuple[Path, str, np.dtype], chunks: Iterator[Chunk], size: int
 ) -> Iterator[tuple[Chunk, bytes, bytes]]:
-    """Encode chunks in their order; a long text in several processes."""
+    """Encode chunks in their order; a long text in several processes.
+
+    Args:
+        encoder: arguments of `_ChunkEncoder`.
+        chunks: the chunks.
+        size: bytes of text in them.
+    """
     processes = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
     processes = processes or os.cpu_count() or 1
-    if size < POOL_BYTES or processes == 1 or not tokenizer_text:
-        encoder = _ChunkEncoder(path, tokenizer_text)
+    if size < POOL_BYTES or processes == 1 or not encoder[1]:
+        own = _ChunkEncoder(*encoder)
         for chunk in chunks:
-            yield chunk, *encoder.encode(chunk)
+            yield chunk, *own.encode(chunk)
         return
     with ProcessPoolExecutor(
         processes,
         multiprocessing.get_context("spawn"),
         _start_process,
-        (str(path), tokenizer_text),
+        encoder,
     ) as pool:
         waiting: deque[tuple[Chunk, Future[tuple[bytes, bytes]]]] = deque()
         try:
@@ -153,8 +162,9 @@ def _encode_chunks(
 class _ChunkEncoder:
     """Read and encode chunks of one file."""
 
-    def __init__(self, path: Path, tokenizer_text: str) -> None:
+    def __init__(self, path: Path, tokenizer_text: str, dtype: np.dtype) -> None:
         self._file = path.open("rb")
+        self._dtype = dtype
         self._tokenizer = None
         if tokenizer_text:
             self._tokenizer = Tokenizer.from_str(tokenizer_text)
@@ -176,7 +186,7 @@ class _ChunkEncoder:
                     for index in chosen.tolist()
                 )
                 encoded = encode_pieces(pieces, self._tokenizer, has_marks)
-                tokens += [ids.tobytes() for ids in encoded]
+                tokens += [ids.astype(self._dtype).tobytes() for ids in encoded]
             streams.append(b"".join(tokens))
         return streams[0], streams[1]
 
@@ -184,11 +194,11 @@ class _ChunkEncoder:
 _encoder: list[_ChunkEncoder] = []  # of this process of the pool
 
 
-def _start_process(path: str, tokenizer_text: str) -> None:
+def _start_process(path: Path, tokenizer_text: str, dtype: np.dtype) -> None:
     """Load the tokenizer. Each process uses one core, and leaves Ctrl-C to the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    _encoder.append(_ChunkEncoder(Path(path), tokenizer_text))
+    _encoder.append(_ChunkEncoder(path, tokenizer_text, dtype))
 
 
 def _encode_in_process(chunk: Chunk) -> tuple[bytes, bytes]:
@@ -201,9 +211,11 @@ class _TokenFiles:
     Args:
         folder: the spool's.
         identity: digest of the tokenizer and the split; other tokens are removed.
+        dtype: of the tokens.
     """
 
-    def __init__(self, folder: Path, identity: str) -> None:
+    def __init__(self, folder: Path, identity: str, dtype: np.dtype) -> None:
+        self._dtype = dtype
         self._paths = [folder / name for name in _TOKEN_FILES]
         self._progress_path = folder / PROGRESS_FILE
         self._identity = identity
@@ -247,4 +259,4 @@ class _TokenFiles:
     def token_files(self) -> tuple[RowFile, RowFile]:
         """Return both files."""
         train, held_out = self._paths
-        return RowFile(train, TOKEN_DTYPE), RowFile(held_out, TOKEN_DTYPE)
+        return RowFile(train, self._dtype), RowFile(held_out, self._dtype)

@@ -32,7 +32,7 @@ TOKENIZER_SAMPLE_BYTES = 4 << 20  # a BPE learns from this much; more takes long
 SAMPLE_PART_BYTES = 64 << 10  # a longer document is sampled in parts of this size
 VOCABULARY_MULTIPLE = 64  # to which a vocabulary is rounded up; matrix products like such sizes
 ENCODE_BATCH_BYTES = 1 << 20  # encoding everything at once would take gigabytes
-TOKEN_DTYPE = np.dtype("<u2")
+TOKEN_DTYPE = np.dtype("<u4")  # of tokens in memory
 # In a chat, a special token of the template is spelled with its number between these characters,
 # which no text contains; so the same words inside of a message stay text.
 MARK_BEGIN = "\ufdd0"
@@ -147,7 +147,7 @@ def find_end_token(tokenizer: Tokenizer, shown: str = "the tokenizer") -> int:
 
 def encode_pieces(
     pieces: Iterable[tuple[bytes, bool]], tokenizer: Tokenizer | None, has_marks: bool = False
-) -> Iterator[npt.NDArray[np.uint16]]:
+) -> Iterator[npt.NDArray[np.uint32]]:
     """Encode pieces of text one by one.
 
     Args:
@@ -186,7 +186,7 @@ def encode_pieces(
 
 def _encode_batch(
     batch: list[str], ends: list[list[int]], tokenizer: Tokenizer
-) -> Iterator[npt.NDArray[np.uint16]]:
+) -> Iterator[npt.NDArray[np.uint32]]:
     encodings = tokenizer.encode_batch_fast(batch, add_special_tokens=False)
     for encoding, end in zip(encodings, ends, strict=True):
         yield np.array(encoding.ids + end, TOKEN_DTYPE)

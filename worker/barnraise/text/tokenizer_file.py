@@ -10,11 +10,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from barnraise.errors import TextError
-from barnraise.spec import MAX_TOKENIZER_BYTES
+from barnraise.spec import MAX_TOKENIZER_BYTES, MAX_VOCABULARY
 
-MAX_VOCABULARY = 65_536  # tokens are stored in 16 bits
 MAX_TOKEN_CHARACTERS = 1024  # of one token
-MAX_VOCABULARY_CHARACTERS = 1 << 20  # of all tokens together
+MAX_VOCABULARY_CHARACTERS = 1 << 22  # of all tokens together
 MAX_BRACKETS = 4 * MAX_VOCABULARY  # every list takes memory, and each merge is one
 MAX_PARTS = 16  # of a sequence
 MAX_SETTING = 1024  # a number in the settings of a part

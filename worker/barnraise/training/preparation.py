@@ -14,7 +14,7 @@ from pathlib import Path
 from barnraise.errors import TextError, TextUnreachableError
 from barnraise.formats import format_bytes
 from barnraise.protocol.coordinator_messages import TextCounts, TextManifest
-from barnraise.spec import RunSpec
+from barnraise.spec import MAX_VOCABULARY, RunSpec
 from barnraise.text.existing_tokenizer import ExistingTokenizer
 from barnraise.text.inspection import Inspection, inspect_source
 from barnraise.text.progress import LogProgress, ReportProgress, ignore_progress
@@ -23,7 +23,6 @@ from barnraise.text.shards import StoreBlob, TextPlan, build_shards
 from barnraise.text.source_file import FileReport
 from barnraise.text.spool import DocumentSpool, find_duplicates
 from barnraise.text.tokenizer import load_tokenizer
-from barnraise.text.tokenizer_file import MAX_VOCABULARY
 
 log = logging.getLogger("barnraise")
 

@@ -10,7 +10,7 @@ from helpers.worker.trained_models import BPE, BYTES, bpe_file, make_trained_mod
 from tokenizers import Tokenizer
 
 from barnraise.errors import StateError
-from barnraise.models.gpt2 import views
+from barnraise.models.weights import views
 from barnraise.training.model_files.gguf_export import export_gguf
 from barnraise.training.model_files.tokenizer_files import byte_characters
 

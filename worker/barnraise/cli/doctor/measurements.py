@@ -33,7 +33,7 @@ from barnraise.planning.search import make_plan
 from barnraise.protocol.certificates import find_named_certificates, trusted_certificates
 from barnraise.protocol.http_client import describe_route
 from barnraise.protocol.mirror_list import MirrorEntry
-from barnraise.spec import PRESETS, preset
+from barnraise.spec import FAMILIES, preset
 from barnraise.state_dir import StateDir
 from barnraise.training.local_status import read_status
 
@@ -234,8 +234,9 @@ def read_line_rates(state_dir: StateDir) -> tuple[float, float]:
 
 
 def fit_presets(hardware: Hardware, limits: Limits) -> Iterable[PresetFit]:
-    """Predict for each preset, from small to large, how fast it would train here."""
-    for name in sorted(PRESETS, key=lambda name: preset(name).parameters):
+    """Predict for each preset of the first family, from small to large, its speed here."""
+    family = next(iter(FAMILIES.values()))
+    for name in sorted(family, key=lambda name: preset(name).parameters):
         model = preset(name)
         try:
             plan = make_plan(hardware, model, limits, advise=False)

@@ -14,7 +14,8 @@ from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType, TokenType
 from torch import Tensor
 
 from barnraise.errors import StateError
-from barnraise.models.gpt2 import NORM_EPSILON, views
+from barnraise.models.gpt2 import NORM_EPSILON
+from barnraise.models.weights import views
 from barnraise.spec import Fragment, Slot
 from barnraise.text.tokenizer import END_BYTE
 from barnraise.training.model_files.tokenizer_files import (
@@ -24,6 +25,7 @@ from barnraise.training.model_files.tokenizer_files import (
 from barnraise.training.model_files.trained_model import TrainedModel
 
 MODEL_FILE, OLLAMA_FILE = "model.gguf", "Modelfile"
+GGUF_ARCHITECTURE = "gpt2"  # the names below are those of this one
 # Slots outside the blocks → their names in GGUF.
 _NAMES = {
     "token": "token_embd.weight",
@@ -59,10 +61,16 @@ def export_gguf(folder: Path, trained: TrainedModel, dtype: torch.dtype = torch.
             GGUF's "gpt2" would read differently. Then nothing is written.
     """
     trained.check()
+    if trained.model.architecture != GGUF_ARCHITECTURE:
+        raise StateError(
+            f"a GGUF file is written of {GGUF_ARCHITECTURE} only, and this run's model is a "
+            f"{trained.model.architecture}: export with --format hf, and convert that with "
+            "llama.cpp's convert_hf_to_gguf.py"
+        )
     if trained.tokenizer is not None:
         _check_tokenizer(trained.tokenizer)
     path = folder / MODEL_FILE
-    writer = GGUFWriter(path, "gpt2")
+    writer = GGUFWriter(path, GGUF_ARCHITECTURE)
     _add_metadata(writer, trained, dtype)
     fragments = trained.model.fragments()
     for fragment in fragments:

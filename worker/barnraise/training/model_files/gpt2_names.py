@@ -1,8 +1,7 @@
 """The names and shapes of GPT-2's tensors in the transformers library. Pure."""
 
-from dataclasses import dataclass
-
 from barnraise.spec import Fragment, Slot
+from barnraise.training.model_files.transformers_tensor import TransformersTensor
 
 PREFIX = "transformer."  # older files lack it
 
@@ -22,20 +21,6 @@ _PARTS = {
     "up": "mlp.c_fc",
     "down": "mlp.c_proj",
 }
-
-
-@dataclass(frozen=True)
-class TransformersTensor:
-    """One tensor of a fragment under its name in the transformers library."""
-
-    name: str  # the name there, with `PREFIX`
-    slot: Slot  # where the tensor lies in its fragment
-    is_transposed: bool  # whether it is stored transposed there, as the matrix of a `Conv1D`
-
-    @property
-    def shape(self) -> list[int]:
-        """Return the tensor's shape in the transformers library."""
-        return list(reversed(self.slot.shape)) if self.is_transposed else list(self.slot.shape)
 
 
 def transformers_tensors(fragment: Fragment) -> list[TransformersTensor]:

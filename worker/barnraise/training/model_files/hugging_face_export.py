@@ -7,13 +7,6 @@ from typing import Any
 import torch
 
 from barnraise.spec import Fragment, ModelSpec
-from barnraise.training.model_files.gpt2_config import (
-    CONFIG_FILE,
-    GENERATION_CONFIG_FILE,
-    generation_config,
-    model_config,
-)
-from barnraise.training.model_files.gpt2_names import transformers_tensors
 from barnraise.training.model_files.model_card import CARD_FILE, write_card
 from barnraise.training.model_files.safetensors_file import write_fragments
 from barnraise.training.model_files.tokenizer_files import (
@@ -22,6 +15,12 @@ from barnraise.training.model_files.tokenizer_files import (
     ExportedTokenizer,
 )
 from barnraise.training.model_files.trained_model import TrainedModel
+from barnraise.training.model_files.transformers_config import (
+    CONFIG_FILE,
+    GENERATION_CONFIG_FILE,
+    generation_config,
+)
+from barnraise.training.model_files.transformers_formats import format_of
 
 SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 SHARD_BYTES = 2 << 30  # of an exported file, about
@@ -48,24 +47,26 @@ def export_hugging_face(
     trained.check()
     model = trained.model
     tokenizer = ExportedTokenizer.of_run(trained.tokenizer)
+    transformers_format = format_of(model)
     shards = _split_into_shards(model, shard_bytes, dtype)
     count = len(shards)
     names = [SINGLE_FILE]
     if count > 1:
         names = [f"model-{n:05}-of-{count:05}.safetensors" for n in range(1, count + 1)]
     for name, fragments in zip(names, shards, strict=True):
-        write_fragments(folder / name, fragments, trained.load, dtype)
+        write_fragments(folder / name, fragments, trained.load, transformers_format.tensors, dtype)
     if count > 1:
         weight_map = {
             tensor.name: name
             for name, fragments in zip(names, shards, strict=True)
             for fragment in fragments
-            for tensor in transformers_tensors(fragment)
+            for tensor in transformers_format.tensors(fragment)
         }
         total = {"total_size": dtype.itemsize * model.parameters}
         _write_json(folder / INDEX_FILE, {"metadata": total, "weight_map": weight_map})
     dtype_name = str(dtype).removeprefix("torch.")
-    _write_json(folder / CONFIG_FILE, model_config(model, tokenizer.end_id, dtype_name))
+    config = transformers_format.model_config(model, tokenizer.end_id, dtype_name)
+    _write_json(folder / CONFIG_FILE, config)
     _write_json(folder / GENERATION_CONFIG_FILE, generation_config(model, tokenizer.end_id))
     (folder / TOKENIZER_FILE).write_bytes(tokenizer.content)
     _write_json(folder / TOKENIZER_CONFIG_FILE, tokenizer.config(model.context))

@@ -1,4 +1,4 @@
-"""Read a GPT-2 of the transformers library as the initial weights of a run.
+"""Read a model of the transformers library as the initial weights of a run.
 
 Everything that the weights need to compute the same function is checked by name. What a run would
 train differently is refused, and never approximated.
@@ -18,23 +18,18 @@ from torch import Tensor
 
 from barnraise.errors import StateError, TextError
 from barnraise.ledger.anchor import fragment_to_bytes
-from barnraise.spec import MAX_TOKENIZER_BYTES, UNIT_BITS, Fragment, ModelSpec
+from barnraise.spec import MAX_TOKENIZER_BYTES, MAX_VOCABULARY, UNIT_BITS, Fragment, ModelSpec
 from barnraise.text.hub_files import prepare_hub
 from barnraise.text.tokenizer import END_TOKEN, count_tokens, load_tokenizer
-from barnraise.text.tokenizer_file import MAX_VOCABULARY, read_tokenizer_file
-from barnraise.training.model_files.gpt2_config import CONFIG_FILE, read_model
-from barnraise.training.model_files.gpt2_names import (
-    PREFIX,
-    TransformersTensor,
-    transformers_tensors,
-)
+from barnraise.text.tokenizer_file import read_tokenizer_file
 from barnraise.training.model_files.hugging_face_export import INDEX_FILE, SINGLE_FILE
 from barnraise.training.model_files.tokenizer_files import TOKENIZER_FILE, byte_tokenizer
+from barnraise.training.model_files.transformers_config import CONFIG_FILE
+from barnraise.training.model_files.transformers_formats import format_of, read_model
+from barnraise.training.model_files.transformers_tensor import TransformersTensor
 
 FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 HEAD = "lm_head.weight"  # a copy of the token table, in some files
-# The causal mask, which old files store as if it were weights.
-MASK_ENDINGS = (".attn.bias", ".attn.masked_bias")
 MAX_WEIGHT = 30.0  # the anchor's fixed point ends at 32
 # What is downloaded of a model on the hub.
 HUB_FILES = [
@@ -72,8 +67,8 @@ def import_hugging_face(
     """
     model = read_model(_read_json(folder / CONFIG_FILE))
     tokenizer = _read_tokenizer(folder, model)
-    with _WeightFiles(folder) as files:
-        files.check_names(model)
+    with _WeightFiles(folder, model) as files:
+        files.check_names()
         fragments = [
             store_blob(fragment_to_bytes(_read_fragment(files, fragment)))
             for fragment in model.fragments()
@@ -116,10 +111,12 @@ def download_model(name: str) -> Path:
 
 
 class _WeightFiles:
-    """The tensors of one or several safetensors files, by their names without `PREFIX`."""
+    """The tensors of one or several safetensors files, by their names without the prefix."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, model: ModelSpec) -> None:
         self._folder = folder
+        self._model = model
+        self._format = format_of(model)
         self._open_files = contextlib.ExitStack()
         self._tensors: dict[str, tuple[Any, str]] = {}  # name → open file, name in it
 
@@ -132,31 +129,39 @@ class _WeightFiles:
             except (OSError, SafetensorError) as error:
                 raise StateError(f"{path} is not a complete safetensors file: {error}") from None
             for name in file.keys():  # noqa: SIM118 -- the file is not a mapping
-                self._tensors[name.removeprefix(PREFIX)] = file, name
+                self._tensors[name.removeprefix(self._format.prefix)] = file, name
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._open_files.close()
 
-    def check_names(self, model: ModelSpec) -> None:
+    def check_names(self) -> None:
         """Refuse weights that lack a tensor of the model, or have one that it does not."""
         expected = {
-            tensor.name.removeprefix(PREFIX)
-            for fragment in model.fragments()
-            for tensor in transformers_tensors(fragment)
+            tensor.name.removeprefix(self._format.prefix)
+            for fragment in self._model.fragments()
+            for tensor in self._format.tensors(fragment)
         }
-        found = {name for name in self._tensors if not name.endswith(MASK_ENDINGS)} - {HEAD}
+        found = {name for name in self._tensors if not name.endswith(self._format.ignored)}
+        if self._model.tied_head:
+            found -= {HEAD}
         for missing in sorted(expected - found):
             raise StateError(f"the weights in {self._folder} have no tensor {missing}")
         for unknown in sorted(found - expected):
             raise StateError(
                 f"the weights in {self._folder} have a tensor {unknown}, which a run does not train"
             )
-        if HEAD in self._tensors and not torch.equal(self._read(HEAD), self._read("wte.weight")):
+        table = self._format.table
+        has_copy = self._model.tied_head and HEAD in self._tensors
+        if has_copy and not torch.equal(self._read(HEAD), self._read(table)):
             raise StateError(
-                f"the tensor {HEAD} is not the token table wte.weight: a run trains a tied head "
+                f"the tensor {HEAD} is not the token table {table}: a run trains a tied head "
                 "(tie_word_embeddings)"
             )
+
+    def tensors(self, fragment: Fragment) -> list[TransformersTensor]:
+        """List a fragment's tensors under their names in transformers."""
+        return self._format.tensors(fragment)
 
     def read(self, tensor: TransformersTensor) -> Tensor:
         """Read a tensor as fp32 in our orientation.
@@ -164,7 +169,7 @@ class _WeightFiles:
         Raises:
             StateError: It has another shape or type, or numbers that a run cannot represent.
         """
-        values = self._read(tensor.name.removeprefix(PREFIX))
+        values = self._read(tensor.name.removeprefix(self._format.prefix))
         if list(values.shape) != tensor.shape:
             raise StateError(
                 f"the tensor {tensor.name} has the shape {list(values.shape)}, "
@@ -213,10 +218,9 @@ def _weight_paths(folder: Path) -> Iterator[Path]:
 def _read_fragment(files: _WeightFiles, fragment: Fragment) -> Tensor:
     """Return a fragment as int32 [n] units; padding is zero."""
     units = torch.zeros(fragment.size, dtype=torch.int32)
-    for tensor in transformers_tensors(fragment):
-        slot = tensor.slot
+    for tensor in files.tensors(fragment):
         values = files.read(tensor).reshape(-1).double().mul_(1 << UNIT_BITS).round_()
-        units[slot.offset : slot.offset + slot.size] = values.int()
+        units[tensor.offset : tensor.offset + values.numel()] = values.int()
     return units
 
 

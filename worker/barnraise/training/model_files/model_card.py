@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from barnraise.formats import format_parameters
 from barnraise.spec import ModelSpec, RunSpec
+from barnraise.spec.architectures import architecture_of
+from barnraise.training.model_files.transformers_formats import format_of
 
 CARD_FILE = "README.md"
 SOURCE_NAMES = {
@@ -37,7 +39,7 @@ def write_card(facts: CardFacts) -> str:
         "license": facts.licence,
         "library_name": "transformers",
         "pipeline_tag": "text-generation",
-        "tags": ["gpt2", "barnraise"],
+        "tags": [_model_type(spec.model), "barnraise"],
     }
     if spec.text.source == "huggingface":
         header["datasets"] = [_dataset_of(spec.text.places[0])]
@@ -103,9 +105,14 @@ def _describe_loss(validation: tuple[int, float] | None) -> str:
 
 def _describe_model(model: ModelSpec) -> str:
     return (
-        f"GPT-2: {format_parameters(model.parameters)}, {model.layers} layers, width "
-        f"{model.width}, {model.heads} heads, context {model.context:,}"
+        f"{architecture_of(model).title}: {format_parameters(model.parameters)}, {model.layers} "
+        f"layers, width {model.width}, {model.heads} heads, context {model.context:,}"
     )
+
+
+def _model_type(model: ModelSpec) -> str:
+    """Return the transformers library's name of the architecture."""
+    return format_of(model).model_config(model, 0, "float32")["model_type"]
 
 
 def _strip_markup(text: str) -> str:

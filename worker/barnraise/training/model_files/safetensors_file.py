@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from barnraise.models.gpt2 import views
+from barnraise.models.weights import views
 from barnraise.spec import Fragment
-from barnraise.training.model_files.gpt2_names import transformers_tensors
+from barnraise.training.model_files.transformers_tensor import TransformersTensor
 
 DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16"}
 
@@ -25,6 +25,7 @@ def write_fragments(
     path: Path,
     fragments: Sequence[Fragment],
     load: Callable[[Fragment], Tensor],
+    tensors: Callable[[Fragment], list[TransformersTensor]],
     dtype: torch.dtype,
 ) -> None:
     """Write fragments under their names in transformers.
@@ -33,12 +34,13 @@ def write_fragments(
         path: the file.
         fragments: what to write.
         load: loads one fragment, when it is its turn.
+        tensors: lists a fragment's tensors under their names.
         dtype: of the written values, a key of `DTYPES`.
     """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for fragment in fragments:
-        for tensor in transformers_tensors(fragment):
+        for tensor in tensors(fragment):
             end = offset + dtype.itemsize * math.prod(tensor.shape)
             header[tensor.name] = {
                 "dtype": DTYPES[dtype],
@@ -52,9 +54,8 @@ def write_fragments(
         file.write(len(text).to_bytes(8, "little") + text)
         for fragment in fragments:
             weights = views(fragment, load(fragment))
-            for tensor in transformers_tensors(fragment):
-                values = weights[tensor.slot.name]
-                values = values.t() if tensor.is_transposed else values
+            for tensor in tensors(fragment):
+                values = tensor.view(weights)
                 file.write(little_endian_bytes(values.to(dtype).contiguous()))
             del weights  # free it before the next fragment is loaded
         file.flush()

@@ -9,8 +9,9 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
+from barnraise.spec import MAX_VOCABULARY
 from barnraise.text.tokenizer import END_BYTE, END_TOKEN, find_end_token, load_tokenizer
-from barnraise.text.tokenizer_file import MAX_VOCABULARY, read_tokenizer_file
+from barnraise.text.tokenizer_file import read_tokenizer_file
 
 TOKENIZER_FILE, TOKENIZER_CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
 SHOWN = "the run's tokenizer"

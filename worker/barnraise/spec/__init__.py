@@ -16,9 +16,20 @@ from typing import Any, TypeVar, cast
 from urllib.parse import SplitResult, urlsplit
 
 from barnraise.errors import SpecError
+from barnraise.spec.architectures import ARCHITECTURES, architecture_of
+from barnraise.spec.model_dimensions import (
+    LATER_FIELDS,
+    ModelDimensions,
+    TensorKind,
+    TensorShape,
+    field_metadata,
+)
+from barnraise.spec.model_dimensions import (
+    UNIT_BITS as UNIT_BITS,  # which most files know from here
+)
+from barnraise.spec.presets import FAMILIES
 
 FORMAT = 1  # of the spec and of every update; a new format is a new run
-UNIT_BITS = 26  # the anchor's fixed point: one unit is 2**-26
 # Fragments are multiples of so many elements: fused AdamW differs in the last bits on odd tails.
 ALIGN = 64
 TENSOR_ALIGN = 16  # elements: every tensor starts on a 64-byte boundary
@@ -49,21 +60,18 @@ _LARGEST = r"[1-9]\d{0,2}|[1-3]\d{3}|40[0-8]\d|409[0-5]"  # from 1 to 4,095
 MAX_PROMPTS, PROMPT_LENGTH = 5, 160  # for samples; a spec stays short
 MAX_PROMPT_TOKENS = 192  # of a prompt; of a longer one the last
 MAX_SHARD_TOKENS = 1 << 28
-MAX_TOKENIZER_BYTES = 8 << 20  # of a tokenizer.json; one of 65,536 tokens has 3 to 6 MB
+MAX_VOCABULARY = 1 << 18
+MAX_CONTEXT = 16_384  # tokens
+MAX_TOKENIZER_BYTES = 24 << 20  # of a tokenizer.json; one of 151,936 tokens has 7 to 12 MB
 AUTO = "auto"  # each author chooses compression and round length by its uplink
 CODEC = re.compile(rf"dense(?P<dense>[248])|top(?P<kept>{_LARGEST})x(?P<bits>[248])", re.ASCII)
 
 Value = TypeVar("Value")
 
 
-def _metadata(label: str, note: str = "") -> dict[str, str]:
-    """Return what forms show of a field: its label, and a sentence of help."""
-    return {"label": label, "help": note}
-
-
 def _shown(default: Value, label: str, note: str = "") -> Value:
     """Return a dataclass field with a default, and with a label and help text for forms."""
-    return cast(Value, field(default=default, metadata=_metadata(label, note)))
+    return cast(Value, field(default=default, metadata=field_metadata(label, note)))
 
 
 @dataclass(frozen=True)
@@ -76,6 +84,8 @@ class Slot:
         offset: elements from the fragment's start.
         initial: its initial values: "normal", "ones" or "zeros".
         deviation: the standard deviation of "normal", in units of 2**-26.
+        kind: what the tensor is to an optimizer; see `TensorShape`.
+        parts: of a matrix that holds several, one above another: the rows of each.
     """
 
     name: str
@@ -83,6 +93,8 @@ class Slot:
     offset: int
     initial: str = "zeros"
     deviation: int = 0
+    kind: TensorKind = "matrix"
+    parts: tuple[int, ...] = ()
 
     @property
     def size(self) -> int:
@@ -108,89 +120,51 @@ class Fragment:
 
 
 @dataclass(frozen=True)
-class ModelSpec:
-    """A GPT as in GPT-2 and GPT-3: pre-LayerNorm, learned positions, GELU, tied head."""
-
-    layers: int = field(metadata=_metadata("Layers"))
-    width: int = field(metadata=_metadata("Width", "Must be divisible by the heads."))
-    heads: int = field(metadata=_metadata("Heads"))
-    context: int = field(metadata=_metadata("Context", "Tokens the model attends to."))
-    vocabulary: int = field(metadata=_metadata("Vocabulary", "Number of tokens in the tokenizer."))
+class ModelSpec(ModelDimensions):
+    """A model: the numbers that its architecture needs."""
 
     @property
     def parameters(self) -> int:
-        """Return the number of trained weights, without padding; the tied head counts once."""
-        return sum(slot.size for fragment in self.fragments() for slot in fragment.slots)
+        """Return the number of trained weights, without padding; a tied head counts once."""
+        architecture = architecture_of(self)
+        ends = (*architecture.embedding_tensors(self), *architecture.final_tensors(self))
+        in_blocks = self.layers * architecture.block_parameters(self)
+        return in_blocks + sum(tensor.size for tensor in ends)
 
     def fragments(self) -> tuple[Fragment, ...]:
         """Return the parameter vector's layout: embedding, one fragment a block, final norm."""
-        narrow = self.deviation(1)
-        # As in GPT-2, weights that feed the residual stream start smaller in deeper models.
-        deep = self.deviation(2 * self.layers)
-        d = self.width
-        embedding = [
-            ("token", (self.vocabulary, d), narrow),
-            ("position", (self.context, d), narrow // 2),
-        ]
-        block = [
-            ("norm1.weight", (d,), "ones"),
-            ("norm1.bias", (d,), "zeros"),
-            ("qkv.weight", (3 * d, d), narrow),
-            ("qkv.bias", (3 * d,), "zeros"),
-            ("out.weight", (d, d), deep),
-            ("out.bias", (d,), "zeros"),
-            ("norm2.weight", (d,), "ones"),
-            ("norm2.bias", (d,), "zeros"),
-            ("up.weight", (4 * d, d), narrow),
-            ("up.bias", (4 * d,), "zeros"),
-            ("down.weight", (d, 4 * d), deep),
-            ("down.bias", (d,), "zeros"),
-        ]
-        final = [("norm.weight", (d,), "ones"), ("norm.bias", (d,), "zeros")]
+        architecture = architecture_of(self)
+        block = architecture.block_tensors(self)
         named = [
-            ("embedding", embedding),
+            ("embedding", architecture.embedding_tensors(self)),
             *((f"block.{i}", block) for i in range(self.layers)),
-            ("final", final),
+            ("final", architecture.final_tensors(self)),
         ]
         return tuple(_lay_out(index, name, tensors) for index, (name, tensors) in enumerate(named))
 
-    @staticmethod
-    def deviation(depth: int) -> int:
-        """Return 0.02 / √depth in units of 2**-26, computed with integers only."""
-        return math.isqrt((1 << 2 * UNIT_BITS) // (2500 * depth))
 
-
-def _lay_out(
-    index: int, name: str, tensors: Sequence[tuple[str, tuple[int, ...], int | str]]
-) -> Fragment:
-    """Lay out the tensors (name, shape, deviation or kind of initial values) of one fragment."""
+def _lay_out(index: int, name: str, tensors: Sequence[TensorShape]) -> Fragment:
+    """Lay out the tensors of one fragment."""
     slots: list[Slot] = []
     offset = 0
-    for tensor, shape, initial in tensors:
+    for tensor in tensors:
+        initial, deviation = tensor.initial, 0
         if isinstance(initial, int):
-            slots.append(Slot(tensor, shape, offset, "normal", initial))
-        else:
-            slots.append(Slot(tensor, shape, offset, initial))
-        offset = -(-(offset + math.prod(shape)) // TENSOR_ALIGN) * TENSOR_ALIGN
+            initial, deviation = "normal", initial
+        slots.append(
+            Slot(tensor.name, tensor.shape, offset, initial, deviation, tensor.kind, tensor.parts)
+        )
+        offset = -(-(offset + tensor.size) // TENSOR_ALIGN) * TENSOR_ALIGN
     return Fragment(index, name, tuple(slots), -(-offset // ALIGN) * ALIGN)
 
 
-# Presets: (layers, width, heads, context), GPT-2 from Radford et al. 2019, GPT-3 from Brown et al.
-# 2020, table 2.1. There the 13B model is 5,140 wide with 40 heads; 5,120 divides evenly.
-_SHAPES = {
-    "gpt-nano": (4, 128, 4, 128),
-    "gpt-micro": (6, 256, 8, 256),
-    "gpt-mini": (8, 512, 8, 512),
-    "gpt2-124m": (12, 768, 12, 1024),
-    "gpt2-355m": (24, 1024, 16, 1024),
-    "gpt2-774m": (36, 1280, 20, 1024),
-    "gpt2-1.5b": (48, 1600, 25, 1024),
-    "gpt3-1.3b": (24, 2048, 16, 2048),
-    "gpt3-2.7b": (32, 2560, 32, 2048),
-    "gpt3-6.7b": (32, 4096, 32, 2048),
-    "gpt3-13b": (40, 5120, 40, 2048),
-    "gpt3-175b": (96, 12288, 96, 2048),
-}
+_PRESETS = {name: fields for family in FAMILIES.values() for name, fields in family.items()}
+PRESETS = tuple(_PRESETS)
+
+
+def token_bytes(vocabulary: int) -> int:
+    """Return the bytes in which each token of a text is stored."""
+    return 2 if vocabulary <= 1 << 16 else 4
 
 
 def preset(name: str, vocabulary: int | None = None) -> ModelSpec:
@@ -198,19 +172,17 @@ def preset(name: str, vocabulary: int | None = None) -> ModelSpec:
 
     Args:
         name: one of `PRESETS`.
-        vocabulary: by default 2,048 below GPT-2 and 50,257 from there on.
+        vocabulary: another one than the preset's.
 
     Raises:
         SpecError: There is no such preset.
     """
-    if name not in _SHAPES:
+    if name not in _PRESETS:
         raise SpecError(
-            {"model": f"there is no preset '{name}'; the presets are {', '.join(_SHAPES)}"}
+            {"model": f"there is no preset '{name}'; the presets are {', '.join(PRESETS)}"}
         )
-    return ModelSpec(*_SHAPES[name], vocabulary or (2048 if name.startswith("gpt-") else 50257))
-
-
-PRESETS = tuple(_SHAPES)
+    model = ModelSpec(**_PRESETS[name])
+    return dataclasses.replace(model, vocabulary=vocabulary) if vocabulary else model
 
 
 @dataclass(frozen=True)
@@ -393,6 +365,9 @@ class RunSpec:
             del raw["prompts"]
         if self.assumed == Assumptions():
             del raw["assumed"]
+        for name in LATER_FIELDS:
+            if raw["model"][name] == getattr(ModelSpec, name):
+                del raw["model"][name]
         for name in MIXING_FIELDS:
             if raw["recipe"][name] == getattr(Recipe, name):
                 del raw["recipe"][name]
@@ -460,6 +435,8 @@ def _convert_value(kind: Any, value: Any, where: str) -> Any:
     """Return a JSON value as a field of this type."""
     if dataclasses.is_dataclass(kind):
         return _build(kind, value, where + ".")
+    if kind is bool and isinstance(value, bool):
+        return value
     if kind is int and isinstance(value, int) and not isinstance(value, bool):
         return value
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
@@ -472,7 +449,7 @@ def _convert_value(kind: Any, value: Any, where: str) -> Any:
         and all(isinstance(v, str) for v in value)
     ):
         return tuple(value)
-    wanted = "a number" if kind in (int, float) else "text"
+    wanted = {int: "a number", float: "a number", bool: "true or false"}.get(kind, "text")
     raise SpecError({where: f"must be {wanted}, not {json.dumps(value)[:40]}"})
 
 
@@ -534,21 +511,33 @@ def model_problems(model: ModelSpec) -> dict[str, str]:
 
 
 def _check_model(model: ModelSpec, problems_found: _Problems) -> None:
-    problems_found.check_range("model.layers", model.layers, 1, 256, "the number of layers")
-    problems_found.check_range("model.width", model.width, 16, 65_536, "the width")
-    problems_found.check_range("model.heads", model.heads, 1, 512, "the number of heads")
-    problems_found.check_range("model.context", model.context, 8, 16_384, "the context, in tokens,")
-    problems_found.check_range("model.vocabulary", model.vocabulary, 256, 65_536, "the vocabulary")
-    if (
-        "model.heads" not in problems_found
-        and "model.width" not in problems_found
-        and model.width % model.heads
-    ):
+    ranges = (
+        ("layers", 1, 256, "the number of layers"),
+        ("width", 16, 65_536, "the width"),
+        ("heads", 1, 512, "the number of heads"),
+        ("context", 8, MAX_CONTEXT, "the context, in tokens,"),
+        ("vocabulary", 256, MAX_VOCABULARY, "the vocabulary"),
+        ("key_value_heads", 0, 512, "the number of key-value heads"),
+        ("head_size", 0, 1_024, "the size of a head"),
+        ("hidden", 0, 1 << 20, "the feed-forward width"),
+        ("rope_theta", 1.0, 1e9, "the rotary base"),
+        ("norm_epsilon", 1e-12, 1e-2, "the norm epsilon"),
+    )
+    for name, low, high, label in ranges:
+        problems_found.check_range(f"model.{name}", getattr(model, name), low, high, label)
+    names = tuple(ARCHITECTURES)
+    problems_found.check_choice("model.architecture", model.architecture, names, "the architecture")
+    sizes = {"model.heads", "model.width", "model.head_size"}
+    if not (sizes & set(problems_found) or model.head_size) and model.width % model.heads:
         divisors = [h for h in range(1, model.width + 1) if model.width % h == 0]
         best = min(divisors, key=lambda h: abs(h - model.heads))
         problems_found["model.heads"] = (
             f"the width ({model.width}) must be divisible by the heads ({model.heads}); try {best}"
         )
+    if problems_found:
+        return
+    for name, sentence in architecture_of(model).problems(model).items():
+        problems_found[f"model.{name}"] = sentence
 
 
 def _check_text(text: TextSpec, model: ModelSpec, problems_found: _Problems) -> None:
