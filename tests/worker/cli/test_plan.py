@@ -10,6 +10,7 @@ from helpers.worker.command_line import invoke
 
 from barnraise.cli import plan
 from barnraise.errors import PlanError, SpecError, StateError
+from barnraise.planning.hardware import FP32_SHARE
 
 HARDWARE = cpu_machine(name="a [small] machine", disk_read=2e9)
 SMALL_MACHINE = ("--model", "gpt2-1.5b", "--memory", "4GB", "--disk", "90GB")
@@ -74,7 +75,8 @@ def test_plan_for_an_absent_gpu_says_what_it_assumes(home):
 def test_assumed_gpu_has_no_measured_rate_of_the_host():
     host = replace(HARDWARE, logits=((2048, 1e10),))
     gpu = plan.assume_gpu(host, plan.PlanningOptions(), 24 * 10**9)
-    assert not gpu.logits and not gpu.products
+    assert not gpu.logits and [rates.dtype for rates in gpu.products] == ["float32"]
+    assert gpu.products[0].forward == ((1024, FP32_SHARE * gpu.matmul[0][1]),)
     assert gpu.matmul == ((1024, 6e13),) and gpu.to_device == 2e10
 
 
