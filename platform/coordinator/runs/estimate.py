@@ -88,11 +88,11 @@ def plan_for_run(hardware: Hardware, spec: RunSpec) -> Plan:
         PlanError: the machine cannot train the model.
     """
     sequences = min(spec.recipe.step_sequences, MAX_PLANNED_SEQUENCES)
-    return _cached_plan(hardware, spec.model, sequences, spec.recipe.optimizer)
+    return cached_plan(hardware, spec.model, sequences, spec.recipe.optimizer)
 
 
 @lru_cache(maxsize=1024)
-def _cached_plan(hardware: Hardware, model: ModelSpec, sequences: int, optimizer: str) -> Plan:
+def cached_plan(hardware: Hardware, model: ModelSpec, sequences: int, optimizer: str) -> Plan:
     """Plan a step of so many sequences; the same question is planned once."""
     return make_plan(hardware, model, step_sequences=sequences, advise=False, optimizer=optimizer)
 

@@ -222,7 +222,9 @@ class Recipe:
         "Training ends after this many tokens, all machines together. 500M, 0.5B and 20x "
         "(tokens for each parameter) work too.",
     )
-    learning_rate: float = _shown(1e-3, "Learning rate", "Peak value.")
+    learning_rate: float = _shown(
+        1e-3, "Learning rate", "Peak value; empty: 0.001, and twice that with Muon."
+    )
     # A spec's text holds the optimizer and its rate only where they are not the default.
     optimizer: str = _shown(
         ADAMW,
