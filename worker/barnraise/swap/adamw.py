@@ -34,6 +34,7 @@ class AdamWStep:
             as well, fp32 [], so that the host need not wait for the norm.
         found_inf: on a GPU, fp32 []: where it is 1, the step changes nothing.
         matrix_rate: the rate of the matrices that Muon trains; AdamW does not use it.
+        beta2: the decay of the second moment.
     """
 
     fragment: Fragment
@@ -43,6 +44,7 @@ class AdamWStep:
     gradient_divisor: float | Tensor = 1.0
     found_inf: Tensor | None = None
     matrix_rate: float = 0.0
+    beta2: float = BETA2
 
 
 def decay_spans(fragment: Fragment) -> list[tuple[int, int, bool]]:
@@ -71,6 +73,7 @@ class AdamWKernel:
     weight_decay: float
     gradient_divisor: Tensor | None  # fp32 scalar
     found_inf: Tensor | None  # fp32 scalar
+    beta2: float
 
     @classmethod
     def prepare(cls, step: AdamWStep, begin: int, flat: Tensor) -> "AdamWKernel":
@@ -90,6 +93,7 @@ class AdamWKernel:
             weight_decay=step.weight_decay,
             gradient_divisor=divisor,
             found_inf=step.found_inf,
+            beta2=step.beta2,
         )
 
     def apply(self, begin: int, weights: Tensor, gradient: Tensor, m: Tensor, v: Tensor) -> None:
@@ -125,7 +129,7 @@ class AdamWKernel:
             [self.step_count] * len(weights),
             lr=self.learning_rate,
             beta1=BETA1,
-            beta2=BETA2,
+            beta2=self.beta2,
             weight_decay=self.weight_decay if decays else 0.0,
             eps=EPSILON,
             amsgrad=False,
