@@ -1,7 +1,8 @@
 """Decide which trainings compare Muon with AdamW, each tuned over as many cells. Pure.
 
 One machine alone tunes the inner rates; four machines on a full line then vary the outer optimizer
-and the steps of a round with the best of them, beside data parallelism with the same optimizer.
+and the steps of a round with the best of them, and data parallelism has
+the same optimizer.
 Trainings of 4 M parameters are those of BARNRAISE_STUDY=medium.
 """
 

@@ -14,7 +14,7 @@ from barnraise.models.functions import head
 from barnraise.models.weights import Weights, views
 from barnraise.planning.cost_model import newton_schulz_bytes, newton_schulz_flops
 from barnraise.planning.tile_layout import Matrix, lay_out_tiles
-from barnraise.spec import MUON, ModelSpec
+from barnraise.spec import MUON, OPTIMIZERS, ModelSpec
 from barnraise.swap import muon
 from barnraise.swap.adamw import BETA1, BETA2, EPSILON, AdamWStep, sum_of_squares
 from barnraise.swap.precision import units_to_float
@@ -277,6 +277,22 @@ def test_matrices_have_no_second_moment_in_any_state(tmp_path):
     assert state["m.1"].numel() == block.size and state["v.1"].numel() == vectors
     assert state["v.0"].numel() == engine.fragments[0].size
     engine.close()
+
+
+def test_step_moves_a_third_less_between_disk_and_memory(tmp_path):
+    """The embedding is not counted: AdamW trains all of it."""
+    model = ModelSpec(layers=4, width=128, heads=4, context=8, vocabulary=256)
+    moved = []
+    for optimizer in OPTIMIZERS:
+        plan = from_disk(resident(model, clipping="layer"), restart=True, optimizer=optimizer)
+        engine = engine_of(plan, tmp_path / optimizer)
+        before = engine.store.written_today
+        engine.step([sample_text(8, model=model)])
+        engine.executor.drain()
+        ends = plan.total_bytes("moments", 0) + plan.total_bytes("moments", plan.last_fragment)
+        moved.append(engine.store.written_today - before - ends)
+        engine.close()
+    assert moved[1] / moved[0] < 0.69
 
 
 # ---- cost ----------------------------------------------------------------------------------------
