@@ -89,6 +89,22 @@ def test_plan_that_is_impossible_is_one_sentence(home):
         run_plan(home, "--model", "gpt2-1.5b", "--memory", "much")
 
 
+def test_plan_with_muon_prices_its_updates_and_has_less_state(home):
+    command = ("--model", "gpt2-124m", "--sequences", "2")
+    adamw, muon = (
+        json.loads(run_plan(home, *command, "--optimizer", name, "--json"))
+        for name in ("adamw", "muon")
+    )
+    assert muon["optimizer"] == "muon" and muon["step_seconds"] > 1.1 * adamw["step_seconds"]
+    states = [sum(fields["state_bytes"]["moments"].values()) for fields in (adamw, muon)]
+    assert states[1] < 0.7 * states[0]
+    assert "Muon, its momentum in 32 bits" in run_plan(home, *command, "--optimizer", "muon")
+    with pytest.raises(StateError, match="--optimizer: must be one of adamw, muon; 'lion' is not"):
+        run_plan(home, *command, "--optimizer", "lion")
+    with pytest.raises(PlanError, match="Muon's momentum is stored in 32 bits: leave out --mom"):
+        run_plan(home, *command, "--optimizer", "muon", "--moments-8bit")
+
+
 def test_plan_that_waits_for_the_next_day_names_what_lifts_the_limit(home):
     output = " ".join(run_plan(home, *SMALL_MACHINE).split())
     assert "it may write 32.2 GB a day" in output and "limited by disk writes a day" in output
