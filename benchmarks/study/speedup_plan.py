@@ -8,6 +8,8 @@ line carries as many rounds, and the worker's own ladder chooses length and comp
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from muon_plan import QUICK_STEPS as MUON_QUICK_STEPS
+from muon_plan import MuonPlan
 from study_case import Case
 from study_model import SIZE, STEP_TOKENS
 from study_plan import Results, Stage
@@ -127,7 +129,15 @@ class SpeedupPlan:
 
     def stages(self) -> list[Stage]:
         """Return the stages; each gives its cases when all earlier ones are measured."""
-        return [self.quick_cases] if self.quick else [self.first_seed, self.further_seeds]
+        if self.quick:
+            return [self.quick_cases]
+        muon = [self.muon.tune, self.muon.compare, self.muon.repeat]
+        return [self.first_seed, *muon, self.further_seeds]
+
+    @property
+    def muon(self) -> MuonPlan:
+        """Return the trainings that compare Muon with AdamW."""
+        return MuonPlan(MUON_QUICK_STEPS) if self.quick else MuonPlan()
 
     def first_seed(self, _results: Results) -> list[Case]:
         """Return one machine alone, all cells and the grid, with seed 0."""
@@ -143,6 +153,6 @@ class SpeedupPlan:
         return [replace(case, seed=seed) for seed in SEEDS[1:] for case in cases]
 
     def quick_cases(self, _results: Results) -> list[Case]:
-        """Return eight short trainings, which show little but that all of it runs."""
+        """Return ten short trainings, which show little but that all of it runs."""
         alone = [alone_case(steps) for steps in (QUICK_STEPS, 4 * QUICK_STEPS)]
-        return [*alone, *(cell.case() for cell in self.cells())]
+        return [*alone, *(cell.case() for cell in self.cells()), *self.muon.quick(_results)]

@@ -11,6 +11,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from muon_report import make_muon_table
 from speedup_plan import (
     GRID_LENGTHS,
     GRID_MACHINES,
@@ -21,6 +22,7 @@ from speedup_plan import (
     SpeedupPlan,
     grid_case,
 )
+from steps_to_loss import interpolate_steps
 from study_case import Case
 from study_model import SIZE, STEP_TOKENS
 from study_plan import Results
@@ -32,6 +34,7 @@ from barnraise.planning.speedup import FIT, FIT_VERSION
 
 DOCUMENT = DOCUMENTS / "speedup.md"
 RESULTS = DOCUMENT.with_suffix(".jsonl")
+USUAL = (Case.optimizer, Case.beta2, Case.weight_decay)  # settings of one machine alone
 BEGIN = "<!-- measured: `make study-speedup` writes from here -->"
 
 
@@ -57,23 +60,15 @@ class AloneCurve:
         """Read what is measured."""
         losses: dict[int, float] = {}
         for case in results.cases():
-            if case.kind == "alone" and case.seed == seed:
+            tuned = (case.optimizer, case.beta2, case.weight_decay)
+            if case.kind == "alone" and case.seed == seed and tuned == USUAL:
                 steps = case.tokens // (case.replicas * STEP_TOKENS)
                 losses[steps] = min(results.loss(case), losses.get(steps, math.inf))
         self.points = sorted(losses.items())
 
     def steps_to(self, loss: float) -> float | None:
-        """Return the steps to a loss, interpolated in their logarithm.
-
-        A higher loss than that of the fewest steps counts as theirs; None below the lowest loss.
-        """
-        if self.points and loss > self.points[0][1]:
-            return float(self.points[0][0])
-        for (few, high), (many, low) in zip(self.points, self.points[1:], strict=False):
-            if low <= loss <= high:
-                part = (high - loss) / (high - low)
-                return math.exp(math.log(few) + part * math.log(many / few))
-        return None
+        """Return the steps to a loss; see `interpolate_steps`."""
+        return interpolate_steps(self.points, loss)
 
 
 def measure_speedup(results: Results, case: Case, steps: int) -> Speedup | None:
@@ -141,7 +136,8 @@ def write_document(plan: SpeedupPlan, results: Results) -> None:
     write_atomically(FIT, (json.dumps(fit, indent=1) + "\n").encode())
     figures = json.dumps(compute_figures(plan, results) | {"missing": "see below"})
     sections = [f"`{figures}`", make_cell_table(plan, results), make_grid_table(results)]
-    sections += [make_alone_table(results), list_missing(plan, results)]
+    sections += [make_alone_table(results), make_muon_table(plan.muon, results)]
+    sections.append(list_missing(plan, results))
     before, _, rest = DOCUMENT.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
     measured = "\n\n".join(section for section in sections if section)

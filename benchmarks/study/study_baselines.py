@@ -53,7 +53,7 @@ def train_parallel(case: Case) -> dict[str, Any]:
     The gradients of data parallelism would cross the network each step, 4 bytes a parameter. One
     replica alone takes as many steps, each of its own text only.
     """
-    machine, curve = Replica(case.optimizer), LossCurve(case.tokens)
+    machine, curve = Replica(case), LossCurve(case.tokens)
     machine.flat.copy_(units_to_float(initial_units(case.seed)))
     replicas = 1 if case.kind == "alone" else case.replicas
     steps = case.tokens // (case.replicas * STEP_TOKENS)
@@ -73,7 +73,7 @@ def train_diloco(case: Case) -> dict[str, Any]:
     After H local steps the mean of all changes goes through Nesterov's momentum; everybody waits
     for everybody.
     """
-    machines = [Replica(case.optimizer) for _ in range(case.replicas)]
+    machines = [Replica(case) for _ in range(case.replicas)]
     anchor, momentum = units_to_float(initial_units(case.seed)), zeros()
     curve = LossCurve(case.tokens)
     steps = case.tokens // (case.replicas * STEP_TOKENS)

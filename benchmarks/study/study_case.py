@@ -26,6 +26,9 @@ class Case:
     replicas: int = 4
     rate: float = 2e-3  # the inner optimizer's learning rate
     optimizer: str = "adamw"  # or "muon"
+    matrix_rate: float | None = None  # Muon's, of the matrices; None: 2.5 times the rate
+    beta2: float = 0.95  # AdamW's
+    weight_decay: float = 0.1
     steps: int = 10  # H: steps a round of a machine of average speed
     form: str = "dense2"  # the compression scheme
     decay: float = 1.0  # β of the error feedback

@@ -1,7 +1,7 @@
 """The model and text of the study: a byte-level GPT on the standard library's source.
 
-All parameters lie in one flat buffer. There are 0.63 M of them, or 32 M, on a GPU where there is
-one, if the environment has BARNRAISE_STUDY=large.
+All parameters lie in one flat buffer. There are 0.63 M of them; 4 M if the environment has
+BARNRAISE_STUDY=medium; or 32 M, on a GPU where there is one, with BARNRAISE_STUDY=large.
 """
 
 import os
@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from blake3 import blake3
+from study_case import Case
 from torch import Tensor
 
 from barnraise.durable_io import write_atomically
@@ -20,10 +21,12 @@ from barnraise.ledger.anchor import initial_weights
 from barnraise.models import gpt2
 from barnraise.models.functions import head
 from barnraise.models.weights import Weights, views
+from barnraise.planning.tile_layout import lay_out_tiles
 from barnraise.protocol.coordinator_messages import TextManifest
-from barnraise.spec import Fragment, ModelSpec, Recipe, TextSpec
+from barnraise.spec import MATRIX_RATE_RATIO, MUON, ModelSpec, Recipe, TextSpec
 from barnraise.swap.adamw import AdamWKernel, AdamWStep
 from barnraise.swap.lr_schedule import learning_rate_scale
+from barnraise.swap.muon_moments import MuonMoments
 from barnraise.text import shards
 from barnraise.text.batches import TokenDataset
 from barnraise.text.stdlib_text import read_stdlib
@@ -42,6 +45,7 @@ class Scale:
 LARGE_DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SCALES = {
     "small": Scale(ModelSpec(layers=3, width=128, heads=4, context=64, vocabulary=256), 8),
+    "medium": Scale(ModelSpec(layers=5, width=256, heads=4, context=128, vocabulary=256), 8),
     "large": Scale(
         ModelSpec(layers=10, width=512, heads=8, context=256, vocabulary=256), 16, LARGE_DEVICE
     ),
@@ -56,7 +60,6 @@ ENDS = [0, *accumulate(fragment.size for fragment in FRAGMENTS)]
 SLICES = [slice(begin, end) for begin, end in pairwise(ENDS)]  # of each fragment in the flat buffer
 SIZE = ENDS[-1]  # parameters
 CLIP_NORM = 1.0
-WEIGHT_DECAY = 0.1
 WARMUP_STEPS = 20  # of a replica that joined late
 FOLDER = Path(__file__).resolve().parents[2] / "build" / "study"
 RUN = "01890000-0000-7000-8000-000000000001"
@@ -109,20 +112,28 @@ def rate_scale(tokens: float, budget: int) -> float:
 class Replica:
     """Weights, their gradient and the inner optimizer's moments, fp32 [SIZE] each."""
 
-    def __init__(self, optimizer: str = "adamw") -> None:
-        """Create a replica of zeros with this inner optimizer, "adamw" or "muon"."""
+    def __init__(self, case: Case) -> None:
+        """Create a replica of zeros with a training's inner optimizer."""
         self.flat, self.gradient, self.m, self.v = (zeros() for _ in range(4))
-        self.optimizer = optimizer
+        self._case = case
+        self._gradient_divisor = 1.0
         self.steps = 0
         self.warmup_steps_left = 0
         self._weights = [_view_leaves(i, self.flat, self.gradient) for i in range(len(FRAGMENTS))]
 
     def compute_gradient(self, tokens: Tensor) -> float:
-        """Compute the clipped gradient of a batch, and return its loss."""
+        """Compute the gradient of a batch, and return its loss.
+
+        It is clipped at once for AdamW, as always; with Muon in the step, but for the matrices.
+        """
         self.gradient.zero_()
         loss = _compute_loss(self._weights, tokens)
         loss.backward()
-        self.gradient.div_(max(1.0, float(self.gradient.norm()) / CLIP_NORM))
+        divisor = max(1.0, float(self.gradient.norm()) / CLIP_NORM)
+        if self._case.optimizer == MUON:
+            self._gradient_divisor = divisor
+        else:
+            self.gradient.div_(divisor)
         return loss.item()
 
     @torch.no_grad()
@@ -131,14 +142,28 @@ class Replica:
         self.steps += 1
         rate *= 1 - self.warmup_steps_left / (WARMUP_STEPS + 1)
         self.warmup_steps_left = max(0, self.warmup_steps_left - 1)
+        case = self._case
+        matrix_rate = (
+            MATRIX_RATE_RATIO * case.rate if case.matrix_rate is None else case.matrix_rate
+        )
         for fragment, piece in zip(FRAGMENTS, SLICES, strict=True):
             weights, gradient, m, v = (
                 buffer[piece] for buffer in (self.flat, self.gradient, self.m, self.v)
             )
-            if self.optimizer == "muon" and fragment.name.startswith("block"):
-                _muon_step(fragment, weights, gradient, m, rate)
+            step = AdamWStep(
+                fragment,
+                self.steps,
+                rate,
+                case.weight_decay,
+                self._gradient_divisor,
+                matrix_rate=rate / case.rate * matrix_rate,
+                beta2=case.beta2,
+            )
+            (layout,) = lay_out_tiles(fragment, fragment.size, case.optimizer)
+            if layout.matrices:
+                moments = MuonMoments(m, v[: layout.second_moments], None, None, layout)
+                moments.update(step, 0, weights, gradient)
             else:
-                step = AdamWStep(fragment, self.steps, rate, WEIGHT_DECAY)
                 AdamWKernel.prepare(step, 0, weights).apply(0, weights, gradient, m, v)
 
     @torch.no_grad()
@@ -180,28 +205,3 @@ def _compute_loss(weights: list[Weights], tokens: Tensor) -> Tensor:
         x = gpt2.block(block, x, MODEL)
     logits = head(weights[-1], weights[0]["token"], x, MODEL)
     return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
-
-
-def _muon_step(fragment: Fragment, flat: Tensor, gradient: Tensor, m: Tensor, rate: float) -> None:
-    """Update a block's matrices by Muon (Jordan et al. 2024).
-
-    The scale is that of Liu et al. 2025, so that AdamW's rates fit. Norms and biases follow the
-    sign of their momentum.
-    """
-    m.mul_(0.95).add_(gradient)
-    nesterov = gradient.add(m, alpha=0.95)
-    for slot in fragment.slots:
-        piece = slice(slot.offset, slot.offset + slot.size)
-        if len(slot.shape) < 2:
-            flat[piece].sub_(nesterov[piece].sign(), alpha=0.2 * rate)
-            continue
-        matrix = nesterov[piece].view(slot.shape)
-        is_wide = slot.shape[0] <= slot.shape[1]
-        wide = matrix if is_wide else matrix.T
-        x = wide / (wide.norm() + 1e-7)
-        for _ in range(5):
-            square = x @ x.T
-            x = 3.4445 * x + (-4.7750 * square + 2.0315 * square @ square) @ x
-        direction = (x if is_wide else x.T).reshape(-1)
-        scale = 0.2 * rate * max(slot.shape) ** 0.5
-        flat[piece].mul_(1 - rate * WEIGHT_DECAY).sub_(direction, alpha=scale)

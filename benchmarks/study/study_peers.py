@@ -116,7 +116,7 @@ class Machine:
         self.number = number
         self.speed = speed
         self.joins_at = joins_at
-        self.replica = Replica(case.optimizer)
+        self.replica = Replica(case)
         self.anchor = initial_units(case.seed)
         self.momentum = zeros()
         self.feedback = zeros(torch.int32)

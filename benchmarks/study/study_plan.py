@@ -178,7 +178,6 @@ class StudyPlan:
             ],
             "replicas": [base, *vary(base, "replicas", 1, 2, 8)],
             "late joiners": [base, replace(base, joins=(0.0, 0.0, 0.25, 0.5))],
-            "inner optimizer": [base, replace(base, optimizer="muon")],
         }
 
     @staticmethod

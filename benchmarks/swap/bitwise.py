@@ -34,9 +34,9 @@ except ImportError:
 
 from barnraise.planning.plan import Plan, tile_elements
 from barnraise.spec import UNIT_BITS, Fragment, ModelSpec, Recipe
-from barnraise.swap.adam_moments import AdamMoments
 from barnraise.swap.arena import page_aligned
 from barnraise.swap.engine import Engine
+from barnraise.swap.muon_moments import view_moments
 from barnraise.swap.state_store import FragmentSequence, StateStore
 
 MODEL = ModelSpec(layers=8, width=16, heads=2, context=8, vocabulary=256)
@@ -196,7 +196,11 @@ def sample_text(model: ModelSpec, sequences: int, seed: int) -> Tensor:
 
 
 def open_engine(plan: Plan, folder: Path | None = None, recipe: Recipe = RECIPE) -> Engine:
-    """Return an engine on a fresh state, in a folder if the plan has a disk."""
+    """Return an engine on a fresh state, in a folder if the plan has a disk.
+
+    It trains with the plan's optimizer.
+    """
+    recipe = replace(recipe, optimizer=plan.optimizer)
     store = StateStore(plan, folder)
     anchor = FragmentSequence(store, "anchor")
     for fragment in plan.fragments:
@@ -223,10 +227,10 @@ def _read_tile(engine: Engine, i: int, t: int) -> list[Tensor]:
     begin, end = plan.tile_bounds(i, t)
     size = end - begin
     weights, record = (
-        store.load_tile(kind, i, t, page_aligned(plan.record_bytes(kind, size)))
+        store.load_tile(kind, i, t, page_aligned(plan.tile_record_bytes(kind, i)[t]))
         for kind in ("weights", "moments")
     )
-    moments = AdamMoments.of(plan, record, size)
+    moments = view_moments(plan, i, t, record)
     dtype = torch.bfloat16 if plan.dtype == "bfloat16" else torch.float32
     master = moments.master(weights[: size * plan.streamed_bytes].view(dtype))
     return [tensor.clone().cpu() for tensor in (master, *moments.to_float32())]

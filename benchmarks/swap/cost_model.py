@@ -19,11 +19,14 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "worker"))
 from barnraise.models import gpt2
 from barnraise.planning import cost_model
 from barnraise.planning.hardware import Hardware, retain_freed_memory
+from barnraise.planning.tile_layout import list_matrices
 from barnraise.spec import ModelSpec, preset
+from barnraise.swap.adamw import AdamWStep
 from barnraise.swap.forward_backward import BlockEnd
 from barnraise.swap.fused_loss import Head, head_step
 from barnraise.swap.hardware_probe import probe
 from barnraise.swap.leaves import Leaves
+from barnraise.swap.muon import update_matrix
 
 # Models, and sequences of their whole context.
 SHAPES = (
@@ -62,7 +65,7 @@ def random_leaves(model: ModelSpec, index: int) -> Leaves:
 
 
 def measure_parts(model: ModelSpec, sequences: int) -> dict[str, float]:
-    """Measure seconds of a block's forward, of its recompute and backward, and of the head."""
+    """Measure a block's forward, its recompute and backward, the head, and a block's Muon."""
     block = random_leaves(model, 1)
     x = torch.randn(sequences, model.context, model.width)
     dy = torch.randn_like(x)
@@ -85,7 +88,22 @@ def measure_parts(model: ModelSpec, sequences: int) -> dict[str, float]:
     head = Head(model, final, token)
     gradient = torch.zeros_like(token)
     seconds["head"] = measure_seconds(lambda: head_step(head, x, targets, 1.0, gradient))
+    seconds["muon"] = measure_seconds(_muon_update(model))
     return seconds
+
+
+def _muon_update(model: ModelSpec) -> Callable[[], None]:
+    """Return a function that updates a block's matrices with Muon."""
+    fragment = model.fragments()[1]
+    weights, gradient, momentum = torch.randn(3, fragment.size).mul_(0.02)
+    step = AdamWStep(fragment, 1, 1e-3, 0.1, matrix_rate=1e-3)
+    pieces = [(matrix, slice(matrix.begin, matrix.end)) for matrix in list_matrices(fragment)]
+
+    def update() -> None:
+        for matrix, piece in pieces:
+            update_matrix(step, matrix, weights[piece], gradient[piece], momentum[piece])
+
+    return update
 
 
 def predict_parts(hardware: Hardware, model: ModelSpec, sequences: int) -> dict[str, float]:
@@ -95,6 +113,9 @@ def predict_parts(hardware: Hardware, model: ModelSpec, sequences: int) -> dict[
         "forward": cost_model.block_forward_seconds(hardware, model, sequences),
         "backward": recompute + cost_model.block_backward_seconds(hardware, model, sequences),
         "head": cost_model.head_seconds(hardware, model, sequences),
+        "muon": cost_model.muon_seconds(
+            hardware, [(m.rows, m.columns) for m in list_matrices(model.fragments()[1])]
+        ),
     }
 
 

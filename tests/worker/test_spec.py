@@ -1,6 +1,8 @@
 """Tests of the run's specification: invalid values give a sentence, and JSON is read strictly."""
 
 import json
+import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -11,6 +13,7 @@ from barnraise.protocol.signing import digest
 from barnraise.spec import (
     DECENTRALIZED_ADAM,
     MIXING_TOPOLOGIES,
+    MUON,
     Assumptions,
     ModelSpec,
     Recipe,
@@ -178,6 +181,37 @@ def test_strategies_that_no_run_can_have_are_refused_with_a_way_out():
     ):
         recipe = replace(Recipe(strategy=DECENTRALIZED_ADAM), **changed)
         assert part in problems(replace(VALID, recipe=recipe))[field]
+
+
+def test_spec_of_adamw_has_the_text_that_it_had_before_muon():
+    assert "optimizer" not in VALID.to_json() and "matrix_rate" not in VALID.to_json()
+    muon = replace(VALID, recipe=Recipe(optimizer=MUON, learning_rate=0.004))
+    assert RunSpec.from_json(muon.to_json()) == muon and "matrix_rate" not in muon.to_json()
+    assert muon.recipe.peak_matrix_rate == pytest.approx(0.01)
+    rated = replace(VALID, recipe=Recipe(optimizer=MUON, matrix_rate=0.02))
+    assert RunSpec.from_json(rated.to_json()) == rated and rated.recipe.peak_matrix_rate == 0.02
+
+
+@pytest.mark.parametrize(
+    ("recipe", "field", "part"),
+    [
+        (Recipe(optimizer="lion"), "recipe.optimizer", "must be one of adamw, muon; 'lion' is not"),
+        (Recipe(matrix_rate=0.01), "recipe.matrix_rate", "leave it empty, or choose.*muon"),
+        (Recipe(optimizer=MUON, matrix_rate=0.0), "recipe.matrix_rate", "above 0 and at most 1"),
+        (Recipe(optimizer=MUON, matrix_rate=1.5), "recipe.matrix_rate", "this is 1.5"),
+        (Recipe(optimizer=MUON, matrix_rate=math.nan), "recipe.matrix_rate", "above 0"),
+        (Recipe(optimizer=MUON, learning_rate=0.5), "recipe.matrix_rate", "this is 1.25"),
+        (
+            Recipe(optimizer=MUON, strategy=DECENTRALIZED_ADAM),
+            "recipe.optimizer",
+            "choose the strategy updates for Muon, or the optimizer adamw",
+        ),
+    ],
+    ids=str,
+)
+def test_optimizer_that_cannot_train_is_refused_with_what_to_change(recipe, field, part):
+    found = problems(replace(VALID, recipe=recipe))
+    assert set(found) == {field} and re.search(part, found[field])
 
 
 def test_removed_strategy_is_refused_in_one_sentence_with_what_to_use():

@@ -68,7 +68,7 @@ def _estimate_machine(
 ) -> MachineEstimate:
     sequences = spec.recipe.step_sequences
     try:
-        plan = cached_plan(hardware, spec.model, min(sequences, MAX_PLANNED_SEQUENCES))
+        plan = plan_for_run(hardware, spec)
     except PlanError as error:
         return MachineEstimate(name, refusal=str(error))
     step_seconds = plan.step_seconds * max(1.0, sequences / MAX_PLANNED_SEQUENCES)
@@ -81,10 +81,20 @@ def _estimate_machine(
     )
 
 
+def plan_for_run(hardware: Hardware, spec: RunSpec) -> Plan:
+    """Plan a step of a run, of at most `MAX_PLANNED_SEQUENCES`.
+
+    Raises:
+        PlanError: the machine cannot train the model.
+    """
+    sequences = min(spec.recipe.step_sequences, MAX_PLANNED_SEQUENCES)
+    return cached_plan(hardware, spec.model, sequences, spec.recipe.optimizer)
+
+
 @lru_cache(maxsize=1024)
-def cached_plan(hardware: Hardware, model: ModelSpec, sequences: int) -> Plan:
+def cached_plan(hardware: Hardware, model: ModelSpec, sequences: int, optimizer: str) -> Plan:
     """Plan a step of so many sequences; the same question is planned once."""
-    return make_plan(hardware, model, step_sequences=sequences, advise=False)
+    return make_plan(hardware, model, step_sequences=sequences, advise=False, optimizer=optimizer)
 
 
 def estimate_run_time(

@@ -4,7 +4,7 @@ The rates are what such machines sustain, not what vendors state. Every machine 
 when it joins.
 """
 
-from barnraise.planning.hardware import Hardware, UpdateRate
+from barnraise.planning.hardware import FP32_SHARE, Hardware, MatmulRates, UpdateRate
 
 GB = 10**9
 T = 1e12  # FLOP/s
@@ -41,6 +41,8 @@ def _describe_gpu(
             ("bfloat16", 8, 56),
         )
     )
+    matmul = ((256, 0.3 * flops), (1024, 0.85 * flops), (4096, flops))
+    in_fp32 = tuple((width, FP32_SHARE * rate) for width, rate in matmul)
     return Hardware(
         device="cuda",
         name=name,
@@ -48,7 +50,8 @@ def _describe_gpu(
         memory=memory,
         device_memory=device_memory,
         dtype="bfloat16",
-        matmul=((256, 0.3 * flops), (1024, 0.85 * flops), (4096, flops)),
+        matmul=matmul,
+        products=(MatmulRates("float32", in_fp32, in_fp32),),
         attention=0.4 * flops,
         elementwise=0.8 * bandwidth,
         to_device=link,

@@ -11,6 +11,7 @@ from typing import Any
 from barnraise.errors import SpecError
 from barnraise.spec import (
     AUTO,
+    MUON,
     Assumptions,
     ModelSpec,
     Recipe,
@@ -25,6 +26,7 @@ from barnraise.spec import (
 # An update may claim the tokens of so many rounds: enough for longer rounds, not for a whole budget
 # at once.
 UPDATE_ROUNDS = 16
+MUON_RATE_RATIO = 2  # the learning rate that is offered with Muon, in AdamW's
 OFFERED = {"recipe.codec": AUTO}  # what forms preselect; the spec's own default is older
 BUDGET, PROMPTS = "recipe.token_budget", "prompts"
 PARTS = {
@@ -47,7 +49,13 @@ FIELDS: dict[str, dataclasses.Field[Any]] = {
 BUDGET_FORM = re.compile(r"([0-9]{0,15}\.?[0-9]{1,15})\s*([kmbt]|x)", re.I)
 FLAGS = {"true": True, "false": False}
 BUDGET_UNITS = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
-TYPE_LABELS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+TYPE_LABELS = {
+    int: "a whole number",
+    float: "a number",
+    float | None: "a number",
+    str: "a text",
+    bool: "true or false",
+}
 
 
 def spec_from_fields(fields: Mapping[str, Any], preset_name: str = "gpt-nano") -> RunSpec:
@@ -92,6 +100,8 @@ def spec_from_fields(fields: Mapping[str, Any], preset_name: str = "gpt-nano") -
         elif not model_problems(model):
             values["recipe"]["token_budget"] = round(budget.factor * model.parameters)
     recipe = Recipe(**values["recipe"])
+    if recipe.optimizer == MUON and "learning_rate" not in values["recipe"]:
+        recipe = dataclasses.replace(recipe, learning_rate=MUON_RATE_RATIO * recipe.learning_rate)
     if "warmup_tokens" not in values["recipe"]:
         warmup_tokens = min(recipe.warmup_tokens, max(0, recipe.token_budget // 20))
         recipe = dataclasses.replace(recipe, warmup_tokens=warmup_tokens)
@@ -191,6 +201,8 @@ def _parse_number(value: Any, type_: Any) -> Any:
     """Read a number as people write it: 1e6, 1_000_000 and 1,000,000 are the same whole number."""
     if type_ is bool:
         return FLAGS[str(value).lower()]
+    if type_ == float | None:  # a value is given
+        type_ = float
     if type_ is str or not isinstance(value, str):
         return type_(value)
     text = normalise_number(value)

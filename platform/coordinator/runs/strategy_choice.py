@@ -5,8 +5,8 @@ import dataclasses
 from barnraise.errors import PlanError
 from barnraise.planning.lines import Line, parse_line
 from barnraise.planning.runtime_model import Choice, StepTime, Swarm, choose_strategy
-from barnraise.spec import AUTO, DECENTRALIZED_ADAM, UPDATES, Recipe, RunSpec
-from coordinator.runs.estimate import MAX_PLANNED_SEQUENCES, cached_plan
+from barnraise.spec import AUTO, DECENTRALIZED_ADAM, MUON, UPDATES, Recipe, RunSpec
+from coordinator.runs.estimate import MAX_PLANNED_SEQUENCES, plan_for_run
 from coordinator.runs.reference_machines import REFERENCE_MACHINES
 
 # With updates, rounds end together by the clock and are published fragment by fragment; the codec
@@ -15,6 +15,10 @@ AUTO_UPDATES = {"strategy": "streams", "codec": AUTO}
 SIGNED_ONLY = (
     "Anyone may join, so machines exchange signed updates, which can be taken out of the model "
     "again."
+)
+ADAM_ONLY = (
+    "Decentralized Adam averages what AdamW has trained; machines that train with Muon exchange "
+    "updates."
 )
 NO_FIGURES = "The expected machine cannot train this model, so nothing is known of its steps."
 
@@ -51,6 +55,8 @@ def resolve_strategy(spec: RunSpec, is_open: bool) -> RunSpec:
         chosen, reason = _recipe_fields(choice), choice.reason
     if is_open and chosen["strategy"] == DECENTRALIZED_ADAM:
         chosen, reason = AUTO_UPDATES, SIGNED_ONLY
+    if spec.recipe.optimizer == MUON and chosen["strategy"] == DECENTRALIZED_ADAM:
+        chosen, reason = AUTO_UPDATES, ADAM_ONLY
     line = parse_line(spec.assumed.line)
     text = f"{describe_strategy(str(chosen['strategy']))} {reason} {_describe_swarm(spec, line)}"
     return dataclasses.replace(
@@ -102,7 +108,7 @@ def _step_time(spec: RunSpec) -> StepTime | None:
         return None
     sequences = spec.recipe.step_sequences
     try:
-        plan = cached_plan(hardware, spec.model, min(sequences, MAX_PLANNED_SEQUENCES))
+        plan = plan_for_run(hardware, spec)
     except PlanError:
         return None
     seconds = plan.step_seconds * max(1.0, sequences / MAX_PLANNED_SEQUENCES)

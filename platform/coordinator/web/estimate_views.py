@@ -20,6 +20,7 @@ from coordinator.fleet.models import Membership
 from coordinator.runs.estimate import MachineEstimate, download_seconds, estimate
 from coordinator.runs.join_policy import Access
 from coordinator.runs.models import Run
+from coordinator.runs.optimizer_choice import OptimizerComparison, compare_optimizers
 from coordinator.runs.reference_machines import REFERENCE_MACHINES
 from coordinator.runs.strategy_choice import resolve_strategy
 from coordinator.web.forms import RunForm
@@ -45,6 +46,7 @@ def estimate_draft(request: AuthenticatedRequest) -> HttpResponse:
     typical = estimate(spec, list(REFERENCE_MACHINES), volunteers)
     own = [(machine.name, measured_hardware(machine)) for machine in latest_machines(request)]
     measured = [(name, hardware) for name, hardware in own if hardware]
+    summary = headline(typical)
     context = {
         "spec": spec,
         "parameters": spec.model.parameters,
@@ -54,7 +56,8 @@ def estimate_draft(request: AuthenticatedRequest) -> HttpResponse:
             ("Typical machines", typical),
         ],
         "auto_reason": resolve_strategy(spec, is_open).assumed.reason,
-        "headline": headline(typical),
+        "headline": summary,
+        "optimizers": compare_on_typical(spec, summary, volunteers),
         "text_size": text_size(spec, _prepared_text(request, spec)),
         "unmeasured": [name for name, hardware in own if not hardware],
         "volunteers": volunteers,
@@ -81,6 +84,16 @@ def headline(typical: list[MachineEstimate]) -> Headline | None:
         return None
     on_home_line = chosen.run_times[0]
     return Headline(chosen.name, on_home_line.seconds, on_home_line.gain.sentence)
+
+
+def compare_on_typical(
+    spec: RunSpec, summary: Headline | None, volunteers: int
+) -> OptimizerComparison | None:
+    """Compare both optimizers on the kind of machine of the first sentence."""
+    if summary is None:
+        return None
+    machine = next(each for each in REFERENCE_MACHINES if each[0] == summary.name)
+    return compare_optimizers(spec, machine, volunteers)
 
 
 def _prepared_text(request: AuthenticatedRequest, spec: RunSpec) -> TextFacts | None:

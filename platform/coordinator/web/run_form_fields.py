@@ -6,10 +6,12 @@ from django import forms
 
 from barnraise.planning.lines import CLUSTER_LINE, HOME_LINE, LINES
 from barnraise.spec import (
+    ADAMW,
     AUTO,
     DECENTRALIZED_ADAM,
     MAX_PROMPTS,
     MIXING_BITS,
+    MUON,
     PROMPT_LENGTH,
     REMOVED_STRATEGIES,
     SCHEDULES,
@@ -96,7 +98,9 @@ ADVANCED = {
         "model.vocabulary",
     ),
     "Optimizer": (
+        "recipe.optimizer",
         "recipe.learning_rate",
+        "recipe.matrix_rate",
         "recipe.schedule",
         "recipe.warmup_tokens",
         "recipe.weight_decay",
@@ -121,7 +125,12 @@ ADVANCED = {
     ),
     "Text and run": ("text.held_out", "text.shard_tokens", "seed", "quorum", "report_every"),
 }
+OPTIMIZER_LABELS = {
+    ADAMW: "AdamW",
+    MUON: "Muon: half the steps, longer ones",
+}
 CHOICES: dict[str, list[tuple[str, str]]] = {  # the first is the default
+    "recipe.optimizer": list(OPTIMIZER_LABELS.items()),
     "recipe.schedule": [(name, name.capitalize()) for name in SCHEDULES],
     "recipe.strategy": list(STRATEGY_LABELS.items()),
     "recipe.mixing_topology": list(TOPOLOGY_LABELS.items()),
@@ -158,6 +167,7 @@ DEFAULT_BUDGET = "2000000"  # tokens
 PLACEHOLDERS = {
     **fields_of_spec(RunSpec(model=preset(DEFAULT_PRESET))),
     "recipe.token_budget": DEFAULT_BUDGET,
+    "recipe.matrix_rate": "",
     "seed": "",
 }
 

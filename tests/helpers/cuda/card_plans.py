@@ -136,7 +136,8 @@ class Life:
 def open_on_card(plan: Plan, folder: Path | None) -> Engine:
     """Return an engine on the fake card of the calling thread."""
     store = StateStore(plan, folder if plan.on_disk else None)
-    return Engine(plan, Recipe(), store, bitwise.HeaderRecorder(), lambda progress: "header")
+    recipe = Recipe(optimizer=plan.optimizer)
+    return Engine(plan, recipe, store, bitwise.HeaderRecorder(), lambda progress: "header")
 
 
 def batches_of(plan: Plan) -> list[torch.Tensor]:

@@ -50,7 +50,8 @@ def tiny_plan(kind: str = "resident", model: ModelSpec = TINY, **more) -> Plan:
 
 
 def engine_of(plan: Plan, folder: Path | None = None, recipe: Recipe = RECIPE) -> Engine:
-    """Return an engine on a fresh state, or on the one in the folder."""
+    """Return an engine on a fresh state, or on the one in the folder, with the plan's optimizer."""
+    recipe = dataclasses.replace(recipe, optimizer=plan.optimizer)
     store = StateStore(plan, folder if plan.on_disk else None)
     anchor, fresh = FragmentSequence(store, "anchor"), store.header is None
     for fragment in plan.fragments if fresh else ():

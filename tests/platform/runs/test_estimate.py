@@ -15,6 +15,7 @@ from barnraise.spec import PRESETS, RunSpec
 from coordinator.fleet.machine_state import HardwareMeasurement
 from coordinator.runs.estimate import estimate, estimate_run_time
 from coordinator.runs.join_policy import JoinPolicy
+from coordinator.runs.optimizer_choice import STEPS_RATIO, compare_optimizers
 from coordinator.runs.reference_machines import LAPTOP, REFERENCE_MACHINES
 from coordinator.runs.spec_form import spec_from_fields
 from coordinator.web.templatetags.barnraise import span
@@ -155,6 +156,33 @@ def test_form_estimates_typical_and_own_machines(
     assert "25 of these, 15 Mb/s up, 112 down" in html and "25 of these, 100 Mb/s" in html
     assert "tokens/s" in html
     assert "pc-2: not measured yet" in html and "pc-3" not in html
+
+
+@pytest.mark.django_db
+def test_form_compares_both_optimizers_at_equal_loss(request_estimate, person):
+    ada = person()
+    fields = {"preset": "gpt2-124m", "recipe.token_budget": "2.4B"}
+    with_adamw = request_estimate(ada, **fields)
+    assert "AdamW (chosen)" in with_adamw and "measured on 0.64 M parameters" in with_adamw
+    with_muon = request_estimate(ada, **fields, **{"recipe.optimizer": "muon"})
+    assert "Muon (chosen)" in with_muon and "AdamW (chosen)" not in with_muon
+    mixing = request_estimate(ada, **fields, **{"recipe.strategy": "decentralized-adam"})
+    assert "To the same loss" not in mixing, "only AdamW trains what is averaged"
+
+
+def test_optimizers_are_compared_with_the_steps_that_each_needs():
+    machine = REFERENCE_MACHINES[1]
+    short = compare_optimizers(build_spec(recipe__step_sequences=2), machine, 1)
+    long = compare_optimizers(build_spec(recipe__step_sequences=64), machine, 1)
+    assert 1.0 < long.step_ratio < 1.1 < short.step_ratio
+    for each in (short, long):
+        ratio = each.muon_seconds / each.adamw_seconds
+        assert ratio == pytest.approx(STEPS_RATIO * each.step_ratio, rel=0.02)
+    muon = compare_optimizers(
+        build_spec(recipe__step_sequences=64, recipe__optimizer="muon"), machine, 1
+    )
+    assert muon.adamw_seconds == pytest.approx(long.adamw_seconds / STEPS_RATIO, rel=0.02)
+    assert muon.muon_seconds < muon.adamw_seconds
 
 
 @pytest.mark.django_db

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from barnraise.errors import SpecError
-from barnraise.spec import PRESETS, RunSpec, preset
+from barnraise.spec import PRESETS, Recipe, RunSpec, preset
 from coordinator.runs.spec_form import TokensPerParameter, parse_budget, spec_from_fields
 
 
@@ -74,6 +74,19 @@ def test_numbers_with_separators_and_suffixes_are_parsed():
         3e-4,
         12,
     )
+
+
+def test_muon_is_offered_with_twice_the_learning_rate():
+    muon = spec_from_fields({"recipe.optimizer": "muon"}).recipe
+    assert muon.learning_rate == 2 * Recipe.learning_rate and muon.matrix_rate is None
+    chosen = {"recipe.optimizer": "muon", "recipe.learning_rate": "4e-3"}
+    assert spec_from_fields(chosen).recipe.peak_matrix_rate == pytest.approx(0.01)
+    rated = spec_from_fields({**chosen, "recipe.matrix_rate": "0.02"}).recipe
+    assert (rated.learning_rate, rated.matrix_rate) == (4e-3, 0.02)
+    with pytest.raises(SpecError, match="must be a number, not 'fast'"):
+        spec_from_fields({**chosen, "recipe.matrix_rate": "fast"})
+    with pytest.raises(SpecError, match="only Muon has a learning rate of its own"):
+        spec_from_fields({"recipe.matrix_rate": "0.02"})
 
 
 @pytest.mark.parametrize("name", PRESETS)

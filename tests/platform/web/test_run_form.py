@@ -67,6 +67,7 @@ def test_run_form_accepts_numbers_as_people_write_them(signed_in):
         ("text.source", "the-pile", "not one of the available choices"),
         ("recipe.token_budget", "-5", "token budget must be between"),
         ("recipe.learning_rate", "nan", "learning rate must be between"),
+        ("recipe.matrix_rate", "0.02", "only Muon has a learning rate of its own"),
         ("quorum", "0", "between 1 and 10,000"),
         ("quorum", "many", "must be a whole number"),
         ("report_every", "0.01", "between 0.2 and 3,600"),

@@ -10,6 +10,7 @@ from helpers.worker.command_line import invoke
 
 from barnraise.cli import plan
 from barnraise.errors import PlanError, SpecError, StateError
+from barnraise.planning.hardware import FP32_SHARE
 
 HARDWARE = cpu_machine(name="a [small] machine", disk_read=2e9)
 SMALL_MACHINE = ("--model", "gpt2-1.5b", "--memory", "4GB", "--disk", "90GB")
@@ -74,7 +75,8 @@ def test_plan_for_an_absent_gpu_says_what_it_assumes(home):
 def test_assumed_gpu_has_no_measured_rate_of_the_host():
     host = replace(HARDWARE, logits=((2048, 1e10),))
     gpu = plan.assume_gpu(host, plan.PlanningOptions(), 24 * 10**9)
-    assert not gpu.logits and not gpu.products
+    assert not gpu.logits and [rates.dtype for rates in gpu.products] == ["float32"]
+    assert gpu.products[0].forward == ((1024, FP32_SHARE * gpu.matmul[0][1]),)
     assert gpu.matmul == ((1024, 6e13),) and gpu.to_device == 2e10
 
 
@@ -85,6 +87,22 @@ def test_plan_that_is_impossible_is_one_sentence(home):
         run_plan(home, "--model", "gpt2-1.5b", "--memory", "4GB", "--disk", "10GB")
     with pytest.raises(StateError, match="'much' is not a size"):
         run_plan(home, "--model", "gpt2-1.5b", "--memory", "much")
+
+
+def test_plan_with_muon_prices_its_updates_and_has_less_state(home):
+    command = ("--model", "gpt2-124m", "--sequences", "2")
+    adamw, muon = (
+        json.loads(run_plan(home, *command, "--optimizer", name, "--json"))
+        for name in ("adamw", "muon")
+    )
+    assert muon["optimizer"] == "muon" and muon["step_seconds"] > 1.1 * adamw["step_seconds"]
+    states = [sum(fields["state_bytes"]["moments"].values()) for fields in (adamw, muon)]
+    assert states[1] < 0.7 * states[0]
+    assert "Muon, its momentum in 32 bits" in run_plan(home, *command, "--optimizer", "muon")
+    with pytest.raises(StateError, match="--optimizer: must be one of adamw, muon; 'lion' is not"):
+        run_plan(home, *command, "--optimizer", "lion")
+    with pytest.raises(PlanError, match="Muon's momentum is stored in 32 bits: leave out --mom"):
+        run_plan(home, *command, "--optimizer", "muon", "--moments-8bit")
 
 
 def test_plan_that_waits_for_the_next_day_names_what_lifts_the_limit(home):

@@ -54,6 +54,8 @@ PLAN_VARIANTS = [
     {"boundaries": "host", "staged": True, "slots": 1},
     {"dtype": "bfloat16", "staged": True, "slots": 2},
     {"dtype": "bfloat16", "staged": True, "slots": 2, "retained_blocks": 2},
+    {"optimizer": "muon"},
+    {"optimizer": "muon", "clipping": "layer", "gradient_slots": 3, "dtype": "bfloat16"},
 ]
 SCHEMES = ["dense8", "dense4", "dense2", "top64x2", "top64x8"]
 

@@ -124,7 +124,7 @@ def test_interrupted_step_ends_after_its_last_change_of_the_state(executor):
 
 
 def test_update_that_waits_for_its_norm_is_not_run(executor):
-    update = PendingUpdate("exact", 1e-3, 1, (), EngineProgress())
+    update = PendingUpdate("exact", 1e-3, 0.0, 1, (), EngineProgress())
     with pytest.raises(AssertionError, match="norm"):
         executor.run(lambda plan, cached: Program(()), update)
     update.clip_to(3.0, 2.0)

@@ -18,6 +18,7 @@ from barnraise.spec.architectures import architecture_of
 
 pytestmark = pytest.mark.xdist_group("fake card")
 
+SMALL = replace(preset("gpt-mini", 50_257), layers=2)
 WIDE = replace(preset("gpt3-1.3b"), layers=3, context=1024)
 # Each tier, way of clipping, form of numbers, kind of residence and place of boundaries occurs.
 PLANS = {
@@ -28,6 +29,7 @@ PLANS = {
     "8-bit moments, fp32, all resident, retained": card_plan(
         resident=4, moments_bits=8, dtype="float32", retained_blocks=2
     ),
+    "Muon, layer, some resident": card_plan(SMALL, 3, clipping="layer", optimizer="muon"),
 }
 # Other combinations of the same kinds, and models of other sizes.
 MORE_PLANS = {
@@ -53,6 +55,10 @@ MORE_PLANS = {
     "none, group": card_plan(WIDE, clipping="none", group=3),
     "disk, some resident": on_disk(card_plan(resident=3), crash_safety="restart"),
     "disk, exact, some resident": on_disk(card_plan(resident=3)),
+    "Muon, disk": on_disk(card_plan(SMALL, optimizer="muon")),
+    "Muon, fp32, all resident": card_plan(
+        SMALL, 4, clipping="none", dtype="float32", optimizer="muon"
+    ),
     "disk, boundaries in RAM": on_disk(card_plan(boundaries="host", clipping="none")),
 }
 SLOW = [pytest.param(plan, marks=pytest.mark.slow, id=name) for name, plan in MORE_PLANS.items()]

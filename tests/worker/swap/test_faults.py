@@ -30,7 +30,7 @@ from helpers.worker.plans import (
 from barnraise.errors import DamageError, StateError
 from barnraise.planning.plan import PAGE
 from barnraise.planning.program import OperationKind
-from barnraise.spec import ModelSpec
+from barnraise.spec import OPTIMIZERS, ModelSpec
 from barnraise.swap.direct_io import DirectFile
 from barnraise.swap.state_store import STATE_FILE
 
@@ -292,10 +292,11 @@ def poison(engine, i: int) -> None:
     engine.executor.invalidate_cached_weights()
 
 
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("clipping", ["layer", "none"])
-def test_non_finite_gradient_drops_the_round_with_finite_moments(clipping, tmp_path):
+def test_non_finite_gradient_drops_the_round_with_finite_moments(clipping, optimizer, tmp_path):
     """Layer-wise clipping finds it after some fragments were updated already."""
-    engine = engine_of(plan_of(clipping=clipping), tmp_path)
+    engine = engine_of(plan_of(clipping=clipping, optimizer=optimizer), tmp_path)
     engine.step([sample_text(model=MODEL)], position=1)
     handlers = engine.executor.handlers
     original = handlers[OperationKind.NORM]

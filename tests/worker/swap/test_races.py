@@ -27,25 +27,46 @@ IN_MEMORY = [
     for retained in (2, 5)
     for formats in FORMATS[:2]
 ]
-ON_DISK = [
-    (dict(resident=resident, clipping=clipping, boundaries=boundaries), weights, safety, {})
-    for clipping in ("exact", "layer", "none")
-    for boundaries in ("device", "host")
-    for resident, weights in ((0, "disk"), (0, "host"), (3, "disk"))
-    for safety in ("exact", "restart")
-] + [
-    # Gradients wait in RAM instead of going to disk.
-    (
-        dict(clipping="exact", boundaries=boundaries, **formats),
-        weights,
-        safety,
-        dict(gradients="host", host_gradient_slots=SMALL.layers),
+MUON = [
+    dict(
+        resident=resident,
+        clipping=clipping,
+        boundaries="device",
+        group=group,
+        optimizer="muon",
+        **formats,
     )
-    for boundaries in ("device", "host")
-    for formats in FORMATS
-    for weights in ("disk", "host")
-    for safety in ("exact", "restart")
+    for clipping in ("layer", "exact")
+    for resident, group in ((3, 1), (0, 2))
+    for formats in FORMATS[:2]
 ]
+ON_DISK = (
+    [
+        (dict(resident=resident, clipping=clipping, boundaries=boundaries), weights, safety, {})
+        for clipping in ("exact", "layer", "none")
+        for boundaries in ("device", "host")
+        for resident, weights in ((0, "disk"), (0, "host"), (3, "disk"))
+        for safety in ("exact", "restart")
+    ]
+    + [
+        (changes, weights, safety, {})
+        for changes in MUON[:4]
+        for weights, safety in (("disk", "exact"), ("host", "restart"))
+    ]
+    + [
+        # Gradients wait in RAM instead of going to disk.
+        (
+            dict(clipping="exact", boundaries=boundaries, **formats),
+            weights,
+            safety,
+            dict(gradients="host", host_gradient_slots=SMALL.layers),
+        )
+        for boundaries in ("device", "host")
+        for formats in FORMATS
+        for weights in ("disk", "host")
+        for safety in ("exact", "restart")
+    ]
+)
 
 
 def plan_of(**changes):
@@ -66,7 +87,7 @@ def test_boundaries_in_ram_have_no_races(card, behind, tmp_path):
     ("changes", "behind"),
     [
         (changes, behind)
-        for changes in IN_MEMORY
+        for changes in [*IN_MEMORY, *MUON]
         # How far the card has come matters to boundaries in RAM alone: nothing else asks for it.
         for behind in ([False, True] if changes["boundaries"] == "host" else [False])
     ],
@@ -74,6 +95,12 @@ def test_boundaries_in_ram_have_no_races(card, behind, tmp_path):
 )
 def test_plans_in_memory_have_no_races(changes, behind, card, tmp_path):
     assert not card(find_races, plan_of(**changes), tmp_path, behind)
+
+
+@FAKE_CARD_GROUP
+def test_muon_of_blocks_in_ram_and_on_disk_has_no_races(card, tmp_path):
+    for plan in (plan_of(**MUON[0]), on_disk(plan_of(**MUON[2]), tile=8192)):
+        assert not card(find_races, plan, tmp_path / plan.crash_safety)
 
 
 @DISK_GROUP

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from barnraise.errors import DamageError, StateError
 from barnraise.planning.plan import PAGE, STATE_KINDS
-from barnraise.spec import ModelSpec
+from barnraise.spec import MUON, ModelSpec
 from barnraise.swap.arena import page_aligned
 from barnraise.swap.state_store import (
     EXCHANGE_KINDS,
@@ -203,6 +203,7 @@ def test_state_with_another_layout_is_refused_with_advice(tmp_path):
         small_plan("restart"),
         small_plan("exact", tile=4096),
         small_plan("exact", moments_bits=8),
+        small_plan("exact", optimizer=MUON),
     ):
         with pytest.raises(
             StateError, match=r"with another layout; give the limits it was created with, or remove"
@@ -336,14 +337,14 @@ def train_and_kill(kind: str, folder: Path, steps: int, more: dict, dice: random
     child.stdout.close()
 
 
-def undisturbed_digest(steps: int) -> str:
-    engine = engine_of(tiny_plan("resident", MODEL))
+def undisturbed_digest(steps: int, optimizer: str) -> str:
+    engine = engine_of(tiny_plan("resident", MODEL, optimizer=optimizer))
     for step in range(steps):
         engine.step([sample_text(seed=step, model=MODEL)], position=step + 1)
     return state_digest(engine)
 
 
-PLACES = ({}, {"weights": ("host",) * 4}, {"staged": True})
+PLACES = ({}, {"weights": ("host",) * 4}, {"staged": True}, {"optimizer": MUON})
 
 
 @pytest.mark.slow  # tests/swarm/test_disk.py kills such a worker too
@@ -355,7 +356,7 @@ def test_exact_run_killed_repeatedly_has_the_undisturbed_bits(more, tmp_path):
         engine = engine_of(small_plan("exact", **more), tmp_path)
         assert engine.store.invalid_kinds == set() and engine.progress.position >= reached + 2
         reached = engine.progress.position
-        assert state_digest(engine) == undisturbed_digest(reached)
+        assert state_digest(engine) == undisturbed_digest(reached, engine.plan.optimizer)
         engine.close()
 
 

@@ -7,11 +7,12 @@ import pytest
 import torch
 from helpers.updates.headers import build_update
 
+from barnraise.errors import StateError
 from barnraise.ledger.anchor import Anchor, fragment_to_bytes
 from barnraise.ledger.ledger import Ledger
 from barnraise.planning.plan import Plan, tile_elements
 from barnraise.protocol.signing import Identity
-from barnraise.spec import ModelSpec, Recipe
+from barnraise.spec import ADAMW, MUON, ModelSpec, Recipe
 from barnraise.swap.engine import Engine
 from barnraise.swap.state_store import FragmentSequence, StateStore
 from barnraise.training.checkpoint import StateHeader
@@ -51,7 +52,8 @@ HEADER = StateHeader(
 def open_engine(folder: Path, plan: Plan) -> tuple[SavedState, Engine]:
     """Open an engine on the saved state of a folder, or on the seed's weights."""
     saved = SavedState(folder, plan)
-    store = saved.open_store(Recipe())
+    recipe = Recipe(optimizer=plan.optimizer)
+    store = saved.open_store(recipe)
     anchor = Anchor(FragmentSequence(store, "anchor"))
     fresh = saved.header is None
     if fresh:
@@ -62,7 +64,7 @@ def open_engine(folder: Path, plan: Plan) -> tuple[SavedState, Engine]:
         fields = {"step": progress.position, "progress": progress_fields(progress)}
         return HEADER.model_copy(update=fields).model_dump_json()
 
-    engine = Engine(plan, Recipe(), store, anchor, describe, progress)
+    engine = Engine(plan, recipe, store, anchor, describe, progress)
     if not fresh and progress is None:
         saved.load_into(engine)
         engine.progress = replace(engine.progress, position=saved.header.step)
@@ -88,9 +90,11 @@ def close_and_read_state(
 @pytest.mark.parametrize(
     "change", ["memory exact", "exact memory", "exact restart", "restart exact", "restart memory"]
 )
-@pytest.mark.parametrize("has_momentum", [True, False])
-def test_change_of_limits_loses_nothing(tmp_path, change, has_momentum):
-    first, second = (PLANS[name] for name in change.split())
+@pytest.mark.parametrize(
+    ("has_momentum", "optimizer"), [(True, ADAMW), (False, ADAMW), (True, MUON)]
+)
+def test_change_of_limits_loses_nothing(tmp_path, change, has_momentum, optimizer):
+    first, second = (replace(PLANS[name], optimizer=optimizer) for name in change.split())
     saved, engine = open_engine(tmp_path, first)
     for step in range(3):
         text = torch.randint(300, (2, 17), generator=torch.Generator().manual_seed(step))
@@ -108,6 +112,18 @@ def test_change_of_limits_loses_nothing(tmp_path, change, has_momentum):
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert (tmp_path / "checkpoint").exists() != (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize("place", PLANS)
+@pytest.mark.parametrize(("saved", "ours"), [(ADAMW, MUON), (MUON, ADAMW)])
+def test_state_of_another_optimizer_is_refused_before_memory_is_taken(
+    place, saved, ours, tmp_path, monkeypatch
+):
+    plan = replace(PLANS[place], optimizer=saved)
+    close_and_read_state(tmp_path, plan, *open_engine(tmp_path, plan))
+    monkeypatch.setattr(StateStore, "_allocate_memory", lambda store: pytest.fail("allocates"))
+    with pytest.raises(StateError, match=f"is of the optimizer {saved}.*trains with {ours}: rem"):
+        open_engine(tmp_path, replace(plan, optimizer=ours))
 
 
 def test_interrupted_move_is_undone_or_completed(tmp_path):

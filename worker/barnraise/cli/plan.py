@@ -20,13 +20,13 @@ from barnraise.errors import StateError
 from barnraise.formats import format_bytes, format_parameters, parse_bytes
 from barnraise.planning import render
 from barnraise.planning.budgets import CONTEXT_BYTES, extend_to_limits
-from barnraise.planning.hardware import Hardware, UpdateRate
+from barnraise.planning.hardware import FP32_SHARE, Hardware, MatmulRates, UpdateRate
 from barnraise.planning.lines import HOME_LINE, Line, parse_line
 from barnraise.planning.plan import Plan
 from barnraise.planning.runtime_model import Choice, StepTime, Swarm, choose_strategy
 from barnraise.planning.search import make_plan
 from barnraise.planning.write_advice import PlanRequest, describe_write_limit
-from barnraise.spec import preset
+from barnraise.spec import ADAMW, OPTIMIZERS, preset
 
 SWARM_PANEL = "Machines that train together"
 GPU_PANEL = "A GPU that is not here (with --device cuda)"
@@ -44,7 +44,7 @@ ASSUMED_UPDATE_RATES = (
 
 @dataclass(frozen=True)
 class PlanningOptions:
-    """A GPU that this machine does not have, and the machines that would train together."""
+    """A GPU that this machine does not have, and the run and machines that would train in it."""
 
     gpu_tflops: Annotated[
         float,
@@ -61,6 +61,7 @@ class PlanningOptions:
             min=1, max=10_000, help="Machines like this one.", rich_help_panel=SWARM_PANEL
         ),
     ] = 10
+    optimizer: Annotated[str, typer.Option(help="Of the run: adamw or muon.")] = ADAMW
     line: Annotated[
         str,
         typer.Option(
@@ -80,6 +81,18 @@ class PlanningOptions:
         except ValueError as error:
             raise StateError(f"--line: {error}") from None
 
+    def check_optimizer(self) -> str:
+        """Return the optimizer.
+
+        Raises:
+            StateError: There is none of that name.
+        """
+        if self.optimizer not in OPTIMIZERS:
+            raise StateError(
+                f"--optimizer: must be one of {', '.join(OPTIMIZERS)}; '{self.optimizer}' is not"
+            )
+        return self.optimizer
+
 
 @expand_option_groups
 def plan(
@@ -97,6 +110,7 @@ def plan(
     """
     shape = preset(model)
     line = assumed.parse_line()
+    optimizer = assumed.check_optimizer()
     state_dir = open_state_dir(machine.home)
     limits = resources.apply_to(state_dir.limits)
     is_for_gpu = machine.device.lower().startswith("cuda")
@@ -118,10 +132,10 @@ def plan(
             "--device cuda assumes a GPU."
         )
     hardware = extend_to_limits(hardware, limits)
-    training_plan = make_plan(hardware, shape, limits, sequences)
+    training_plan = make_plan(hardware, shape, limits, sequences, optimizer=optimizer)
     step = StepTime(training_plan.step_seconds, 0.0, training_plan.step_tokens)
     choice = choose_strategy(Swarm(assumed.machines, shape.parameters, line, step))
-    request = PlanRequest(hardware, shape, limits, sequences)
+    request = PlanRequest(hardware, shape, limits, sequences, optimizer)
     advice = describe_write_limit(request, training_plan)
     if as_json:
         fields = _plan_fields(training_plan, note) | {"advice": advice}
@@ -181,6 +195,7 @@ def assume_gpu(host: Hardware, gpu: PlanningOptions, memory: int) -> Hardware:
     So many bytes of the GPU's `memory` are free.
     """
     flops = gpu.gpu_tflops * 1e12
+    slow = ((1024, FP32_SHARE * flops),)
     link = parse_bytes(gpu.gpu_link)
     updates = tuple(UpdateRate("device", *form) for form in ASSUMED_UPDATE_RATES)
     return dataclasses.replace(
@@ -195,7 +210,7 @@ def assume_gpu(host: Hardware, gpu: PlanningOptions, memory: int) -> Hardware:
         elementwise=700e9,
         to_device=link,
         from_device=link,
-        products=(),
+        products=(MatmulRates("float32", slow, slow),),
         attention_contexts=(),
         attention_heads=(),
         attention_backward=0.4 * flops,

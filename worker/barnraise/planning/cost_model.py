@@ -11,6 +11,7 @@ bfloat16 (`dtype`) products run at that dtype's rate. Each function says what is
 """
 
 import math
+from collections.abc import Sequence
 
 from barnraise.planning.hardware import Hardware, Rates
 from barnraise.spec import ModelSpec
@@ -36,6 +37,10 @@ ATTENTION_BACKWARD = 2.5
 # fixed order. Until it is measured, it is assumed to take this many times as long. Each sequence's
 # heads are split so that all multiprocessors work, and each split has fp32 gradients of its own.
 DETERMINISTIC_BACKWARD = 1.5
+NEWTON_SCHULZ_STEPS = 5
+# Bytes an element that Muon reads and writes around the products: 24 for the momentum, 8 for the
+# norm, 16 for the weights, and in each step the matrix twice and its result once.
+MUON_BYTES = 24 + 8 + 16 + NEWTON_SCHULZ_STEPS * 12
 # Kernels of the head and the embedding on a GPU, by the weights' dtype.
 HEAD_KERNELS = {"float32": 25, "bfloat16": 38}
 MULTIPROCESSORS = 132  # of the largest GPUs
@@ -60,6 +65,12 @@ def attention_flops(model: ModelSpec, sequences: int) -> int:
 def head_flops(model: ModelSpec, sequences: int) -> int:
     """Return the FLOPs of the logits; the backward has twice as many. The embedding has none."""
     return 2 * sequences * model.context * model.width * model.vocabulary
+
+
+def newton_schulz_flops(rows: int, columns: int) -> int:
+    """Return the FLOPs in which Muon orthogonalises a matrix: of m × n, m ≤ n, 5·(4m²n + 2m³)."""
+    m, n = min(rows, columns), max(rows, columns)
+    return NEWTON_SCHULZ_STEPS * (4 * m * m * n + 2 * m**3)
 
 
 # ---- memory --------------------------------------------------------------------------------------
@@ -161,6 +172,14 @@ def embed_peak_bytes(model: ModelSpec, sequences: int) -> int:
     return architecture_of(model).embed_peak_bytes(model, sequences)
 
 
+def newton_schulz_bytes(m: int, n: int) -> int:
+    """Return the bytes in which a matrix of m × n is orthogonalised, in fp32.
+
+    They are the matrix and its successor, the products of its rows, and their polynomial.
+    """
+    return FP32_BYTES * (2 * m * n + 2 * m * m)
+
+
 # ---- seconds -------------------------------------------------------------------------------------
 
 
@@ -242,6 +261,19 @@ def adam_seconds(
 ) -> float:
     """Return the seconds of AdamW over so many parameters."""
     return parameters / hw.update_rate(where, dtype, bits)
+
+
+def muon_seconds(hw: Hardware, shapes: Sequence[tuple[int, int]]) -> float:
+    """Return the seconds of Muon's updates of matrices (rows, columns), where blocks are computed.
+
+    The products are in fp32. Those of a matrix with its own rows run at a width's usual rate.
+    """
+    rates = hw.in_dtype("float32").forward
+    seconds = 0.0
+    for rows, columns in shapes:
+        seconds += newton_schulz_flops(rows, columns) / rate_at(rates, min(rows, columns))
+        seconds += MUON_BYTES * rows * columns / hw.compute_stream
+    return seconds
 
 
 def rate_at(rates: Rates, size: float) -> float:

@@ -28,6 +28,10 @@ Rates = tuple[tuple[int, float], ...]  # (a size, the rate at it), ascending in 
 # a third, some to a tenth, after some tens of gigabytes.
 SUSTAINED_WRITES = 1 / 3
 
+# Of a GPU's bf16 speed, what its products in fp32 reach where they were not measured: consumer GPUs
+# reach a half to a quarter, those of data centres a fifteenth.
+FP32_SHARE = 1 / 4
+
 # Options of glibc's mallopt, from malloc.h.
 M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3

@@ -35,6 +35,7 @@ TILE_BLOCK = 2048  # tiles begin on multiples of it
 GPU_PIECE = 1 << 20  # elements that are converted at a time between steps, where a device has them
 ROUNDING_BYTES = 1 << 20  # a GPU's allocator hands out multiples of 512 bytes
 PIECE_ELEMENT_BYTES = 16  # of a piece: master, what is added to it, and their conversions
+VECTOR_BYTES = 4  # of each element that AdamW trains in a block under Muon, where weights are split
 # fp32 buffers of one tile that a thread needs, by the weights' dtype and the moments' bits.
 TILE_BUFFERS = {
     ("float32", 32): 1,
@@ -60,6 +61,8 @@ def host_bytes(plan: Plan) -> int:
     """Return the bytes of RAM at the worst moment."""
     size = _state_bytes(plan, "host") + _transfer_bytes(plan)
     size += plan.threads * scratch_bytes(plan)
+    if plan.staged and plan.device == "cpu":  # the optimizer works while the blocks compute
+        size += matrix_bytes(plan)
     if plan.staged:
         size += _waiting_bytes(plan) + _scalar_bytes(plan)
         return size + max(between_steps(plan), saving_bytes(plan))
@@ -74,9 +77,29 @@ def scratch_bytes(plan: Plan, device: str = "cpu") -> int:
     blocks_per_thread = -(-blocks // threads)
     tile = min(largest_tile, max(1, blocks_per_thread) * TILE_BLOCK)
     buffers = TILE_BUFFERS[plan.dtype, plan.moments_bits]
-    if device != "cpu" and "device" not in plan.weights:
+    if device != "cpu" and not plan.any_on_device:
         buffers = 1  # for norms: no fragment is updated there
     return 4 * tile * buffers
+
+
+def matrix_bytes(plan: Plan) -> int:
+    """Return the bytes in which Muon updates a tile where it computes; 0 with AdamW.
+
+    They are those of the largest matrix and, of a tile that a GPU receives from RAM, its record,
+    weights and gradient.
+    """
+    layouts = plan.tile_layouts(1)
+    matrices = [matrix for layout in layouts for matrix in layout.matrices]
+    if not matrices:
+        return 0
+    size = max(cost_model.newton_schulz_bytes(*matrix.short_and_long) for matrix in matrices)
+    vectors = max(layout.second_moments for layout in layouts)
+    size += VECTOR_BYTES * vectors if plan.dtype == "bfloat16" else 0
+    if plan.device == "cpu" or set(plan.weights[1:-1]) == {"device"}:
+        return size
+    record = max(plan.tile_record_bytes("moments", 1))
+    elements = max(layout.elements for layout in layouts)
+    return size + record + (plan.streamed_bytes + cost_model.FP32_BYTES) * elements
 
 
 def _state_bytes(plan: Plan, tier: str) -> int:
@@ -123,9 +146,9 @@ def _transfer_bytes(plan: Plan) -> int:
     if any(map(plan.uses_ring, range(plan.last_fragment + 1))):
         size += plan.ring * plan.ring_bytes()
     if plan.on_disk:
-        tiles = 6 if "device" in plan.weights else 4
-        size += tiles * plan.record_bytes("anchor", plan.tile)
-        size += plan.record_bytes("moments", plan.tile)
+        tiles = 6 if plan.any_on_device else 4
+        size += tiles * plan.record_bytes("anchor", plan.largest_tile)
+        size += plan.largest_record_bytes("moments")
     return size
 
 
@@ -248,14 +271,18 @@ def activations(plan: Plan) -> int:
     ]
     if graphs_of_groups:
         recomputed = backward + max(graphs_of_groups) * plan.micro_batches * saved
+    # Where the blocks are computed, Muon's updates take turns with them.
+    updated = 0
+    if plan.device != "cpu" or not plan.staged:
+        updated = graphs + matrix_bytes(plan)
     tokens = 8 * plan.micro_batches * plan.sequences * (model.context + 1)
-    return waiting + inputs_in_group * stream + max(with_graphs, recomputed) + tokens
+    return waiting + inputs_in_group * stream + max(with_graphs, recomputed, updated) + tokens
 
 
 def between_steps(plan: Plan) -> int:
     """Return the bytes of evaluating, ending a round and applying updates, at the worst moment."""
     largest = max(fragment.size for fragment in plan.fragments)
-    tile = min(plan.tile, largest)
+    tile = min(plan.largest_tile, largest)
     encoding = ENCODE_BYTES * largest + CODEC_BYTES * min(largest, CODEC_ELEMENTS)
     applying = APPLY_BYTES * largest + REPLICA_TILE_BYTES * tile
     ending_round = max(encoding, ACCUMULATE_BYTES * tile, applying)

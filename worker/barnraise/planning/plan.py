@@ -10,12 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from barnraise.spec import Fragment, ModelSpec
+from barnraise.planning.tile_layout import TILE_GRAIN, TileLayout, lay_out_tiles
+from barnraise.spec import ADAMW, MUON, Fragment, ModelSpec
 
 PAGE = 4096  # bytes
-# Tiles are multiples of this many elements, so that they begin on whole pages in every precision
-# and on whole blocks of 8-bit moments.
-TILE_GRAIN = 2048
 CACHED_MODELS = 256  # whose sizes are remembered; a site plans as many models as people type
 STATE_KINDS = ("weights", "moments", "anchor", "momentum", "feedback")
 
@@ -58,6 +56,7 @@ class Plan:
     # Where gradients wait for exact clipping: "host" or, for moments on disk, "disk".
     gradients: str = "host"
     exchange: str = "host"  # tier of the anchor, the outer momentum and the error feedback
+    optimizer: str = ADAMW
     moments_bits: int = 32
     clipping: str = "exact"
     # With "exact" and "restart" the state is on disk; with "round" it is checkpointed each round.
@@ -67,7 +66,7 @@ class Plan:
     gradient_slots: int = 2  # for blocks whose gradients do not wait where they are computed
     host_gradient_slots: int = 2  # buffers in RAM for gradients that come from a device
     ring: int = 4  # buffers for tiles on their way between disk and optimizer
-    tile: int = 0  # elements
+    tile: int = 0  # elements; Muon's tiles hold whole matrices, and may be larger
     deterministic: bool = False  # whether a GPU gives the same bits each time
     compiled: bool = False  # whether torch.compile joins a block's kernels
     daily_write_limit: int | None = None  # bytes to disk; None for no limit
@@ -174,6 +173,7 @@ class Plan:
             AssertionError: the planner made a plan that cannot be executed.
         """
         assert self.staged or self.device == "cpu", "a GPU computes with staged weights"
+        assert self.optimizer == ADAMW or self.moments_bits == 32, "Muon's momentum has 32 bits"
         ends = (self.weights[0], self.weights[-1])
         moved = [i for i in self.blocks if self.weights[i] != "device"]
         assert "disk" not in ends, (
@@ -217,13 +217,50 @@ class Plan:
         """Whether the update of fragment i reads its state from disk through the ring."""
         return self.moments[i] == "disk"
 
+    @cached_property
+    def _tile_layouts(self) -> tuple[tuple[TileLayout, ...], ...]:
+        """Return the tiles of the embedding, of a block (all are alike) and of the final norm."""
+        return _tile_layouts_of(self.model, self.tile, self.optimizer)
+
+    def tile_layouts(self, i: int) -> tuple[TileLayout, ...]:
+        """Return the tiles of fragment i in order."""
+        embedding, block, final_norm = self._tile_layouts
+        if i == 0:
+            return embedding
+        return final_norm if i == self.last_fragment else block
+
     def tile_count(self, i: int) -> int:
         """Count the tiles of fragment i."""
-        return -(-self.fragments[i].size // self.tile)
+        return len(self.tile_layouts(i))
 
     def tile_bounds(self, i: int, t: int) -> tuple[int, int]:
         """Return the elements [begin, end) of fragment i that tile t covers."""
-        return t * self.tile, min((t + 1) * self.tile, self.fragments[i].size)
+        layout = self.tile_layouts(i)[t]
+        return layout.begin, layout.end
+
+    @property
+    def largest_tile(self) -> int:
+        """Return the most elements that a tile has, or `tile` if the model is smaller than that."""
+        blocks = max(layout.elements for layout in self._tile_layouts[1])
+        return max(self.tile, blocks)
+
+    def trains_matrices(self, i: int) -> bool:
+        """Whether fragment i holds matrices that Muon trains."""
+        return self.optimizer == MUON and i in self.blocks
+
+    def updates_on_device(self, i: int) -> bool:
+        """Whether a GPU, or another device with its own memory, computes fragment i's update.
+
+        It updates what it holds, and matrices that Muon trains wherever they lie: these need so
+        many products that moving them there and back takes less time than the host would.
+        """
+        moves = self.device != "cpu" and self.trains_matrices(i)
+        return self.weights[i] == "device" or moves
+
+    @property
+    def any_on_device(self) -> bool:
+        """Whether a device with its own memory computes the update of any fragment."""
+        return any(self.updates_on_device(i) for i in range(self.last_fragment + 1))
 
     def writes_weights(self, i: int) -> bool:
         """Whether each update writes the weights of fragment i to disk."""
@@ -241,13 +278,21 @@ class Plan:
         return _streamed_bytes(self.dtype)
 
     def record_bytes(self, kind: str, elements: int) -> int:
-        """Return the bytes of one tile's record, in whole pages."""
+        """Return the bytes of a record in whole pages, with AdamW's moments of all elements."""
         return _record_bytes(kind, elements, self.moments_bits, self.dtype)
 
-    def tile_record_bytes(self, kind: str, i: int) -> list[int]:
-        """Return the bytes of the record of each tile of fragment i."""
-        size = self.fragments[i].size
-        return _tile_record_bytes(kind, size, self.tile, self.moments_bits, self.dtype)
+    def tile_record_bytes(self, kind: str, i: int) -> tuple[int, ...]:
+        """Return the bytes of the record of each tile of fragment i, in whole pages."""
+        # A gradient is as large as an anchor: both have four bytes per element.
+        embedding, block, final_norm = self._record_bytes["anchor" if kind == "gradient" else kind]
+        if i == 0:
+            return embedding
+        return final_norm if i == self.last_fragment else block
+
+    def largest_record_bytes(self, kind: str) -> int:
+        """Return the bytes of a buffer that holds any tile's record."""
+        largest = self.record_bytes(kind, self.tile) if self.optimizer == ADAMW else 0
+        return max(largest, *(max(sizes) for sizes in self._record_bytes[kind]))
 
     def total_bytes(self, kind: str, i: int) -> int:
         """Return the bytes of all records of one kind of fragment i's state."""
@@ -257,9 +302,18 @@ class Plan:
         return final_norm if i == self.last_fragment else block
 
     @cached_property
-    def _total_bytes(self) -> dict[str, list[int]]:
+    def _total_bytes(self) -> dict[str, tuple[int, ...]]:
         """Map kind of state → bytes of the embedding, of a block (all are alike), of the norm."""
-        return _total_record_bytes(self.model, self.tile, self.moments_bits, self.dtype)
+        return _total_record_bytes(
+            self.model, self.tile, self.moments_bits, self.dtype, self.optimizer
+        )
+
+    @cached_property
+    def _record_bytes(self) -> dict[str, tuple[tuple[int, ...], ...]]:
+        """Map kind of state → bytes of each tile of the embedding, of a block, of the norm."""
+        return _tile_record_bytes(
+            self.model, self.tile, self.moments_bits, self.dtype, self.optimizer
+        )
 
     def all_bytes(self, kind: str) -> int:
         """Return the bytes of all records of one kind of all fragments' state."""
@@ -271,11 +325,11 @@ class Plan:
 
         It holds the parts of a tile that an update needs and memory does not hold.
         """
-        size = self.record_bytes("moments", self.tile)
+        size = self.largest_record_bytes("moments")
         if any(self.spills_gradient(i) for i in self.blocks):
-            size += round_to_pages(4 * self.tile)
+            size += round_to_pages(4 * self.largest_tile)
         if self.staged and "disk" in self.weights:
-            size += self.record_bytes("weights", self.tile)
+            size += self.record_bytes("weights", self.largest_tile)
         return size
 
     def file_bytes(self) -> int:
@@ -311,44 +365,63 @@ def _record_bytes(kind: str, elements: int, moments_bits: int, dtype: str) -> in
     return sum(moments_part_bytes(elements, moments_bits, dtype))
 
 
-def _tile_record_bytes(
-    kind: str, elements: int, tile: int, moments_bits: int, dtype: str
-) -> list[int]:
-    """Return the bytes of the record of each tile of a fragment of so many elements."""
-    whole, rest = divmod(elements, tile)
-    sizes = [_record_bytes(kind, tile, moments_bits, dtype)] * whole
-    if rest:
-        sizes.append(_record_bytes(kind, rest, moments_bits, dtype))
-    return sizes
+@lru_cache(maxsize=CACHED_MODELS)
+def _tile_layouts_of(
+    model: ModelSpec, tile: int, optimizer: str
+) -> tuple[tuple[TileLayout, ...], ...]:
+    """Return the tiles of the embedding, of a block and of the final norm."""
+    fragments = _fragments_of(model)
+    return tuple(lay_out_tiles(fragments[i], tile, optimizer) for i in (0, 1, -1))
 
 
 @lru_cache(maxsize=CACHED_MODELS)
-def _total_record_bytes(
-    model: ModelSpec, tile: int, moments_bits: int, dtype: str
-) -> dict[str, list[int]]:
-    """Map kind of state → bytes of all records of the embedding, of a block, of the final norm.
+def _tile_record_bytes(
+    model: ModelSpec, tile: int, moments_bits: int, dtype: str, optimizer: str
+) -> dict[str, tuple[tuple[int, ...], ...]]:
+    """Map kind of state → bytes of each tile's record: of the embedding, a block, the final norm.
 
     The search tries thousands of plans for which these are the same.
     """
-    fragments = _fragments_of(model)
-    sizes = [fragments[i].size for i in (0, 1, -1)]
+
+    def record_bytes(kind: str, layout: TileLayout) -> int:
+        if kind != "moments":
+            return _record_bytes(kind, layout.elements, moments_bits, dtype)
+        sizes = (layout.elements, layout.second_moments)
+        return sum(moments_part_bytes(sizes[0], moments_bits, dtype, sizes[1]))
+
     return {
-        kind: [sum(_tile_record_bytes(kind, size, tile, moments_bits, dtype)) for size in sizes]
+        kind: tuple(
+            tuple(record_bytes(kind, layout) for layout in layouts)
+            for layouts in _tile_layouts_of(model, tile, optimizer)
+        )
         for kind in STATE_KINDS
     }
 
 
-def moments_part_bytes(elements: int, bits: int, dtype: str) -> list[int]:
+@lru_cache(maxsize=CACHED_MODELS)
+def _total_record_bytes(
+    model: ModelSpec, tile: int, moments_bits: int, dtype: str, optimizer: str
+) -> dict[str, tuple[int, ...]]:
+    """Map kind of state → bytes of all records of the embedding, of a block, of the final norm."""
+    records = _tile_record_bytes(model, tile, moments_bits, dtype, optimizer)
+    return {kind: tuple(map(sum, sizes)) for kind, sizes in records.items()}
+
+
+def moments_part_bytes(
+    elements: int, bits: int, dtype: str, second_moments: int | None = None
+) -> list[int]:
     """Return the bytes of each part of a tile's moments, in whole pages.
 
     The parts are m, v, the scales of 8-bit moments, and the low halves of split weights; the
-    latter two only where there are any.
+    latter two only where there are any. v is that of `second_moments` elements, or of all.
     """
+    if second_moments is None:
+        second_moments = elements
     scales = [round_to_pages(8 * -(-elements // TILE_GRAIN))] if bits == 8 else []
     low = [round_to_pages(2 * elements)] if dtype == "bfloat16" else []
     return [
         round_to_pages(elements * bits // 8),
-        round_to_pages(elements * bits // 8),
+        round_to_pages(second_moments * bits // 8),
         *scales,
         *low,
     ]

@@ -395,7 +395,8 @@ class _Writer:
     def _update(self, i: int) -> None:
         """Update fragment i, write what belongs on disk, and refresh the device's copy."""
         plan = self.plan
-        updated_on_host = plan.staged and plan.weights[i] != "device"
+        lies_on_host = plan.staged and plan.weights[i] != "device"
+        updated_on_host = lies_on_host and not plan.updates_on_device(i)
         weights = ("home", i) if plan.staged else self._weights_of(i)
         update = Operation(
             OperationKind.UPDATE,
@@ -420,7 +421,7 @@ class _Writer:
                 uses=(weights,),
                 changes=(("record", i),),
             )
-        if not updated_on_host:
+        if not lies_on_host:
             return
         if i in (0, self.last):
             self._append(

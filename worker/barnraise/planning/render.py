@@ -12,12 +12,13 @@ from barnraise.planning.plan import STATE_KINDS, Plan
 from barnraise.planning.program import LaneName, OperationKind
 from barnraise.planning.simulator import Span, StepSimulation
 from barnraise.protocol.reports import PlanView
+from barnraise.spec import MUON
 
 TIERS = {"device": "GPU", "host": "memory", "disk": "disk"}
 SAFETY = {
     "round": "in memory; a checkpoint on disk once a round",
     "exact": "every step is committed to disk: a crash costs the unfinished one",
-    "restart": "written in place: a crash costs the round and Adam's moments",
+    "restart": "written in place: a crash costs the round and the optimizer's moments",
 }
 # From the top of the timeline down.
 LANES = (
@@ -154,7 +155,7 @@ def build_figures_table(plan: Plan) -> Table:
             f"{plan.micro_batches} of {plan.sequences} × {model.context:,} tokens, {plan.dtype}",
         ),
         ("clipping", clipping[plan.clipping]),
-        ("Adam's moments", f"{plan.moments_bits} bits"),
+        ("optimizer", _describe_optimizer(plan)),
         ("crash safety", SAFETY[plan.crash_safety]),
         (
             "one step",
@@ -166,6 +167,13 @@ def build_figures_table(plan: Plan) -> Table:
     ):
         table.add_row(name, value)
     return table
+
+
+def _describe_optimizer(plan: Plan) -> str:
+    """Describe the optimizer, and the bits of its state."""
+    if plan.optimizer == MUON:
+        return f"Muon, its momentum in {plan.moments_bits} bits"
+    return f"AdamW, its moments in {plan.moments_bits} bits"
 
 
 def _describe_writes(plan: Plan) -> str:

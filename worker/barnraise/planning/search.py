@@ -20,14 +20,14 @@ from typing import Any
 
 from barnraise.errors import PlanError
 from barnraise.formats import format_bytes
-from barnraise.planning import cost_model, memory_model
+from barnraise.planning import memory_model
 from barnraise.planning.budgets import compute_budgets, extend_to_limits
 from barnraise.planning.hardware import Hardware
 from barnraise.planning.limits import Limits
 from barnraise.planning.plan import Plan, tile_elements
 from barnraise.planning.program import LaneName, Operation, OperationKind
 from barnraise.planning.simulator import StepSimulation
-from barnraise.spec import PRESETS, ModelSpec, preset
+from barnraise.spec import ADAMW, MUON, PRESETS, ModelSpec, preset
 
 SIMULATED_FIRST = 2  # plans of each way of clipping that are simulated in any case
 TOLERANCE = 0.004  # plans that can be faster by less than this fraction are not simulated
@@ -47,6 +47,7 @@ def make_plan(
     limits: Limits | None = None,
     step_sequences: int = 8,
     advise: bool = True,
+    optimizer: str = ADAMW,
 ) -> Plan:
     """Find the plan with the fastest optimizer steps of `step_sequences` sequences.
 
@@ -54,7 +55,7 @@ def make_plan(
         PlanError: the model does not fit. The message names the resource that is short and, with
             `advise`, the nearest changes that would fit.
     """
-    search = _Search(hardware, model, limits or Limits(), step_sequences)
+    search = _Search(hardware, model, limits or Limits(), step_sequences, optimizer)
     best = search.best()
     if best is None or search.writes_too_much(best):
         raise PlanError(search.refusal(best, advise))
@@ -65,8 +66,18 @@ class _Search:
     """Search the plans of one model on one machine; remember the plan that came nearest to fit."""
 
     def __init__(
-        self, hardware: Hardware, model: ModelSpec, limits: Limits, step_sequences: int
+        self,
+        hardware: Hardware,
+        model: ModelSpec,
+        limits: Limits,
+        step_sequences: int,
+        optimizer: str,
     ) -> None:
+        if optimizer == MUON and limits.moments_bits != 32:
+            raise PlanError(
+                "Muon's momentum is stored in 32 bits: leave out --moments-8bit for this run"
+            )
+        self.optimizer = optimizer
         self.hardware = hardware
         self.model = model
         self.limits = limits
@@ -171,6 +182,7 @@ class _Search:
                         boundaries="device",
                         weights=("host",) * fragments,
                         moments=("host",) * fragments,
+                        optimizer=self.optimizer,
                         moments_bits=self.limits.moments_bits,
                         deterministic=self.limits.deterministic and self.cuda,
                         compiled=self.limits.compiled,
@@ -411,15 +423,7 @@ class _Search:
         kept = min(2 * plan.slots, 2 * plan.model.layers) * plan.total_bytes("weights", 1)
         writing = self._bytes_written(plan) / self.hardware.sustained_disk_write
         disk = max(0, read - kept) / self.hardware.disk_read + writing
-        elements = {"host": 0, "device": 0}
-        for fragment, tier in zip(plan.fragments, plan.weights, strict=True):
-            elements["device" if tier == "device" else "host"] += fragment.size
-        host_update, device_update = (
-            cost_model.adam_seconds(
-                self.hardware, elements[where], plan.dtype, plan.moments_bits, where
-            )
-            for where in elements
-        )
+        host_update, device_update = self._sum_update_seconds(plan)
         if plan.staged:
             compute += device_update
         else:
@@ -436,6 +440,18 @@ class _Search:
         overlapped = max(compute, disk, chain, allowed)
         return overlapped, max(overlapped, compute + disk + host_update, allowed)
 
+    def _sum_update_seconds(self, plan: Plan) -> tuple[float, float]:
+        """Return the seconds of all updates on the host and on the device. Blocks are alike."""
+        steps = StepSimulation(plan, self.hardware)
+        seconds = {False: 0.0, True: 0.0}
+        for group in ([0], [plan.last_fragment], plan.blocks):
+            for tier in ("host", "disk", "device"):
+                alike = [i for i in group if plan.weights[i] == tier]
+                if alike:
+                    on_device = plan.updates_on_device(alike[0])
+                    seconds[on_device] += len(alike) * steps.update_seconds(alike[0])
+        return seconds[False], seconds[True]
+
     def _ring_seconds(self, plan: Plan) -> float:
         """Return the seconds for which updates wait for the disk, apart from a full ring."""
         read = written = 0
@@ -443,7 +459,7 @@ class _Search:
             if plan.uses_ring(i):
                 read += plan.total_bytes("moments", i)
                 written += plan.total_bytes("moments", i) if plan.writes_moments(i) else 0
-        in_ring = plan.ring * plan.record_bytes("moments", plan.tile)
+        in_ring = plan.ring * plan.largest_record_bytes("moments")
         hardware = self.hardware
         return (
             max(0, read - in_ring) / hardware.disk_read
@@ -534,12 +550,13 @@ class _Search:
         ) -> bool:
             changed = replace(limits, **changes)
             hardware = extend_to_limits(self.hardware, changed)
-            return _Search(hardware, model, changed, sequences).fits()
+            return _Search(hardware, model, changed, sequences, self.optimizer).fits()
 
         smaller = [s for s in (4, 2, 1) if s < self.step_sequences and fits(sequences=s)]
         if smaller:
             advice.append(f"steps of {smaller[0]} sequences instead of {self.step_sequences}")
-        if limits.moments_bits == 32 and fits(moments_bits=8):
+        may_shrink = limits.moments_bits == 32 and self.optimizer == ADAMW
+        if may_shrink and fits(moments_bits=8):
             advice.append("Adam's moments in 8 bits")
         budgets = {"memory": self.budgets.memory, "disk": self.budgets.disk}
         if self.budgets.device_memory is not None:

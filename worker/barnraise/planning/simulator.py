@@ -175,7 +175,7 @@ class StepSimulation:
         plan = self.plan
         if plan.clipping != "exact" or plan.defers_updates:
             return 0.0
-        return sum(self._update(i, plan.fragments[i].size) for i in range(plan.last_fragment + 1))
+        return sum(map(self.update_seconds, range(plan.last_fragment + 1)))
 
     def busy_seconds(self) -> dict[LaneName, float]:
         """Return the seconds each lane works in a step."""
@@ -232,11 +232,7 @@ class StepSimulation:
             case OperationKind.NORM:
                 return self._count_elements(op) * SQUARED_BYTES / self.hardware.compute_stream
             case OperationKind.UPDATE:
-                elements = self._count_elements(op)
-                if op.tile >= 0:
-                    begin, end = self.plan.tile_bounds(op.blocks[0], op.tile)
-                    elements = end - begin
-                return self._update(op.blocks[0], elements)
+                return self.update_seconds(op.blocks[0], op.tile)
             case OperationKind.COMMIT:
                 return COMMIT_SECONDS
             case _:
@@ -328,19 +324,33 @@ class StepSimulation:
         repeated = max(0, recomputed - 1) if plan.kept_inputs == "group" else 0
         return repeated * forward + recomputed * recompute + len(op.blocks) * backward
 
-    def _update(self, i: int, elements: int) -> float:
-        plan = self.plan
-        where = "device" if plan.weights[i] == "device" else "host"
-        return cost_model.adam_seconds(
-            self.hardware, elements, plan.dtype, plan.moments_bits, where
+    def update_seconds(self, i: int, tile: int = -1) -> float:
+        """Return the seconds of the update of fragment i, or of one tile of it."""
+        plan, hardware = self.plan, self.hardware
+        layouts = plan.tile_layouts(i)
+        layouts = layouts if tile < 0 else layouts[tile : tile + 1]
+        where = "device" if plan.updates_on_device(i) else "host"
+        # Of a matrix, AdamW's rate is not asked for: all its traffic is in Muon's own price.
+        adam_elements = sum(layout.second_moments for layout in layouts)
+        seconds = cost_model.adam_seconds(
+            hardware, adam_elements, plan.dtype, plan.moments_bits, where
         )
+        shapes = [(m.rows, m.columns) for layout in layouts for m in layout.matrices]
+        seconds += cost_model.muon_seconds(hardware, shapes)
+        if shapes and plan.staged and plan.weights[i] != "device" and where == "device":
+            moved = sum(layout.elements for layout in layouts)
+            low = plan.streamed_bytes if plan.dtype == "bfloat16" else 0
+            state = plan.streamed_bytes + low + cost_model.FP32_BYTES  # with the momentum
+            seconds += moved * (state + cost_model.FP32_BYTES) / hardware.to_device
+            seconds += moved * state / hardware.from_device
+        return seconds
 
     def _tile_bytes(self, op: Operation, back: bool = False) -> int:
         """Return the bytes that pass through the ring with one tile, to memory or `back`."""
         plan = self.plan
         (i,) = op.blocks
         begin, end = plan.tile_bounds(i, op.tile)
-        size = plan.record_bytes("moments", end - begin)
+        size = plan.tile_record_bytes("moments", i)[op.tile]
         if plan.staged and plan.weights[i] == "disk":
             size += plan.record_bytes("weights", end - begin)
         if plan.spills_gradient(i) and not back:

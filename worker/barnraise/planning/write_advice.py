@@ -9,7 +9,7 @@ from barnraise.planning.hardware import Hardware
 from barnraise.planning.limits import UNLIMITED, Limits
 from barnraise.planning.plan import Plan
 from barnraise.planning.search import WRITES_LIMIT, make_plan
-from barnraise.spec import ModelSpec
+from barnraise.spec import ADAMW, ModelSpec
 
 LARGER_STEPS = 8  # times as many sequences a step, as an example
 WORTHWHILE = 1.1  # a change is named if training is faster by this factor with it
@@ -23,6 +23,7 @@ class PlanRequest:
     model: ModelSpec
     limits: Limits
     step_sequences: int
+    optimizer: str = ADAMW
 
     def make_plan(self) -> Plan:
         """Find the fastest plan.
@@ -30,7 +31,9 @@ class PlanRequest:
         Raises:
             PlanError: the model does not fit.
         """
-        return make_plan(self.hardware, self.model, self.limits, self.step_sequences, advise=False)
+        return make_plan(
+            self.hardware, self.model, self.limits, self.step_sequences, False, self.optimizer
+        )
 
 
 def describe_write_limit(request: PlanRequest, plan: Plan) -> str:
@@ -49,7 +52,7 @@ def describe_write_limit(request: PlanRequest, plan: Plan) -> str:
             {"limits": replace(limits, disk_writes_per_day=UNLIMITED)},
         )
     ]
-    if limits.moments_bits == 32:
+    if limits.moments_bits == 32 and request.optimizer == ADAMW:
         changes.append(("--moments-8bit", {"limits": replace(limits, moments_bits=8)}))
     sequences = LARGER_STEPS * request.step_sequences
     changes.append((f"steps of {sequences} sequences", {"step_sequences": sequences}))

@@ -55,6 +55,10 @@ REMOVED_STRATEGIES = {
 # Who averages with whom in a step; `planning/mixing_topology.py` defines the groups.
 MIXING_TOPOLOGIES = ("ring", "exponential", "alternating-exponential-ring", "complete")
 MIXING_BITS = (32, 16, 8)  # of a weight as neighbours receive it
+# The optimizers of a machine's steps: AdamW for all parameters, or Muon for the blocks' matrices.
+ADAMW, MUON = "adamw", "muon"
+OPTIMIZERS = (ADAMW, MUON)
+MATRIX_RATE_RATIO = 2.5  # the default peak rate of Muon's matrices, in learning rates
 # An update holds all values, or the largest so many of each chunk of 4,096, in 2, 4 or 8 bits.
 _LARGEST = r"[1-9]\d{0,2}|[1-3]\d{3}|40[0-8]\d|409[0-5]"  # from 1 to 4,095
 MAX_PROMPTS, PROMPT_LENGTH = 5, 160  # for samples; a spec stays short
@@ -214,7 +218,21 @@ class Recipe:
         "Training ends after this many tokens, all machines together. 500M, 0.5B and 20x "
         "(tokens for each parameter) work too.",
     )
-    learning_rate: float = _shown(1e-3, "Learning rate", "Peak value.")
+    learning_rate: float = _shown(
+        1e-3, "Learning rate", "Peak value; empty: 0.001, and twice that with Muon."
+    )
+    # A spec's text holds the optimizer and its rate only where they are not the default.
+    optimizer: str = _shown(
+        ADAMW,
+        "Optimizer",
+        "Muon trains the matrices of the blocks, and AdamW all else. It needs fewer steps and less "
+        "memory, and computes more in each step.",
+    )
+    matrix_rate: float | None = _shown(
+        None,
+        "Matrix learning rate",
+        "Peak value for the matrices that Muon trains; empty: 2.5 times the learning rate.",
+    )
     schedule: str = _shown("cosine", "Learning rate schedule")
     warmup_tokens: int = _shown(
         20_000, "Warm-up", "Tokens until the learning rate reaches its peak."
@@ -260,6 +278,13 @@ class Recipe:
     )
 
     @property
+    def peak_matrix_rate(self) -> float:
+        """Return the peak learning rate of the matrices that Muon trains."""
+        if self.matrix_rate is None:
+            return MATRIX_RATE_RATIO * self.learning_rate
+        return self.matrix_rate
+
+    @property
     def mixes_weights(self) -> bool:
         """Whether machines average weights in steps, and the anchor follows their replicas."""
         return self.strategy == DECENTRALIZED_ADAM
@@ -271,6 +296,8 @@ class Recipe:
 
 
 MIXING_FIELDS = ("mixing_topology", "mixing_bits", "mixing_interval", "mixing_accumulation")
+# Fields of later versions: runs that do not use them have the digest that they always had.
+OPTIONAL_FIELDS = (*MIXING_FIELDS, "optimizer", "matrix_rate")
 
 
 @dataclass(frozen=True)
@@ -368,7 +395,7 @@ class RunSpec:
         for name in LATER_FIELDS:
             if raw["model"][name] == getattr(ModelSpec, name):
                 del raw["model"][name]
-        for name in MIXING_FIELDS:
+        for name in OPTIONAL_FIELDS:
             if raw["recipe"][name] == getattr(Recipe, name):
                 del raw["recipe"][name]
         return json.dumps(raw, sort_keys=True, separators=(",", ":"))
@@ -441,6 +468,8 @@ def _convert_value(kind: Any, value: Any, where: str) -> Any:
         return value
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
         return float(value) if abs(value) < 1e300 else math.inf
+    if kind == float | None:
+        return None if value is None else _convert_value(float, value, where)
     if kind is str and isinstance(value, str):
         return value
     if (
@@ -477,6 +506,7 @@ def problems(spec: RunSpec) -> dict[str, str]:
     _check_model(spec.model, problems_found)
     _check_text(spec.text, spec.model, problems_found)
     _check_recipe(spec.recipe, problems_found)
+    _check_optimizer(spec.recipe, problems_found)
     _check_strategy(spec, problems_found)
     _check_assumptions(spec.assumed, problems_found)
     problems_found.check_range("seed", spec.seed, 0, 2**63 - 1, "the seed")
@@ -582,6 +612,27 @@ def _check_recipe(recipe: Recipe, problems_found: _Problems) -> None:
         problems_found["recipe.codec"] = (
             "the codec must be auto, dense8, dense4, dense2, or one like top64x2; "
             f"'{recipe.codec[:40]}' is not"
+        )
+
+
+def _check_optimizer(recipe: Recipe, problems_found: _Problems) -> None:
+    problems_found.check_choice("recipe.optimizer", recipe.optimizer, OPTIMIZERS, "the optimizer")
+    if recipe.optimizer != MUON:
+        if recipe.matrix_rate is not None:
+            problems_found["recipe.matrix_rate"] = (
+                "only Muon has a learning rate of its own for matrices: leave it empty, or choose "
+                "the optimizer muon"
+            )
+        return
+    if not 0 < recipe.peak_matrix_rate <= 1:
+        problems_found["recipe.matrix_rate"] = (
+            "the matrix learning rate must be above 0 and at most 1; this is "
+            f"{recipe.peak_matrix_rate:,}"
+        )
+    if recipe.mixes_weights:
+        problems_found["recipe.optimizer"] = (
+            "decentralized-adam averages what AdamW has trained: choose the strategy updates for "
+            "Muon, or the optimizer adamw"
         )
 
 

@@ -1,7 +1,8 @@
 """Adam's moments of one tile: fp32 or 8 bits, with the low halves of split weights."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -29,9 +30,15 @@ class AdamMoments:
     low: Tensor | None
 
     @classmethod
-    def of(cls, plan: Plan, record: Tensor, n: int) -> "AdamMoments":
-        """Return views of a record, uint8, that holds the moments of n elements."""
-        sizes = iter(moments_part_bytes(n, plan.moments_bits, plan.dtype))
+    def of(
+        cls, plan: Plan, record: Tensor, n: int, second_moments: int | None = None
+    ) -> "AdamMoments":
+        """Return views of a record, uint8, that holds the moments of n elements.
+
+        `second_moments`: how many elements have a second moment; None: all.
+        """
+        count_v = n if second_moments is None else second_moments
+        sizes = iter(moments_part_bytes(n, plan.moments_bits, plan.dtype, count_v))
         offset = 0
 
         def part(dtype: torch.dtype, count: int) -> Tensor:
@@ -42,11 +49,11 @@ class AdamMoments:
 
         dtype = torch.float32 if plan.moments_bits == 32 else torch.uint8
         m = part(dtype, n)
-        v = part(dtype, n)
+        v = part(dtype, count_v)
         blocks = -(-n // precision.BLOCK)
         scales = part(torch.float32, 2 * blocks).view(2, blocks) if plan.moments_bits == 8 else None
         low = part(torch.int16, n) if plan.dtype == "bfloat16" else None
-        return cls(m, v, scales, low)
+        return AdamMoments(m, v, scales, low)
 
     def update(self, step: AdamWStep, begin: int, weights: Tensor, gradient: Tensor) -> None:
         """Apply an AdamW step in place to the tile that begins at element `begin` of its fragment.
@@ -60,6 +67,23 @@ class AdamMoments:
             precision.update_split(step, begin, halves, gradient, self.m, self.v)
         else:
             adamw_update(step, begin, weights, gradient, self.m, self.v)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Return all tensors that there are."""
+        parts = (self.m, self.v, self.scales, self.low)
+        return [part for part in parts if part is not None]
+
+    def with_tensors(self, tensors: Sequence[Tensor]) -> Self:
+        """Return the same moments in other memory; `tensors` are copies of `self.tensors`."""
+        copies = iter(tensors)
+        return replace(
+            self,
+            m=next(copies),
+            v=next(copies),
+            scales=None if self.scales is None else next(copies),
+            low=None if self.low is None else next(copies),
+        )
 
     def master(self, weights: Tensor) -> Tensor:
         """Return the master weights, fp32 [n]: the streamed ones, or joined from their halves."""

@@ -23,7 +23,7 @@ SUM_CHUNK = 1 << 14
 
 @dataclass(frozen=True)
 class AdamWStep:
-    """The hyperparameters of one AdamW step of one fragment.
+    """The hyperparameters of one step of one fragment.
 
     Attributes:
         fragment: the fragment whose tiles are updated.
@@ -33,6 +33,8 @@ class AdamWStep:
         gradient_divisor: what clipping divides the gradient by, ≥ 1. A GPU takes it as a tensor
             as well, fp32 [], so that the host need not wait for the norm.
         found_inf: on a GPU, fp32 []: where it is 1, the step changes nothing.
+        matrix_rate: the rate of the matrices that Muon trains; AdamW does not use it.
+        beta2: the decay of the second moment.
     """
 
     fragment: Fragment
@@ -41,6 +43,8 @@ class AdamWStep:
     weight_decay: float
     gradient_divisor: float | Tensor = 1.0
     found_inf: Tensor | None = None
+    matrix_rate: float = 0.0
+    beta2: float = BETA2
 
 
 def decay_spans(fragment: Fragment) -> list[tuple[int, int, bool]]:
@@ -69,6 +73,7 @@ class AdamWKernel:
     weight_decay: float
     gradient_divisor: Tensor | None  # fp32 scalar
     found_inf: Tensor | None  # fp32 scalar
+    beta2: float
 
     @classmethod
     def prepare(cls, step: AdamWStep, begin: int, flat: Tensor) -> "AdamWKernel":
@@ -88,6 +93,7 @@ class AdamWKernel:
             weight_decay=step.weight_decay,
             gradient_divisor=divisor,
             found_inf=step.found_inf,
+            beta2=step.beta2,
         )
 
     def apply(self, begin: int, weights: Tensor, gradient: Tensor, m: Tensor, v: Tensor) -> None:
@@ -95,7 +101,7 @@ class AdamWKernel:
         end, flats = begin + weights.numel(), (weights, gradient, m, v)
         spans = [span for span in self.spans if span[0] < end and begin < span[1]]
         if len(spans) == 1:  # most tiles lie within one span
-            self._call(spans[0][2], *([flat] for flat in flats))
+            self.apply_lists(spans[0][2], *([flat] for flat in flats))
             return
         for kind in {decays for _, _, decays in spans}:
             pieces = [
@@ -103,9 +109,9 @@ class AdamWKernel:
                 for first, last, decays in spans
                 if decays == kind
             ]
-            self._call(kind, *([flat[piece] for piece in pieces] for flat in flats))
+            self.apply_lists(kind, *([flat[piece] for piece in pieces] for flat in flats))
 
-    def _call(
+    def apply_lists(
         self,
         decays: bool,
         weights: list[Tensor],
@@ -113,6 +119,7 @@ class AdamWKernel:
         m: list[Tensor],
         v: list[Tensor],
     ) -> None:
+        """Update lists of fp32 tensors in place, which begin and end where `decay_spans` may."""
         torch._fused_adamw_(  # pyright: ignore[reportPrivateImportUsage]: torch has no public name for the kernel
             weights,
             gradients,
@@ -122,7 +129,7 @@ class AdamWKernel:
             [self.step_count] * len(weights),
             lr=self.learning_rate,
             beta1=BETA1,
-            beta2=BETA2,
+            beta2=self.beta2,
             weight_decay=self.weight_decay if decays else 0.0,
             eps=EPSILON,
             amsgrad=False,

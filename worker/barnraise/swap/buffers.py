@@ -7,9 +7,9 @@ from barnraise.models.weights import views
 from barnraise.planning import memory_model
 from barnraise.planning.plan import Plan
 from barnraise.planning.program import Operation
-from barnraise.swap.adam_moments import AdamMoments
 from barnraise.swap.arena import Arena
 from barnraise.swap.leaves import Leaves
+from barnraise.swap.muon_moments import view_moments
 from barnraise.swap.state_store import StateStore
 from barnraise.swap.tiles import Tile, streamed_dtype
 
@@ -110,7 +110,8 @@ class Buffers:
         self._read_slots = [host.allocate(record_bytes, True) for _ in range(read_slots)]
         uses_ring = any(plan.uses_ring(i) for i in range(plan.last_fragment + 1))
         ring = plan.ring if uses_ring else 0
-        self._ring = [host.allocate(plan.ring_bytes()) for _ in range(ring)]
+        crosses_link = any(map(plan.trains_matrices, plan.blocks))
+        self._ring = [host.allocate(plan.ring_bytes(), crosses_link) for _ in range(ring)]
 
     def _tile_scratch_sizes(self) -> list[int]:
         """Return the bytes of the tile scratch buffers.
@@ -120,9 +121,9 @@ class Buffers:
         plan = self._plan
         if not plan.on_disk:
             return []
-        size = max(plan.record_bytes("weights", plan.tile), plan.record_bytes("anchor", plan.tile))
-        sizes = [size] * TILE_SCRATCH_BUFFERS + [plan.record_bytes("moments", plan.tile)]
-        return sizes + [size] * DEVICE_SCRATCH_BUFFERS * ("device" in plan.weights)
+        size = plan.record_bytes("anchor", plan.largest_tile)  # as large as fp32 weights
+        sizes = [size] * TILE_SCRATCH_BUFFERS + [plan.largest_record_bytes("moments")]
+        return sizes + [size] * DEVICE_SCRATCH_BUFFERS * plan.any_on_device
 
     def close(self) -> None:
         """Free the memory. What other objects still refer to the buffers cannot keep it alive."""
@@ -216,7 +217,7 @@ class Buffers:
         """Return the parts (uint8) of a ring buffer, by the kind of state that lies in them."""
         (i,), plan = op.blocks, self._plan
         begin, end = plan.tile_bounds(i, op.tile)
-        sizes = {"moments": plan.record_bytes("moments", end - begin)}
+        sizes = {"moments": plan.tile_record_bytes("moments", i)[op.tile]}
         if plan.spills_gradient(i):
             sizes["gradient"] = plan.record_bytes("anchor", end - begin)
         if plan.staged and plan.weights[i] == "disk":
@@ -250,5 +251,5 @@ class Buffers:
             gradient = self.host_gradient(i)[begin:end]
         else:
             gradient = self.gradient(i, gradient_slot)[begin:end]
-        moments = AdamMoments.of(plan, parts["moments"], n)
+        moments = view_moments(plan, i, t, parts["moments"])
         return Tile(i, t, begin, moments, weights.detach()), gradient

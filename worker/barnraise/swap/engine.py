@@ -23,8 +23,8 @@ from barnraise.planning import program
 from barnraise.planning.hardware import retain_freed_memory, return_freed_memory
 from barnraise.planning.memory_model import sampled_at_once
 from barnraise.planning.plan import STATE_KINDS, Plan
+from barnraise.planning.tile_layout import find_optimizer
 from barnraise.spec import Recipe
-from barnraise.swap.adam_moments import AdamMoments
 from barnraise.swap.anchor_tracking import AnchorTracking
 from barnraise.swap.device import release_device_memory
 from barnraise.swap.executor import (
@@ -37,6 +37,7 @@ from barnraise.swap.executor import (
 )
 from barnraise.swap.forward_backward import ForwardBackward
 from barnraise.swap.fused_loss import Head, head_loss
+from barnraise.swap.muon_moments import refuse_other_optimizer, view_moments
 from barnraise.swap.outer_optimizer import ANCHOR_SCRATCH, OuterOptimizer, RoundStart
 from barnraise.swap.precision import units_to_float
 from barnraise.swap.sampler import Sampler, SamplingSettings, TokenRange
@@ -124,6 +125,7 @@ class Engine:
         `describe` returns the header that is committed with a state on disk. `progress` is how far
         the state in `store` has come; None for a fresh state.
         """
+        assert plan.optimizer == recipe.optimizer, "the plan is for another optimizer"
         self.plan = plan
         self.recipe = recipe
         self.store = store
@@ -177,11 +179,13 @@ class Engine:
         position: int = 0,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> StepStats:
-        """Make one AdamW step on the mean gradient of the micro-batches, clipped as the plan says.
+        """Make one step on the mean gradient of the micro-batches, clipped as the plan says.
+
+        Muon's matrices are not clipped: their updates do not depend on the gradient's norm.
 
         Args:
             batches: micro-batches of tokens, int64 [sequences, context + 1] each.
-            rate_scale: factor on the recipe's learning rate (`learning_rate_scale`).
+            rate_scale: factor on the recipe's learning rates (`learning_rate_scale`).
             position: where in the data the next step begins.
             should_stop: called between parts of the computation; ends the step without its update.
                 With layer-wise clipping, fragments whose update is complete by then have taken the
@@ -284,6 +288,7 @@ class Engine:
         return PendingUpdate(
             clipping=self.plan.clipping,
             learning_rate=self.recipe.learning_rate * rate_scale * warmup,
+            matrix_rate=self.recipe.peak_matrix_rate * rate_scale * warmup,
             step_number=progress.optimizer_steps,
             prediction_growth=self._no_prediction,
             progress=progress,
@@ -680,7 +685,7 @@ class Engine:
         tensors = {"progress": torch.tensor(counters)}
         for i, fragment in enumerate(self.fragments):
             record = self.store.memory_record("moments", i, 0)
-            m, v = AdamMoments.of(self.plan, record, fragment.size).to_float32()
+            m, v = view_moments(self.plan, i, 0, record).to_float32()
             tensors |= {f"m.{i}": m, f"v.{i}": v}
             if self.executor.accumulates:
                 mean = self.executor.mean_gradients.find(fragment, self._moments_device(i))
@@ -708,6 +713,7 @@ class Engine:
         Raises:
             StateError: the tensors do not fit this model; nothing has changed.
         """
+        self._check_optimizer(tensors)
         self._check_shapes(tensors)
         optimizer_steps, warmup_steps_left = tensors["progress"].tolist()
         self.progress = EngineProgress(
@@ -733,6 +739,12 @@ class Engine:
         """Return where fragment i's moments lie, and its gradients when they are absorbed."""
         return self.store.memory_record("moments", i, 0).device
 
+    def _check_optimizer(self, tensors: Mapping[str, Tensor]) -> None:
+        """Raise StateError if the moments are those of another optimizer."""
+        if "v.1" in tensors:
+            saved = find_optimizer(self.fragments[1], tensors["v.1"].numel())
+            refuse_other_optimizer(self.plan, saved)
+
     def _check_shapes(self, tensors: Mapping[str, Tensor]) -> None:
         """Raise StateError unless names, sizes and types are those of this model's state."""
         expected: dict[str, tuple[int, torch.dtype]] = {"progress": (2, torch.int64)}
@@ -741,7 +753,9 @@ class Engine:
             expected["replica"] = (elements, torch.float32)
         means = ("mean",) if self.executor.accumulates else ()
         for i, fragment in enumerate(self.fragments):
-            for kind in ("m", "v", "momentum", *means):
+            second_moments = self.plan.tile_layouts(i)[-1].second_end
+            expected[f"v.{i}"] = (second_moments, torch.float32)
+            for kind in ("m", "momentum", *means):
                 expected[f"{kind}.{i}"] = (fragment.size, torch.float32)
             for kind in ("anchor", "feedback"):
                 expected[f"{kind}.{i}"] = (fragment.size, torch.int32)

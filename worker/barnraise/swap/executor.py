@@ -30,7 +30,7 @@ from barnraise.swap.lanes import WorkerLane
 from barnraise.swap.leaves import Leaves
 from barnraise.swap.precision import units_to_float
 from barnraise.swap.state_store import FragmentSequence, StateStore
-from barnraise.swap.tiles import Tile
+from barnraise.swap.tiles import Tile, copied_to
 
 DEVICE_LANES = (LaneName.COMPUTE, LaneName.IN, LaneName.OUT)
 MANY_CORES = 8
@@ -70,7 +70,7 @@ class EngineProgress:
     Attributes:
         position: where in the data the next step begins.
         round_tokens: tokens trained on in this round.
-        optimizer_steps: AdamW's steps.
+        optimizer_steps: the optimizer's steps.
         warmup_steps_left: steps that still have a reduced rate after Adam's moments were lost.
         prediction: for each fragment, by how many outer momenta the replica is ahead of the anchor,
             because updates in flight are expected to move the anchor there; empty for none.
@@ -91,12 +91,13 @@ class EngineProgress:
 
 @dataclass
 class PendingUpdate:
-    """One step's update: what AdamW, arrivals and prediction will change when it is applied.
+    """One step's update: what the optimizer, arrivals and prediction change when it is applied.
 
     Attributes:
         clipping: "exact" (by the norm of the whole gradient), "layer" (by each fragment's own) or
             "none".
         learning_rate: the rate of this step, with schedule and warm-up.
+        matrix_rate: the same of the matrices that Muon trains.
         step_number: AdamW's step number, from 1.
         prediction_growth: for each fragment, by how many momenta the prediction grows.
         progress: the progress once the update is applied.
@@ -111,6 +112,7 @@ class PendingUpdate:
 
     clipping: str
     learning_rate: float
+    matrix_rate: float
     step_number: int
     prediction_growth: tuple[float, ...]
     progress: EngineProgress
@@ -154,6 +156,7 @@ class Executor:
         """
         self._plan, self._recipe, self._store = plan, recipe, store
         self._describe_commit = describe_commit
+        self._device = torch.device(plan.device)
         self.buffers = Buffers(plan, store)
         self.anchors = FragmentSequence(store, "anchor")
         self.lanes = _start_lanes(torch.device(plan.device))
@@ -415,23 +418,34 @@ class Executor:
                 number=update.step_number,
                 learning_rate=update.learning_rate,
                 weight_decay=self._recipe.weight_decay,
+                matrix_rate=update.matrix_rate,
             )
             if op.lane is LaneName.COMPUTE and self.buffers.host_scalars is not None:
                 step = self._clip_on_device(step, update, i)
             else:
                 step = replace(step, gradient_divisor=self._gradient_divisor(update, i))
             for t in tiles:
-                tile, gradient = self.buffers.update_parts(op, t)
-                self._apply_arrivals(update, tile)
-                if update.is_cancelled:
-                    continue
-                if self.accumulates:
-                    parts = tile.moments, tile.weights, gradient
-                    self.mean_gradients.update_tile(step, tile.begin, parts)
+                parts = self.buffers.update_parts(op, t)
+                if self._plan.updates_on_device(i):
+                    with copied_to(self._device, *parts) as moved:
+                        self._update_tile(update, step, *moved)
                 else:
-                    tile.moments.update(step, tile.begin, tile.weights, gradient)
+                    self._update_tile(update, step, *parts)
 
         return run
+
+    def _update_tile(
+        self, update: PendingUpdate, step: AdamWStep, tile: Tile, gradient: Tensor
+    ) -> None:
+        """Apply other authors' updates to a tile, and then its own step."""
+        self._apply_arrivals(update, tile)
+        if update.is_cancelled:
+            return
+        if self.accumulates:
+            parts = tile.moments, tile.weights, gradient
+            self.mean_gradients.update_tile(step, tile.begin, parts)
+        else:
+            tile.moments.update(step, tile.begin, tile.weights, gradient)
 
     def _gradient_divisor(self, update: PendingUpdate, i: int) -> float:
         """Return what fragment i's gradient is divided by; cancel if its norm is not finite.
@@ -496,7 +510,7 @@ class Executor:
         store, i, t = self._store, tile.fragment, tile.number
         momentum = None
         anchor_scratch, momentum_scratch = ANCHOR_SCRATCH, MOMENTUM_SCRATCH
-        if self._plan.weights[i] == "device":  # the optimizer's lane may update others meanwhile
+        if self._plan.updates_on_device(i):  # the optimizer's lane may update others meanwhile
             anchor_scratch, momentum_scratch = DEVICE_ANCHOR_SCRATCH, DEVICE_MOMENTUM_SCRATCH
         if units is not None:
             record = store.load_tile("anchor", i, t, self.buffers.tile_scratch(anchor_scratch))

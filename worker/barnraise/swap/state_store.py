@@ -24,6 +24,7 @@ from torch import Tensor
 from barnraise.durable_io import write_atomically
 from barnraise.errors import DamageError, StateError
 from barnraise.planning.plan import STATE_KINDS, Plan
+from barnraise.spec import ADAMW
 from barnraise.swap.arena import Arena, page_aligned
 from barnraise.swap.device import has_streams
 from barnraise.swap.direct_io import DirectFile, checksum
@@ -78,14 +79,19 @@ class StateStore:
             raise
 
     def _allocate_memory(self) -> None:
-        """Allocate the records that memory holds; a device copies from the weights alone."""
+        """Allocate the records that memory holds.
+
+        A device copies from the weights, and the moments of what it updates for the host.
+        """
         for kind, i in self._kinds_and_fragments():
             size = self.plan.total_bytes(kind, i)
             match self._tier_of(kind, i):
                 case "device":
                     self._memory[kind, i] = self.device.allocate(size)
                 case "host":
-                    self._memory[kind, i] = self.host.allocate(size, kind == "weights")
+                    moves = kind == "moments" and self.plan.updates_on_device(i)
+                    crosses_link = kind == "weights" or moves
+                    self._memory[kind, i] = self.host.allocate(size, crosses_link)
 
     @property
     def _disk_file(self) -> DirectFile:
@@ -145,9 +151,9 @@ class StateStore:
 
     def record_slice(self, kind: str, i: int, t: int) -> slice:
         """Return where a tile's record lies among its fragment's records."""
-        begin = t * self.plan.record_bytes(kind, self.plan.tile)
-        first, last = self.plan.tile_bounds(i, t)
-        return slice(begin, begin + self.plan.record_bytes(kind, last - first))
+        sizes = self.plan.tile_record_bytes(kind, i)
+        begin = sum(sizes[:t])
+        return slice(begin, begin + sizes[t])
 
     # ---- disk ----------------------------------------------------------------------------------
 
@@ -289,13 +295,16 @@ class StateStore:
 
         Which records memory holds is not part of it: a state survives a change of limits.
         """
-        return {
+        layout = {
             "format": FORMAT,
             "tile": plan.tile,
             "crash_safety": plan.crash_safety,
             "dtype": plan.dtype,
             "moments_bits": plan.moments_bits,
         }
+        if plan.optimizer != ADAMW:  # which earlier versions do not name
+            layout["optimizer"] = plan.optimizer
+        return layout
 
     def _write_manifest(self) -> None:
         assert self.folder is not None

@@ -1,13 +1,15 @@
 """A fragment's weights tile by tile, between steps, on whichever tier they lie."""
 
+import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from barnraise.planning.plan import Plan
 from barnraise.swap.adam_moments import AdamMoments
+from barnraise.swap.muon_moments import view_moments
 from barnraise.swap.state_store import StateStore
 from barnraise.swap.tile_threads import device_pieces
 
@@ -77,6 +79,24 @@ class Tile:
             yield Tile(self.fragment, self.number, self.begin + begin, moments, weights)
 
 
+@contextlib.contextmanager
+def copied_to(device: torch.device, tile: Tile, gradient: Tensor) -> Iterator[tuple[Tile, Tensor]]:
+    """Copy a tile and its gradient to a device for an update, and the tile back after it.
+
+    Without copies where the tile lies there already. The copies take turns with the computations
+    of the current stream, and the host waits for none of them.
+    """
+    if tile.weights.device.type == device.type:
+        yield tile, gradient
+        return
+    home = [tile.weights, *tile.moments.tensors]
+    weights, *parts = (tensor.to(device, non_blocking=True) for tensor in home)
+    moved = replace(tile, weights=weights, moments=tile.moments.with_tensors(parts))
+    yield moved, gradient.to(device, non_blocking=True)
+    for target, source in zip(home, (weights, *parts), strict=True):
+        target.copy_(source, non_blocking=True)
+
+
 class Tiles:
     """Access to the weights and moments of all fragments, one tile at a time."""
 
@@ -104,19 +124,19 @@ class Tiles:
             weights = self.record("weights", i, t, WEIGHTS_SCRATCH, reads)
             moments = self.record("moments", i, t, MOMENTS_SCRATCH, split and plan.on_disk)
             streamed = weights[: n * plan.streamed_bytes].view(self._dtype)
-            yield Tile(i, t, begin, AdamMoments.of(plan, moments, n), streamed)
+            yield Tile(i, t, begin, view_moments(plan, i, t, moments), streamed)
             if changes:
                 store.store_tile("weights", i, t, weights)
                 if split:
                     store.store_tile("moments", i, t, moments)
 
     def write_moments(self, i: int, m: Tensor, v: Tensor) -> None:
-        """Set Adam's moments of fragment i, fp32 [n] each."""
-        for t in range(self._plan.tile_count(i)):
-            begin, end = self._plan.tile_bounds(i, t)
+        """Set the moments of fragment i: m, fp32 [n], and v, fp32, of what AdamW trains."""
+        for t, layout in enumerate(self._plan.tile_layouts(i)):
             record = self.record("moments", i, t, MOMENTS_SCRATCH, reads=False)
-            moments = AdamMoments.of(self._plan, record, end - begin)
-            moments.load_float32(m[begin:end], v[begin:end])
+            moments = view_moments(self._plan, i, t, record)
+            second = v[layout.second_begin : layout.second_end]
+            moments.load_float32(m[layout.begin : layout.end], second)
             self._store.store_tile("moments", i, t, record)
 
     def record(self, kind: str, i: int, t: int, scratch: int, reads: bool = True) -> Tensor:

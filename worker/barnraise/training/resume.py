@@ -26,10 +26,11 @@ from barnraise.exchange.snapshots.snapshot_client import load_base_snapshot
 from barnraise.ledger.anchor import Anchor, compute_sketch
 from barnraise.ledger.ledger import Ledger
 from barnraise.planning.plan import Plan
-from barnraise.spec import ModelSpec, Recipe
-from barnraise.swap.adam_moments import AdamMoments
+from barnraise.planning.tile_layout import find_optimizer
+from barnraise.spec import ADAMW, ModelSpec, Recipe
 from barnraise.swap.engine import WARMUP_STEPS, Engine
 from barnraise.swap.executor import EngineProgress
+from barnraise.swap.muon_moments import refuse_other_optimizer, view_moments
 from barnraise.swap.state_store import TRAINING_KINDS, FragmentSequence, StateStore, read_manifest
 from barnraise.training.checkpoint import CheckpointSlots, StateHeader, remove_folder
 
@@ -71,8 +72,13 @@ class SavedState:
         Returns:
             An empty store where there is no saved state, and for a plan in memory: `load_into` then
             fills the engine.
+
+        Raises:
+            StateError: The state is of another optimizer.
         """
         plan = self.plan
+        if self.header is not None:
+            refuse_other_optimizer(plan, self._saved_optimizer())
         if not plan.on_disk:
             return StateStore(plan)
         if self.header is not None:
@@ -82,6 +88,16 @@ class SavedState:
                 self._move(self.header, recipe)
         remove_folder(self.checkpoint.folder)
         return StateStore(plan, self.state)
+
+    def _saved_optimizer(self) -> str:
+        """Return the optimizer of the saved state; "" if its moments fit none."""
+        if self._is_on_disk:
+            manifest = read_manifest(self.state) or {"layout": {}}
+            return manifest["layout"].get("optimizer", ADAMW)
+        saved = self.checkpoint.load()
+        assert saved is not None, "the header was read from a checkpoint"
+        second_moments = saved[0]["v.1"].numel() if "v.1" in saved[0] else 0
+        return find_optimizer(self.plan.fragments[1], second_moments)
 
     def read_progress(self, store: StateStore) -> EngineProgress | None:
         """Return the progress of a state on disk; None for a new one and for one in memory."""
@@ -258,6 +274,7 @@ class DiskState(Mapping[str, Tensor]):
             tile=layout["tile"],
             crash_safety=layout["crash_safety"],
             dtype=layout["dtype"],
+            optimizer=layout.get("optimizer", ADAMW),
             moments_bits=layout["moments_bits"],
         )
         self._store = StateStore(plan, folder)
@@ -293,19 +310,17 @@ class DiskState(Mapping[str, Tensor]):
         return torch.tensor([progress.optimizer_steps, progress.warmup_steps_left])
 
     def _read_moment(self, i: int, first: bool) -> Tensor:
-        """Return fp32 [n], the first or second moment of fragment `i`."""
+        """Return fragment `i`'s first moment, fp32 [n], or its second of what AdamW trains."""
         plan = self._store.plan
-        moment = torch.empty(plan.fragments[i].size)
-        buffer = torch.empty(
-            plan.record_bytes("moments", plan.tile) + PAGE_BYTES, dtype=torch.uint8
-        )
+        size = plan.largest_record_bytes("moments") + PAGE_BYTES
+        buffer = torch.empty(size, dtype=torch.uint8)
         buffer = buffer[-buffer.data_ptr() % PAGE_BYTES :]
+        parts: list[Tensor] = []
         for t in range(plan.tile_count(i)):
-            begin, end = plan.tile_bounds(i, t)
             record = self._store.load_tile("moments", i, t, buffer)
-            moments = AdamMoments.of(plan, record, end - begin).to_float32()
-            moment[begin:end] = moments[0 if first else 1]
-        return moment
+            moments = view_moments(plan, i, t, record).to_float32()
+            parts.append(moments[0 if first else 1].clone())
+        return torch.cat(parts)
 
     def close(self) -> None:
         """Close the state's files."""

@@ -141,7 +141,7 @@ class Worker:
             state_limits = reserve_text(self.limits, joined.manifest, blobs)
         self.plan = self.plan_training(hardware, state_limits)
         self._plan_request = PlanRequest(
-            hardware, self.spec.model, state_limits, recipe.step_sequences
+            hardware, self.spec.model, state_limits, recipe.step_sequences, recipe.optimizer
         )
         if advice := describe_write_limit(self._plan_request, self.plan):
             log.warning("%s", advice)
@@ -209,7 +209,14 @@ class Worker:
         Raises:
             PlanError: The model does not fit the machine.
         """
-        return make_plan(hardware, self.spec.model, limits, self.spec.recipe.step_sequences)
+        recipe = self.spec.recipe
+        return make_plan(
+            hardware,
+            self.spec.model,
+            limits,
+            recipe.step_sequences,
+            optimizer=recipe.optimizer,
+        )
 
     def watch_memory(self, watch: MemoryWatch) -> None:
         """Make a smaller plan between two rounds when other programs need the memory."""

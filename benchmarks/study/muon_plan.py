@@ -1,0 +1,142 @@
+"""Decide which trainings compare Muon with AdamW, each tuned over as many cells. Pure.
+
+One machine alone tunes the inner rates; four machines on a full line then vary the outer optimizer
+and the steps of a round with the best of them, and data parallelism has
+the same optimizer.
+Trainings of 4 M parameters are those of BARNRAISE_STUDY=medium.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+from study_case import Case
+from study_model import STEP_TOKENS
+from study_plan import Results
+
+from barnraise.exchange.weights.delay_compensation import STREAMED_FACTOR
+from barnraise.spec import ADAMW, MUON, OPTIMIZERS
+
+STEPS = 1_000  # of each machine
+QUICK_STEPS = 60
+LONG_STEPS = 2_000  # of one machine alone, for the steps to equal loss
+MACHINES = (4, 8)
+ROUND_STEPS = (10, 30)
+OUTER = ((0.6, 0.7), (0.8, 0.5), (0.7, 0.6))  # η and μ
+SEEDS = (0, 1, 2)
+# Nine cells of each optimizer: the rate of what AdamW trains, and two more settings.
+INNER: dict[str, list[dict[str, Any]]] = {
+    MUON: [
+        {"rate": rate, "matrix_rate": matrix_rate}
+        for rate, matrix_rate in product((2e-3, 4e-3, 8e-3), (5e-3, 1e-2, 2e-2))
+    ],
+    ADAMW: [
+        {"rate": rate, "beta2": beta2, "weight_decay": decay}
+        for rate in (1e-3, 2e-3, 3e-3)
+        for beta2, decay in ((0.95, 0.1), (0.99, 0.1), (0.95, 0.03))
+    ],
+}
+PARALLEL_FACTORS = (1, 2, 4)  # of the best rates of one machine, for data parallelism
+
+
+@dataclass(frozen=True)
+class MuonPlan:
+    """The trainings that compare both optimizers."""
+
+    steps: int = STEPS
+
+    def tuning(self, optimizer: str) -> list[Case]:
+        """Return one machine alone with each setting of an optimizer."""
+        return [self._alone(optimizer, settings) for settings in INNER[optimizer]]
+
+    def best(self, results: Results, optimizer: str) -> Case:
+        """Return the best of these that is measured."""
+        return results.best(self.tuning(optimizer))
+
+    def longer_and_shorter(self, results: Results, optimizer: str) -> list[Case]:
+        """Return one machine alone with the best settings, for half and twice as many steps."""
+        best = self.best(results, optimizer)
+        return [replace(best, tokens=int(best.tokens * factor)) for factor in (0.5, 2)]
+
+    def parallel(self, results: Results, optimizer: str) -> list[Case]:
+        """Return data parallelism of four machines, with multiples of the best rates."""
+        best = self.best(results, optimizer)
+        return [_scale_rates(replace(best, kind="parallel"), f) for f in PARALLEL_FACTORS]
+
+    def outer(self, results: Results, optimizer: str) -> list[Case]:
+        """Return four machines on a full line with each outer optimizer and round length."""
+        best = self.best(results, optimizer)
+        return [
+            self._exchange(best, MACHINES[0], steps, outer)
+            for steps, outer in product(ROUND_STEPS, OUTER)
+        ]
+
+    def most_machines(self, results: Results, optimizer: str) -> Case:
+        """Return eight machines with the best outer settings of four."""
+        best = results.best(self.outer(results, optimizer))
+        return replace(best, replicas=MACHINES[1], tokens=MACHINES[1] * self.steps * STEP_TOKENS)
+
+    # ---- stages ----
+
+    def tune(self, _results: Results) -> list[Case]:
+        """Return the tuning of both optimizers."""
+        return [case for optimizer in OPTIMIZERS for case in self.tuning(optimizer)]
+
+    def compare(self, results: Results) -> list[Case]:
+        """Return what follows the tuning, with one seed."""
+        return [
+            case
+            for optimizer in OPTIMIZERS
+            for case in (
+                *self.longer_and_shorter(results, optimizer),
+                *self.parallel(results, optimizer),
+                *self.outer(results, optimizer),
+            )
+        ]
+
+    def repeat(self, results: Results) -> list[Case]:
+        """Return the best of each kind with every seed, and eight machines."""
+        return list(self._compared(results))
+
+    def _compared(self, results: Results) -> Iterator[Case]:
+        for seed, optimizer in product(SEEDS, OPTIMIZERS):
+            for case in self.rows(results, optimizer):
+                yield replace(case, seed=seed)
+
+    def rows(self, results: Results, optimizer: str) -> list[Case]:
+        """Return one machine, four, eight, and data parallelism of four, each with its best."""
+        return [
+            self.best(results, optimizer),
+            results.best(self.outer(results, optimizer)),
+            self.most_machines(results, optimizer),
+            results.best(self.parallel(results, optimizer)),
+        ]
+
+    def quick(self, _results: Results) -> list[Case]:
+        """Return two short trainings, which show that both optimizers run."""
+        return [self._alone(optimizer, INNER[optimizer][4]) for optimizer in OPTIMIZERS]
+
+    def _alone(self, optimizer: str, settings: dict[str, Any]) -> Case:
+        tokens = Case.replicas * self.steps * STEP_TOKENS  # one of four machines' shares
+        return Case(kind="alone", optimizer=optimizer, tokens=tokens, **settings)
+
+    def _exchange(
+        self, inner: Case, machines: int, round_steps: int, outer: tuple[float, float]
+    ) -> Case:
+        return replace(
+            inner,
+            kind="ours",
+            replicas=machines,
+            tokens=machines * self.steps * STEP_TOKENS,
+            steps=round_steps,
+            outer_rate=outer[0],
+            momentum=outer[1],
+            guess="momentum",
+            trust=STREAMED_FACTOR,
+        )
+
+
+def _scale_rates(case: Case, factor: float) -> Case:
+    matrix_rate = None if case.matrix_rate is None else factor * case.matrix_rate
+    return replace(case, rate=factor * case.rate, matrix_rate=matrix_rate)
