@@ -25,5 +25,7 @@ MAX_MISSED_ROUNDS = 4.0  # that a peer may be late before it counts as gone
 MAX_SILENT_ROUNDS = MAX_MISSED_ROUNDS  # after which the content of its updates is forgotten, too
 RAMP_ROUNDS = 4  # after which a machine that joined late has its full weight
 OPINION_ROUNDS = 3  # in a row, after which a machine states a doubt, or that it agrees
+TRIAL_ROUNDS = 8  # of a machine for which it compares a newcomer's rounds before others' turn
+TRIAL_SEATS = 4  # newcomers that a machine compares at a time
 LATE_ROUNDS = 4  # of agreement before the last one, in which harm may have begun
 PLAIN_ROUNDS = 4  # of a machine, from its start on, without momentum if they are long

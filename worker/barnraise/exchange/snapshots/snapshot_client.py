@@ -132,7 +132,11 @@ def read_verdicts(
         raise MessageError("a snapshot's verdicts are not a list of proofs") from None
     for proof in (*proofs.verdicts, *proofs.forks, *proofs.opinions):
         verdicts |= verify_proof(proof, rules)
-    verdicts = verdicts.bind({update.author: update.volunteer for _, update in heads})
+    updates = [update for _, update in heads]
+    verdicts = verdicts.bind(
+        {update.author: update.volunteer for update in updates},
+        {update.author for update in updates if update.newcomer},
+    )
     has_effect = verdicts.effect_digest == manifest.verdicts
     if not has_effect or verdicts.clamp(manifest.vector) != manifest.vector:
         raise MessageError("a snapshot's verdicts are not those that its manifest names")

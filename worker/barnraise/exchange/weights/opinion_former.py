@@ -58,6 +58,11 @@ class OpinionFormer:
         record.first.setdefault(update.author, update.seq - 1)
         record.seqs[update.author] = update.seq
 
+    def record_trial(self, volunteer: str) -> None:
+        """Record a newcomer's trial that is compared: no update of it counts yet."""
+        record = self._records.get(volunteer) or _Record()
+        store_newest(self._records, volunteer, record, FEW)
+
     def record_round(self, agreements: Mapping[str, float], doubted: Collection[str]) -> None:
         """Record what a round of this machine has shown.
 

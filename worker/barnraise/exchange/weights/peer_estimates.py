@@ -27,6 +27,7 @@ from barnraise.exchange.weights.weighting import (
     training_share,
     typical_step_seconds,
 )
+from barnraise.ledger.anchor import Withdrawal
 from barnraise.ledger.verdict_set import VerdictSet
 from barnraise.planning.round_schedule import (
     RoundSchedule,
@@ -116,8 +117,11 @@ class PeerEstimates:
         if len(self._histories) > MANY:
             del self._histories[next(iter(self._histories))]
 
-    def on_update_published(self, update: Update, clock: float) -> None:
-        """Record that the training loop published an update, at `clock` in seconds since 1970."""
+    def on_update_published(self, update: Update | Withdrawal, clock: float) -> None:
+        """Record that the training loop published an update, at `clock` in seconds since 1970.
+
+        What it withdraws, because it would not count, is compared all the same.
+        """
         self._published_tokens = [
             update.tokens if part.size else tokens
             for part, tokens in zip(update.fragments, self._published_tokens, strict=True)
@@ -279,7 +283,7 @@ class PeerEstimates:
         claims = {
             key: self._claim(key, link, now)
             for key, link in links.items()
-            if not link.complete and link.volunteer not in suspended
+            if not link.complete and link.volunteer not in suspended and self._counts(link)
         }
         ended = self._link_table.ended
         for key, history in self._histories.items():
@@ -295,6 +299,11 @@ class PeerEstimates:
             vouched = self._find_verdicts().vouched or ()
             rates = limit_volunteers(rate, [*claims.values()], rates, agreements, vouched)
         return dict(zip(claims, rates, strict=True))
+
+    def _counts(self, link: LinkState) -> bool:
+        """Return whether updates of a connected peer count: it is no newcomer, or admitted."""
+        is_newcomer = link.meeting.newcomer and link.key not in self._histories
+        return not is_newcomer or self._find_verdicts().admits(link.volunteer)
 
     def _other_volunteer(self, volunteer: str) -> str:
         """Return a volunteer; the empty string if it is this machine's own."""
