@@ -37,6 +37,7 @@ from barnraise.ledger.ledger_rows import (
     verify_rows,
     with_checksum,
 )
+from barnraise.ledger.milestones import MILESTONE_SCHEMA, Milestones
 from barnraise.ledger.peer_store import PEER_SCHEMA, PeerStore
 from barnraise.ledger.retention import RETENTION_SCHEMA, Retention
 from barnraise.ledger.validation import GENESIS_DIGEST, UpdateRules
@@ -118,6 +119,7 @@ class Ledger:
     Attributes:
         blobs: The payloads.
         base: The snapshot at which it begins, if it does not begin at the run's start.
+        milestones: The anchors that this machine has announced.
         retention: Which payloads are kept.
         tickets: The tickets that its updates name.
         peer_store: Addresses of peers.
@@ -143,7 +145,7 @@ class Ledger:
         self._lock = threading.RLock()
         path = folder / "ledger.sqlite"
         try:
-            schema = BASE_SCHEMA + RETENTION_SCHEMA + PEER_SCHEMA
+            schema = BASE_SCHEMA + RETENTION_SCHEMA + PEER_SCHEMA + MILESTONE_SCHEMA
             self._db = open_database(path, schema)
             self._reader = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
             self._reader.execute("PRAGMA query_only=1")
@@ -151,6 +153,7 @@ class Ledger:
             self.peer_store = PeerStore(self._db, self._lock)
             self.tickets = TicketRows(self._db, self._lock)
             self.base = LedgerBase(self._db, self._lock)
+            self.milestones = Milestones(self._db, self._lock)
             if sweep:
                 verify_rows(self._db)
                 self.peer_store.peers()  # each is validated

@@ -29,6 +29,7 @@ from barnraise.ledger import codec
 from barnraise.ledger.anchor import Anchor, Withdrawal, load_initial_fragment
 from barnraise.ledger.blob_store import BlobStore
 from barnraise.ledger.ledger import Ledger
+from barnraise.ledger.milestones import Milestone
 from barnraise.peering.transports.iroh_transport import IrohTransport
 from barnraise.peering.transports.transport import Transport
 from barnraise.planning.hardware import Hardware, return_freed_memory
@@ -476,7 +477,9 @@ class Worker:
             self.metrics.record_validation(self.anchor.tokens, loss)
             self.write_samples(time.monotonic() - started)
             anchor_bytes = 4 * sum(fragment.size for fragment in self.plan.fragments)
-            self.metrics.record_checkpoint(self.anchor, anchor_bytes)
+            digest = self.metrics.record_checkpoint(self.anchor, anchor_bytes)
+            milestone = Milestone(self.anchor.vector, self.anchor.retracted)
+            self.ledger.milestones.record(digest, milestone)
             self.exchange.remember_vector(self.anchor)
             if self.exchange.needs_listed_anchors:
                 self.joined.coordinator.request_anchors()
