@@ -30,8 +30,8 @@ def find_standing(run: Run, person: User) -> Standing:
 def is_attended(run: Run) -> bool:
     """Return whether the owner's machine, or those of two people they let in, have trained lately.
 
-    A machine that has just joined, and has not trained yet, counts, too: else whoever comes first
-    would not be a newcomer.
+    A machine that has just joined, and has not trained yet, counts, too: else a stranger who comes
+    first would not be a newcomer.
     """
     known = {run.owner_id, *run.guests.values_list("user", flat=True)}
     members = Membership.everywhere.filter(run=run, machine__owner__in=known, machine__revoked=None)

@@ -76,13 +76,13 @@ def exclude_volunteer(request: AuthenticatedRequest, slug: str) -> HttpResponse:
         name = mark_name(person, list_keys(run))
         messages.success(request, f"{name} is excluded. The machines of the run are informed.")
         if form.cleaned_data["afterwards"] == "begin-again":
-            return begin_again(request, run, find_weights_before(run, person))
+            return restart_run(request, run, find_weights_before(run, person))
         return redirect("run_verdicts", slug=run.slug)
     context = {"form": form, "run": run}
     return render(request, "run_exclude.html", context, status=422 if form.is_bound else 200)
 
 
-def begin_again(
+def restart_run(
     request: AuthenticatedRequest, run: Run, checkpoint: Checkpoint | None
 ) -> HttpResponse:
     """Pause a run, and create a draft that begins with its weights at a checkpoint.

@@ -16,9 +16,19 @@ from barnraise.ledger.suspension import Statement, find_admitted, judge
 from barnraise.ledger.update_queue import anchor_entry
 from barnraise.ledger.validation import UpdateRules
 from barnraise.ledger.verdict_set import VerdictSet, verify_proof
+from barnraise.peering.transports import framing
 from barnraise.protocol.enums import Standing
 from barnraise.protocol.messages import FragmentUpdate, Update
-from barnraise.protocol.opinions import AGREEMENT_MS, Doubt, Opinions, SignedOpinions
+from barnraise.protocol.opinions import (
+    AGREEMENT_MS,
+    MAX_AGREEING,
+    MAX_ALL_KEPT,
+    MAX_ATTESTED,
+    MAX_DOUBTED,
+    Doubt,
+    Opinions,
+    SignedOpinions,
+)
 from barnraise.protocol.signing import Identity, digest
 from barnraise.protocol.table_sizes import FEW
 from barnraise.protocol.verdicts import SignedVerdict, Verdict
@@ -296,6 +306,25 @@ def test_opinions_that_nobody_could_state_are_refused():
     ):
         with pytest.raises(MessageError, match=reason):
             verify_proof(proof, RULES)
+
+
+def test_longest_opinions_fit_into_a_message():
+    names = [f"{number:064x}" for number in range(MAX_AGREEING)]
+    authors = [f"{number:064x}.{0:016x}" for number in range(MAX_ALL_KEPT)]
+    kept = [dict.fromkeys(authors[n :: MAX_DOUBTED], (1 << 53) - 1) for n in range(MAX_DOUBTED)]
+    opinions = Opinions(
+        run=RUN,
+        peer=OWNER.key,
+        time_ms=10**13,
+        doubted={
+            name: Doubt(since_ms=10**13, kept=stays)
+            for name, stays in zip(names, kept, strict=False)
+        },
+        agreeing=names,
+        attested=names[:MAX_ATTESTED],
+    )
+    ticket = sign_ticket(MIRROR, OWNER.key)
+    framing.pack(SignedOpinions(opinions=OWNER.sign("opinions", opinions), ticket=ticket))
 
 
 def test_idle_accounts_cannot_fill_the_set_of_opinions():

@@ -40,7 +40,13 @@ from barnraise.exchange.updates.update_writer import UpdateWriter
 from barnraise.exchange.weights.contribution import ContributionMeter
 from barnraise.exchange.weights.peer_estimates import PeerEstimates
 from barnraise.exchange.weights.weighting import weight_ramp
-from barnraise.ledger.anchor import Anchor, Retracted, Withdrawal, fragment_to_bytes
+from barnraise.ledger.anchor import (
+    Anchor,
+    Retracted,
+    Retraction,
+    Withdrawal,
+    fragment_to_bytes,
+)
 from barnraise.ledger.anchor_diff import anchor_retractions
 from barnraise.ledger.anchor_scrub import AnchorScrub
 from barnraise.ledger.ledger import Ledger
@@ -339,7 +345,7 @@ class Exchange:
                         update.header.volunteer, update.samples, update.header.tokens
                     )
                     self._estimates.opinions.record_update(update.header)
-            elif update.retracts:
+            elif isinstance(update.header, Retraction) and update.retracts:
                 retracted = update.header.update
                 self._growth.on_retraction(
                     retracted.tokens, retracted.time_ms / 1000, self._clock()

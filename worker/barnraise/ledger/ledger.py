@@ -37,7 +37,7 @@ from barnraise.ledger.ledger_rows import (
     verify_rows,
     with_checksum,
 )
-from barnraise.ledger.milestones import MILESTONE_SCHEMA, Milestones
+from barnraise.ledger.milestones import Milestones
 from barnraise.ledger.peer_store import PEER_SCHEMA, PeerStore
 from barnraise.ledger.retention import RETENTION_SCHEMA, Retention
 from barnraise.ledger.validation import GENESIS_DIGEST, UpdateRules
@@ -145,7 +145,7 @@ class Ledger:
         self._lock = threading.RLock()
         path = folder / "ledger.sqlite"
         try:
-            schema = BASE_SCHEMA + RETENTION_SCHEMA + PEER_SCHEMA + MILESTONE_SCHEMA
+            schema = BASE_SCHEMA + RETENTION_SCHEMA + PEER_SCHEMA + Milestones.schema
             self._db = open_database(path, schema)
             self._reader = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
             self._reader.execute("PRAGMA query_only=1")

@@ -14,10 +14,6 @@ from barnraise.durable_io import transaction
 from barnraise.ledger.anchor import Retracted
 from barnraise.protocol.table_sizes import FEW
 
-MILESTONE_SCHEMA = """
-CREATE TABLE IF NOT EXISTS milestones (anchor TEXT PRIMARY KEY, content BLOB);
-"""
-
 
 @dataclass(frozen=True)
 class Milestone:
@@ -28,7 +24,13 @@ class Milestone:
 
 
 class Milestones:
-    """The newest announced anchors, in the ledger's database."""
+    """The newest announced anchors, in the ledger's database.
+
+    Attributes:
+        schema: Their table.
+    """
+
+    schema = "CREATE TABLE IF NOT EXISTS milestones (anchor TEXT PRIMARY KEY, content BLOB);"
 
     def __init__(self, db: sqlite3.Connection, lock: threading.RLock) -> None:
         self._db = db

@@ -14,7 +14,7 @@ MAX_DOUBTED = 128  # volunteers that one machine doubts
 MAX_AGREEING = 256  # volunteers whose updates agree with one machine's
 MAX_ATTESTED = 256  # volunteers whose updates have agreed with one machine's at any time
 MAX_KEPT = 100  # authors of a doubted volunteer with updates that stay
-MAX_ALL_KEPT = 1000  # of all doubted volunteers, so that opinions fit into a message
+MAX_ALL_KEPT = 750  # of all doubted volunteers, so that opinions fit into a message
 RENEWAL_MS = 3600 * 1000  # after which unchanged opinions are stated again
 AGREEMENT_MS = 2 * RENEWAL_MS  # before a doubt: who agreed earlier may have left since
 

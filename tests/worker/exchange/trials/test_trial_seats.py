@@ -1,4 +1,4 @@
-"""Tests of which newcomers a machine compares, and for how long."""
+"""Tests of the newcomers that a machine compares, and for how long."""
 
 import hypothesis.strategies as st
 from hypothesis import given
