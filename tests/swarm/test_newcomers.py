@@ -4,7 +4,7 @@ from barnraise.protocol.enums import Standing
 
 
 def test_newcomers_training_counts_once_the_owners_machine_agrees(swarm):
-    run = swarm(token_budget=400_000)
+    run = swarm(token_budget=120_000)
     run.set_standings(ada=Standing.OWNER, ben=Standing.NEWCOMER)
     ben = run.start("ben")
     run.until(lambda: ben.status.get("step", 0) > 20)

@@ -311,7 +311,7 @@ def test_opinions_that_nobody_could_state_are_refused():
 def test_longest_opinions_fit_into_a_message():
     names = [f"{number:064x}" for number in range(MAX_AGREEING)]
     authors = [f"{number:064x}.{0:016x}" for number in range(MAX_ALL_KEPT)]
-    kept = [dict.fromkeys(authors[n :: MAX_DOUBTED], (1 << 53) - 1) for n in range(MAX_DOUBTED)]
+    kept = [dict.fromkeys(authors[n::MAX_DOUBTED], (1 << 53) - 1) for n in range(MAX_DOUBTED)]
     opinions = Opinions(
         run=RUN,
         peer=OWNER.key,

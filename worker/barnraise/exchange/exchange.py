@@ -18,7 +18,7 @@ import math
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -318,11 +318,13 @@ class Exchange:
         now_ms = int(1000 * self._clock())
         opinions = self._estimates.opinions.form(self._author.key, verdicts, vector, now_ms)
         if opinions is not None:
-            self.publish_opinions(*opinions)
+            self.publish_opinions(opinions.doubted, opinions.agreeing, opinions.attested)
 
-    def publish_opinions(self, doubted: dict[str, Doubt], agreeing: list[str]) -> None:
-        """Publish which volunteers this machine doubts, and who agrees with it."""
-        signed = self._author.sign_opinions(doubted, agreeing)
+    def publish_opinions(
+        self, doubted: dict[str, Doubt], agreeing: list[str], attested: Sequence[str] = ()
+    ) -> None:
+        """Publish whom this machine doubts, who agrees with it and whom it attests."""
+        signed = self._author.sign_opinions(doubted, agreeing, [*attested])
         self.thread.call(self.server.publish_opinions, signed)
 
     def poll_updates(self) -> list[ReceivedUpdate]:

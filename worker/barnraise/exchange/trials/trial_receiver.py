@@ -55,6 +55,8 @@ class TrialReceiver:
         self._parts = parts
         self._seats = TrialSeats()
         self._compared_now: set[str] = set()  # volunteers whose trials are being fetched
+        # Before it has the whole text, a trial could name a blob of that, to have it deleted.
+        self._has_published = False
 
     def message_handlers(self) -> MessageHandlers:
         """Return what receives each type of message."""
@@ -62,6 +64,7 @@ class TrialReceiver:
 
     def on_own_round(self, fraction: float) -> None:
         """Record that this machine has published a part of a round, in (0, 1]."""
+        self._has_published = True
         self._seats.on_own_round(fraction)
 
     def on_trial(self, received: Received[TrialUpdate]) -> None:
@@ -77,9 +80,10 @@ class TrialReceiver:
             return
         linked = {c.ticket.volunteer for c in self._connections.values() if self._is_on_trial(c)}
         fraction = len(trial.payload_parts) / len(trial.fragments)
+        if not self._seats.accepts(volunteer, fraction, linked):
+            return
         blobs = self._ledger.blobs
-        is_copy = any(blobs.has(part.digest) for part in trial.payload_parts)
-        if not is_copy and self._seats.accepts(volunteer, fraction, linked):
+        if not any(blobs.has(part.digest) for part in trial.payload_parts):  # else it is a copy
             self._compared_now.add(volunteer)
             self._spawn(self._compare(received.key, volunteer, trial))
 
@@ -87,7 +91,8 @@ class TrialReceiver:
         """Return whether this machine's word counts, and it counts for this peer."""
         verdicts, volunteer = self._ledger.verdicts, connection.ticket.volunteer
         return (
-            verdicts.may_attest(self._volunteer)
+            self._has_published
+            and verdicts.may_attest(self._volunteer)
             and connection.ticket.standing is Standing.NEWCOMER
             and not verdicts.admits(volunteer)
             and volunteer not in verdicts.suspended

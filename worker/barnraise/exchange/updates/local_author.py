@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from barnraise.errors import ExcludedError
@@ -16,7 +16,7 @@ from barnraise.ledger.validation import (
 from barnraise.ledger.verdict_set import VerdictSet
 from barnraise.protocol.enums import Standing
 from barnraise.protocol.messages import FragmentUpdate, Signed, Ticket, Update
-from barnraise.protocol.opinions import MAX_ATTESTED, Doubt, Opinions, SignedOpinions
+from barnraise.protocol.opinions import Doubt, Opinions, SignedOpinions
 from barnraise.protocol.signing import Identity, digest
 
 log = logging.getLogger("barnraise.exchange")
@@ -174,7 +174,9 @@ class LocalAuthor:
         with self._lock:
             return update.seq <= self._signed.get(update.author, 0)
 
-    def sign_opinions(self, doubted: dict[str, Doubt], agreeing: list[str]) -> SignedOpinions:
+    def sign_opinions(
+        self, doubted: dict[str, Doubt], agreeing: list[str], attested: list[str]
+    ) -> SignedOpinions:
         """Sign what this machine states of other volunteers, in place of what it stated before."""
         with self._lock:
             stated = self._ledger.verdicts.statements.get(self.key)
@@ -184,7 +186,7 @@ class LocalAuthor:
                 time_ms=max(self._now_ms(), stated.time_ms + 1 if stated else 0),
                 doubted=doubted,
                 agreeing=agreeing,
-                attested=_extend_attested(stated.attested if stated else (), agreeing),
+                attested=attested,
             )
             signed = self._config.identity.sign("opinions", opinions)
             return SignedOpinions(opinions=signed, ticket=self._signed_ticket)
@@ -279,9 +281,3 @@ class LocalAuthor:
         """Begin a new incarnation."""
         self.incarnation = self._config.reincarnate()
         log.warning("%s: it goes on as %s", reason, self.incarnation)
-
-
-def _extend_attested(attested: Collection[str], agreeing: list[str]) -> list[str]:
-    """Return who has agreed at any time: nobody leaves, and no more come beyond a bound."""
-    new = [volunteer for volunteer in agreeing if volunteer not in attested]
-    return sorted([*attested, *new[: max(0, MAX_ATTESTED - len(attested))]])

@@ -86,6 +86,7 @@ class PeerEstimates:
         self._find_verdicts = find_verdicts
         self._new_rounds = 0.0  # of this machine that its opinions do not contain
         self.doubted_volunteers: tuple[str, ...] = ()
+        self._can_judge = True  # False if those that are vouched for hardly agree
         self._spec = spec
         self._recipe = spec.recipe
         self._sizes = tuple(fragment.size for fragment in spec.model.fragments())
@@ -133,7 +134,7 @@ class PeerEstimates:
         agreements = self._compare_contents()
         if round(self._new_rounds, 6) >= 1.0:
             self._new_rounds = 0.0
-            self.opinions.record_round(agreements, self.doubted_volunteers)
+            self.opinions.record_round(agreements, self.doubted_volunteers, self._can_judge)
         self.opinions.record_harm(agreements, self.doubted_volunteers)
 
     def training_share(self, rate: float, now: float) -> float:
@@ -176,7 +177,9 @@ class PeerEstimates:
     def _compare_contents(self) -> dict[str, float]:
         """Return the volunteers' agreements, and record which of them count for nothing."""
         agreements = self._contribution.agreements()
-        factors = contribution_factors(agreements, self._find_verdicts().vouched or ())
+        vouched = self._find_verdicts().vouched or ()
+        factors = contribution_factors(agreements, vouched)
+        self._can_judge = bool(factors) or agreements.keys().isdisjoint(vouched)
         self.doubted_volunteers = tuple(
             sorted(volunteer for volunteer, factor in factors.items() if not factor)
         )
