@@ -7,10 +7,13 @@ import torch
 from helpers.wait_for import stepping, wait_until
 
 from barnraise.exchange.verdicts import verdict_handler, verdict_sync
+from barnraise.ledger.anchor import Withdrawal
 from barnraise.ledger.codec import encode
 from barnraise.ledger.ledger import Ledger
+from barnraise.ledger.validation import EMPTY_PART
 from barnraise.planning.round_limits import OPINION_ROUNDS
 from barnraise.protocol.enums import Standing
+from barnraise.protocol.messages import FragmentUpdate
 
 INVITED, NEWCOMER, OWNER = Standing.INVITED, Standing.NEWCOMER, Standing.OWNER
 MOST_ROUNDS = 20
@@ -141,3 +144,33 @@ def test_excluded_attester_takes_its_admissions_with_it(world):
     world.wait_for_agreement(a, x, seconds=40)
     assert a.ledger.vector()[b.exchange.author] and x.exchange.author not in a.ledger.vector()
     assert x.exchange.probation
+
+
+def test_newcomer_that_republishes_others_updates_is_not_compared(world):
+    """It has not trained: a machine that compared the copies would find that they agree."""
+    a, b, x = start(world, INVITED, INVITED, NEWCOMER)
+    for number in range(MOST_ROUNDS // 2):
+        for machine in (a, b):
+            train_round(number, machine)
+        world.wait_for_agreement(a, b, x)
+        _, update = next(x.ledger.headers(a.exchange.author, number + 1, number + 1))
+        copy = Withdrawal(update.fragments, update.tokens)
+        x.exchange.thread.call(x.exchange.server.offer_trial, copy)
+        with stepping(a, b, x):
+            time.sleep(ROUND_SECONDS)
+    assert not is_admitted(x, a)
+    assert all(a.ledger.blobs.has(part.digest) for part in update.fragments), "and none is deleted"
+
+
+@pytest.mark.parametrize("damage", ["sketch", "count"])
+def test_newcomer_with_a_false_trial_is_disconnected(world, damage):
+    a, x = start(world, OWNER, NEWCOMER)
+    train([a], until=lambda: a.ledger.verdicts.statements)
+    units = torch.arange(a.anchor.fragments[0].numel(), dtype=torch.int32)
+    payload, _ = encode(units)
+    part = FragmentUpdate(digest=x.ledger.blobs.store(payload), size=len(payload), sketch="0" * 16)
+    count = len(a.anchor.fragments) + (damage == "count")
+    trial = Withdrawal([part] + [EMPTY_PART] * (count - 1), 100)
+    session = a.exchange.server.peers.connections[x.identity.key]
+    x.exchange.thread.call(x.exchange.server.offer_trial, trial)
+    wait_until(lambda: a.exchange.server.peers.connections.get(x.identity.key) is not session)
