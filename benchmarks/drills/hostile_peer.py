@@ -16,6 +16,7 @@ from barnraise.peering.transports.framing import pack
 from barnraise.peering.transports.iroh_transport import IrohTransport
 from barnraise.peering.transports.transport import Channel, ChannelClosedError
 from barnraise.protocol import messages
+from barnraise.protocol.enums import Standing
 from barnraise.protocol.signing import Identity, digest
 from barnraise.spec import RunSpec
 
@@ -43,6 +44,7 @@ def build_update(
 ) -> messages.Update:
     """Return the header of a key's first update under a ticket, with changes."""
     part = messages.FragmentUpdate(digest="a" * 64, size=20, sketch="0" * 16)
+    permission = messages.Ticket.model_validate_json(ticket.body)
     fields: dict[str, object] = {
         "run": RUN,
         "peer": key,
@@ -54,7 +56,8 @@ def build_update(
         "started_ms": int(1000 * time.time()) - 1000,
         "time_ms": int(1000 * time.time()),
         "ticket": digest(ticket.body),
-        "volunteer": messages.Ticket.model_validate_json(ticket.body).volunteer,
+        "volunteer": permission.volunteer,
+        "newcomer": permission.standing is Standing.NEWCOMER,
         "fragments": [part] * len(spec.model.fragments()),
     }
     return messages.Update.model_validate(fields | changes)

@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +31,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "drills"))
 
 import drill_machine
 import owner_files
+import torch
 from arrival_log import Arrival, count_missing, measure_delays, read_arrivals
 from attack_process import AttackProcess, attack_setup
 from child_processes import ChildProcesses, OverdueError, Progress
@@ -289,9 +291,18 @@ class StrangersDrill:
         return DrillWorld(self.children, folder, self._text, spec, self._manifest, [], changes)
 
     def judge_strangers(self) -> None:
-        """Let idle and harmful strangers among invited machines, and let no person act."""
+        """Let idle and harmful strangers among invited machines, and let no person act.
+
+        Sybils with a snapshot, which mostly wait, attack others at the same time.
+        """
         windows = HarmfulWindows(self._make_swarm, self.rate, self.scale.tokens)
-        self.results |= windows.run()
+        beside = ThreadPoolExecutor(1)
+        try:
+            sybils = beside.submit(self.face_sybils)
+            self.results |= windows.run()
+            sybils.result()
+        finally:
+            beside.shutdown(wait=False)
         self.names += ["idle accounts", *windows.names]
         for value in windows.shortfalls:
             self.require(False, value)
@@ -299,11 +310,12 @@ class StrangersDrill:
     # ---- trials -------------------------------------------------------------------------------
 
     def lie_to_site(self) -> None:
-        """Let accounts without computers lie to a real site."""
+        """Let accounts without computers lie to a real site, and an owner's files attack beside."""
         with subprocess.Popen(
             [sys.executable, SITE_DRILL], stdout=subprocess.PIPE, text=True
         ) as process:
             try:
+                self.send_owner_files()
                 output, _ = process.communicate()
             except BaseException:
                 process.terminate()
@@ -641,13 +653,11 @@ class StrangersDrill:
             self.shortfalls.append(value)
             print(f"    NOT REACHED: {value}", flush=True)
 
-    def trials(self) -> list[tuple[str, Callable[[], None]]]:
+    def trials(self, without_site: bool) -> list[tuple[str, Callable[[], None]]]:
         """Return all trials in order, with their names."""
         return [
-            ("liars at a site", self.lie_to_site),
-            ("an owner's files", self.send_owner_files),
+            ("an owner's files", self.send_owner_files if without_site else self.lie_to_site),
             ("three volunteers alone", self.train_alone),
-            ("idle accounts", self.face_sybils),
             ("idle and harmful strangers", self.judge_strangers),
             ("the same among strangers", self.train_among_strangers),
             ("a machine joins under a flood", self.join_under_flood),
@@ -670,6 +680,7 @@ class StrangersDrill:
             "moved_by_sybils",
             "owner_bytes_refused",
             "honest_share_of_budget",
+            "newcomers_counted",
             "harmful_peak_gap",
             "harmful_end_gap",
             "rounds_to_suspension",
@@ -739,6 +750,7 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     """Run all trials."""
     arguments = parse_arguments()
+    torch.set_num_threads(1)  # the machines' processes need the cores
     FORK.set_forkserver_preload(["drill_worker", "stranger_attacks"])
     started = time.monotonic()
     with ExitStack() as cleanup:
@@ -752,9 +764,7 @@ def main() -> None:
         children = ChildProcesses(folder, cleanup)
         drill = StrangersDrill(children, folder, QUICK if arguments.quick else FULL)
         cleanup.callback(drill.stop_samples)
-        for name, trial in drill.trials():
-            if arguments.without_site and name == "liars at a site":
-                continue
+        for name, trial in drill.trials(arguments.without_site):
             trial_started = time.monotonic()
             print(f"  {name} …", flush=True)
             trial()

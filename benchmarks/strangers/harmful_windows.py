@@ -1,10 +1,12 @@
 """Windows of the strangers' drill in which machines judge strangers, and no person acts.
 
 Two machines whose volunteers the owner has invited train alone, then each time among strangers:
-idle accounts that state tokens, and such that publish multiples of honest updates.
+idle accounts that state tokens, and such that publish multiples of honest updates. What is compared
+is losses at equal tokens, so that several windows run side by side.
 """
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from statistics import mean
 from typing import Any
@@ -16,18 +18,21 @@ from loss_curve import Curve, loss_at, mean_loss, read_curve
 from barnraise.protocol.enums import Activity, Standing
 
 HONEST = ("ada", "bob")
-# Name → the factor by which strangers multiply honest updates, one for each stranger.
+# Name → the attack of the strangers, and for each of them the factor for honest updates. The first
+# one is a newcomer that behaves until its updates count; the others have tickets of a time when
+# nobody could vouch for newcomers.
 HARMFUL = {
-    "one of three": (-3.0,),
-    "three of five": (-1.0, -1.0, -1.0),
-    "one that is weak": (-0.5,),
+    "one of three": ("sleeping copies", (-3.0,)),
+    "three of five": ("harmful copies", (-1.0, -1.0, -1.0)),
+    "one that is weak": ("harmful copies", (-0.5,)),
 }
+LANES = 2  # windows that run side by side
 IDLE_ACCOUNTS = 3
 IDLE_SPEED = 20  # honest machines' tokens that the ticket of an idle account permits
 QUIET_SHARE = 0.15  # of a window's tokens that the honest train before strangers come
 OTHERS = 5_000  # honest updates after which strangers should be suspended
 FULL_TOKENS = 2_000_000  # of the full drill: in a shorter one the same harm is a larger gap
-SIMULATED_ROUNDS = 10_000  # of honest machines in the full drill, of the two schemes together
+SIMULATED_ROUNDS = {"dense4": 5_000, "top64x2": 5_000}  # of honest machines
 MIN_HONEST_SHARE = 0.9
 MAX_END_GAP = 0.01  # of the full drill
 MAX_ROUNDS = 5
@@ -69,15 +74,26 @@ class HarmfulWindows:
 
     def run(self) -> dict[str, Any]:
         """Run all windows; return the fields of the drill's last line."""
-        share = self._spend_budget()
-        reference = self._train("quiet", ())[0]
-        results = {name: self._harm(name, reference) for name in HARMFUL}
-        suspended = sum(
-            count_honest_suspended(int(SIMULATED_ROUNDS * self._progress / 2), scheme, 0.7)
-            for scheme in ("dense4", "top64x2")
-        )
+        lanes = ThreadPoolExecutor(LANES)
+        try:
+            budget = lanes.submit(self._spend_budget)
+            quiet = lanes.submit(self._train, "quiet", "", ())
+            attacked = {name: lanes.submit(self._train, name, *HARMFUL[name]) for name in HARMFUL}
+            suspended = sum(
+                count_honest_suspended(rounds, scheme, 0.7)
+                for scheme, rounds in SIMULATED_ROUNDS.items()
+            )
+            share, counted = budget.result()
+            reference = quiet.result()[0]
+            results = {
+                name: measure_harm(name, reference, *future.result())
+                for name, future in attacked.items()
+            }
+        finally:  # the windows end with the drill's processes
+            lanes.shutdown(wait=False, cancel_futures=True)
         fields: dict[str, Any] = {
             "honest_share_of_budget": round(share, 3),
+            "newcomers_counted": counted,
             "harmful_peak_gap": round(max(result.peak_gap for result in results.values()), 3),
             "harmful_end_gap": round(max(result.end_gap for result in results.values()), 4),
             "rounds_to_suspension": round(max(result.rounds for result in results.values()), 1),
@@ -90,6 +106,7 @@ class HarmfulWindows:
             self._require(result.end_gap <= most, f"{name}: end gap ≤ {most:.3f}")
             self._require(result.rounds <= MAX_ROUNDS, f"{name}: suspended in {MAX_ROUNDS} rounds")
         self._require(suspended == 0, "honest_suspended is 0")
+        self._require(counted == 0, "no update of a harmful newcomer counts")
         return fields
 
     def _require(self, reached: bool, value: str) -> None:
@@ -98,8 +115,12 @@ class HarmfulWindows:
 
     # ---- the windows
 
-    def _spend_budget(self) -> float:
-        """Let idle accounts state all that their tickets allow; return the honest share."""
+    def _spend_budget(self) -> tuple[float, int]:
+        """Let idle accounts state all that their tickets allow, and a newcomer harm at once.
+
+        Returns:
+            The honest share of the budget, and how many newcomers' updates count anywhere.
+        """
         budget = self._tokens
         swarm = self._make_swarm("idle", HONEST, budget, standing=Standing.INVITED)
         swarm.start()
@@ -108,35 +129,28 @@ class HarmfulWindows:
             swarm.start_attack("idle accounts", f"idle{number}", IDLE_SPEED * self._rate)
             for number in range(IDLE_ACCOUNTS)
         ]
+        newcomer = swarm.start_attack("harmful newcomers", "newcomer", 4 * self._rate, "-3.0")
         swarm.wait_until(lambda: any(map(has_finished, swarm.machines)), "the end of the budget")
         honest = swarm.honest_tokens()
         keys = {attack.keys[0] for attack in attacks}
-        with swarm.machines[0].open_ledger() as ledger:
-            came = keys & {author.partition(".")[0] for author in ledger.volunteers}
+        counted = 0
+        for machine in swarm.machines:
+            with machine.open_ledger() as ledger:
+                authors = {author.partition(".")[0] for author in ledger.volunteers}
+            counted += len(authors & {*newcomer.keys})
+        came = keys & authors
+        published = newcomer.record["counts"].get("published", 0)
+        self._require(published > 0, "the newcomer published")
         self._require(came == keys, "the idle accounts stated tokens")
-        for attack in attacks:
+        for attack in (*attacks, newcomer):
             swarm.end_attack(attack)
         self._stop(swarm)
-        return min(1.0, honest / budget)
+        return min(1.0, honest / budget), counted
 
-    def _harm(self, name: str, reference: Sequence[Curve]) -> HarmResult:
-        """Train among harmful strangers; compare with the training without them."""
-        attacked, rounds = self._train(name, HARMFUL[name])
-        last = min(curve[-1][0] for curve in (*reference, *attacked))
-        positions = sorted({tokens for curve in attacked for tokens, _ in curve if tokens <= last})
-        peak = max(
-            loss_at(curve, at) / mean_loss(reference, at) - 1
-            for curve in attacked
-            for at in positions
-        )
-        ends = [last * (1 - END_SHARE * n / END_POINTS) for n in range(END_POINTS)]
-        end = mean(mean_loss(attacked, at) / mean_loss(reference, at) - 1 for at in ends)
-        result = HarmResult(peak, end, rounds)
-        print(f"    {name}: {result}", flush=True)
-        return result
-
-    def _train(self, name: str, factors: tuple[float, ...]) -> tuple[Sequence[Curve], float]:
-        """Train among strangers with these factors.
+    def _train(
+        self, name: str, attack_name: str, factors: tuple[float, ...]
+    ) -> tuple[Sequence[Curve], float]:
+        """Train among strangers that make an attack with these factors.
 
         Returns:
             The loss of each machine, and after how many rounds the strangers were suspended.
@@ -147,7 +161,7 @@ class HarmfulWindows:
         first = int(QUIET_SHARE * self._tokens)
         swarm.wait_until(lambda: swarm.honest_tokens() >= first, "tokens without strangers")
         attacks = [
-            swarm.start_attack("harmful copies", f"{folder}{number}", 4 * self._rate, str(factor))
+            swarm.start_attack(attack_name, f"{folder}{number}", 4 * self._rate, str(factor))
             for number, factor in enumerate(factors)
         ]
         watch = SuspensionWatch(swarm.machines, [attack.keys[0] for attack in attacks])
@@ -163,6 +177,22 @@ class HarmfulWindows:
         for machine in swarm.machines:
             machine.leave()
         swarm.samples.stop()
+
+
+def measure_harm(
+    name: str, reference: Sequence[Curve], attacked: Sequence[Curve], rounds: float
+) -> HarmResult:
+    """Compare a training among strangers with the one without them."""
+    last = min(curve[-1][0] for curve in (*reference, *attacked))
+    positions = sorted({tokens for curve in attacked for tokens, _ in curve if tokens <= last})
+    peak = max(
+        loss_at(curve, at) / mean_loss(reference, at) - 1 for curve in attacked for at in positions
+    )
+    ends = [last * (1 - END_SHARE * n / END_POINTS) for n in range(END_POINTS)]
+    end = mean(mean_loss(attacked, at) / mean_loss(reference, at) - 1 for at in ends)
+    result = HarmResult(peak, end, rounds)
+    print(f"    {name}: {result}", flush=True)
+    return result
 
 
 def count_rounds(machines: Sequence[DrillMachine]) -> float:

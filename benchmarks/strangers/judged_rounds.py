@@ -125,8 +125,14 @@ class JudgedRounds:
         now_ms = ROUND_MS * self.rounds
         opinions = machine.former.form(key, self.verdicts, {}, now_ms)
         if opinions is not None:
-            doubted, agreeing = opinions
-            statement = Statement(key, Standing.INVITED, now_ms, doubted, frozenset(agreeing))
+            statement = Statement(
+                key,
+                Standing.INVITED,
+                now_ms,
+                opinions.doubted,
+                frozenset(opinions.agreeing),
+                frozenset(opinions.attested),
+            )
             statements = {**self.verdicts.statements, key: statement}
             self.verdicts = VerdictSet(statements=statements)
 

@@ -22,6 +22,7 @@ from barnraise.peering.transports.framing import pack, unpack
 from barnraise.peering.transports.iroh_transport import IrohTransport
 from barnraise.peering.transports.transport import Channel, ChannelClosedError
 from barnraise.protocol import messages
+from barnraise.protocol.enums import Standing
 from barnraise.protocol.signing import Identity, digest
 from barnraise.protocol.types import Message
 from barnraise.spec import RunSpec
@@ -93,6 +94,9 @@ class Stranger:
         blobs: Digest → bytes, which the stranger serves.
     """
 
+    # Of its ticket. A stranger's is of a time when nobody could vouch for newcomers.
+    standing = Standing.STRANGER
+
     def __init__(self, setup: AttackSetup, record: AttackRecord, number: int = 0) -> None:
         """Create the key and its ticket.
 
@@ -106,7 +110,10 @@ class Stranger:
         self.spec = RunSpec.from_json(setup.spec)
         self.identity = stranger_identity(setup.volunteer, setup.attack, number)
         self.ticket = issue_ticket(
-            self.identity.key, setup.volunteer, max_tokens_per_second=setup.max_tokens_per_second
+            self.identity.key,
+            setup.volunteer,
+            max_tokens_per_second=setup.max_tokens_per_second,
+            standing=self.standing,
         )
         self.victims = [
             messages.Peer(key=key, addresses=[f"127.0.0.1:{port}"]) for key, port in setup.victims

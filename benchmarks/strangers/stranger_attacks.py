@@ -28,20 +28,25 @@ from stranger import (
 from barnraise.exchange.gossip.requests import UPDATE_WINDOW
 from barnraise.ledger.anchor import compute_sketch
 from barnraise.ledger.codec import decode, encode, payload_size
+from barnraise.ledger.suspension import MIN_JUDGES
 from barnraise.ledger.validation import EMPTY_PART
 from barnraise.peering.transports.framing import pack, unpack
 from barnraise.peering.transports.transport import Channel, ChannelClosedError
 from barnraise.protocol import messages
+from barnraise.protocol.enums import Standing
 from barnraise.protocol.mirror_list import MirrorLists
+from barnraise.protocol.opinions import Opinions, SignedOpinions
 from barnraise.protocol.signing import Identity, digest
+from barnraise.protocol.trials import TrialUpdate
 from barnraise.protocol.types import Message
-from barnraise.protocol.verdicts import SignedVerdict
+from barnraise.protocol.verdicts import SignedVerdict, VerdictNames
 
 POISON_UNITS = 5 << 26  # every poisoned weight is 5.0
 PHANTOM_SEQ = 1 << 40
 HUGE_RATE = 9e14
 CLAIM_SECONDS = 0.5  # between two updates of the liar about tokens
 COPY_SECONDS = 0.2  # between two looks for honest updates to copy
+TRIAL_FACTOR = 0.9  # by which a sleeper multiplies honest updates while others compare its trials
 ECLIPSE_KEYS = 12
 SYBILS = 13  # more than a machine has links
 FLOODED_STATES = 25
@@ -351,6 +356,44 @@ class HarmfulCopies(TokenLiar):
         return parts, payloads
 
 
+class HarmfulNewcomer(HarmfulCopies):
+    """Publish the same, although nobody has found that a newcomer's updates agree."""
+
+    standing = Standing.NEWCOMER
+
+
+class SleepingCopies(HarmfulNewcomer):
+    """Let others compare nearly what honest machines publish; harm once one's updates count."""
+
+    def __init__(self, setup: AttackSetup, record: AttackRecord, number: int = 0) -> None:
+        """Begin as a newcomer that nobody knows."""
+        super().__init__(setup, record, number)
+        self._harm, self._factor = self._factor, TRIAL_FACTOR
+        self._volunteer = messages.Ticket.model_validate_json(self.ticket.body).volunteer
+        self._attested_by: set[str] = set()
+
+    async def publish(self, tokens: int) -> None:
+        """Offer a trial until it is attested."""
+        if len(self._attested_by) >= MIN_JUDGES:
+            self._factor = self._harm
+            await super().publish(tokens)
+            return
+        self.blobs |= self.payloads
+        trial = TrialUpdate(tokens=tokens, fragments=self.parts)
+        await self.send_to_all([pack(trial)], "trials")
+
+    async def on_message(self, channel: Channel, message: Message) -> None:
+        """Ask for all opinions, and read who attests this newcomer."""
+        await super().on_message(channel, message)
+        if isinstance(message, VerdictNames) and not message.is_answer:
+            names = VerdictNames(prefix=message.prefix, names=[], is_answer=True)
+            await channel.send(pack(names))
+        if isinstance(message, SignedOpinions):
+            opinions = Opinions.model_validate_json(message.opinions.body)
+            if self._volunteer in opinions.attested:
+                self._attested_by.add(opinions.peer)
+
+
 class StateFlood(Stranger):
     """Name 50,000 authors who do not exist, again and again, others each time."""
 
@@ -566,11 +609,19 @@ ATTACKS: dict[str, Callable[[AttackSetup, AttackRecord], list[Runnable]]] = {
     "poison": lambda s, r: [Poisoner(s, r)],
     "idle accounts": lambda s, r: [TokenLiar(s, r)],
     "harmful copies": lambda s, r: [HarmfulCopies(s, r)],
+    "harmful newcomers": lambda s, r: [HarmfulNewcomer(s, r)],
+    "sleeping copies": lambda s, r: [SleepingCopies(s, r)],
 }
 
 
 # Attacks that use little processor time. They run at normal priority, as on another computer.
-LIGHT_ATTACKS = {"useless updates", "idle accounts", "harmful copies"}
+LIGHT_ATTACKS = {
+    "useless updates",
+    "idle accounts",
+    "harmful copies",
+    "harmful newcomers",
+    "sleeping copies",
+}
 
 
 def attack_keys(volunteer: str, attack: str) -> list[str]:

@@ -17,7 +17,7 @@ from barnraise import protocol
 from barnraise.errors import MessageError
 from barnraise.ledger import verdict_set as verdicts
 from barnraise.peering.transports import framing
-from barnraise.protocol import coordinator_messages, messages, reports
+from barnraise.protocol import coordinator_messages, messages, reports, trials
 from barnraise.protocol import types as types_module
 from barnraise.protocol.signing import Identity, TicketPolicy, check_ticket, open_signed
 from barnraise.spec import PRESETS, preset
@@ -50,7 +50,7 @@ def standalone_messages() -> dict[str, type[types_module.Message]]:
         reports.SystemView,
     }
     excluded = {types_module.Message, *nested}
-    modules = (messages, coordinator_messages, verdicts)
+    modules = (messages, coordinator_messages, verdicts, trials)
     values = [value for module in modules for value in vars(module).values()]
     message_types = [
         value

@@ -18,7 +18,7 @@ from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.ledger.blob_store import BlobStore
 from barnraise.planning.limits import Limits
 from barnraise.protocol.coordinator_messages import Directive, TextManifest
-from barnraise.protocol.enums import Role, RunStatus
+from barnraise.protocol.enums import Role, RunStatus, Standing
 from barnraise.protocol.messages import Peer, Ticket
 from barnraise.protocol.signing import Identity, digest
 from barnraise.spec import ModelSpec, Recipe, RunSpec, TextSpec
@@ -106,6 +106,7 @@ class Swarm:
         self.volunteers: list[Volunteer] = []
         self._person = ""
         self._trust_one = False
+        self._standings: dict[str, Standing] = {}
         signed = MIRROR.sign("manifest", self.manifest)
         self.spec = RunSpec(
             model or ModelSpec(layers=2, width=32, heads=2, context=32, vocabulary=256),
@@ -120,6 +121,10 @@ class Swarm:
     def set_person(self, person: str) -> None:
         """Let all machines that are started from now on be of one person, who believes them."""
         self._person = person
+
+    def set_standings(self, **standings: Standing) -> None:
+        """Let the tickets of machines, by name, that are started from now on state these."""
+        self._standings |= standings
 
     def trust_peers(self) -> None:
         """Let all machines that are started from now on take weights that no site confirms."""
@@ -162,6 +167,7 @@ class Swarm:
             machine=machine,
             volunteer=digest(self._person or name),
             roles=[Role.WORKER],
+            standing=self._standings.get(name, Standing.STRANGER),
             max_tokens_per_second=max_tokens_per_second,
             issued=now,
             expires=now + 86400,

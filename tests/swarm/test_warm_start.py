@@ -8,6 +8,7 @@ import torch
 from helpers.worker.trained_models import BPE, bpe_file, compute_logits, make_trained_model
 
 from barnraise.errors import StateError, UnsupportedModelError
+from barnraise.ledger.anchor import digest_fragments, fragment_from_bytes
 from barnraise.ledger.blob_store import BlobStore
 from barnraise.spec import RunSpec, Start, problems
 from barnraise.state_dir import StateDir
@@ -62,6 +63,35 @@ def test_warm_started_run_continues_identically_on_every_machine(ended_run, swar
     assert all(heir.status["checksum"]["corruptions"] == 0 for heir in heirs), (
         "the anchor is compared with its own initial weights"
     )
+
+
+def test_run_begins_again_from_the_weights_before_an_excluded_volunteer(swarm, caplog):
+    """Ada's folder stands at later weights; the updates since lead back to the ones before."""
+    before = swarm(token_budget=10_000_000, folder="before", evaluate_every=5_000)
+    ada = before.start("ada")
+    before.until(lambda: (ada.status.get("validation_last") or [0])[0] >= 10_000)
+    checkpoint = ada.worker.metrics.checkpoint
+    eve = before.start("eve", knows=["ada"])
+    before.until(lambda: len(ada.worker.anchor.vector) == 2)
+    assert ada.worker.ledger.milestones.find(checkpoint.digest).vector.keys() == {
+        ada.worker.exchange.author
+    }
+    eve.leave()
+    ada.leave()
+    assert ada.status["anchor"] != checkpoint.digest
+    after = swarm(token_budget=60_000, folder="after")
+    start = Start(before.manifest.run, checkpoint.digest, checkpoint.tokens)
+    blobs = BlobStore(after.folder / "blobs")
+    initial = fetch_initial_weights(
+        StateDir(before.folder / "ada"),
+        threading.Event(),
+        lambda: None,
+        replace(after.spec, start=start),
+        blobs.store,
+    )
+    fragments = [fragment_from_bytes(blobs.read(name)) for name in initial.fragments]
+    assert digest_fragments(fragments) == checkpoint.digest
+    assert "rebuilt from the updates since" in caplog.text
 
 
 def test_run_begins_with_a_model_in_a_folder_and_states_its_loss(swarm, tmp_path, caplog):

@@ -15,6 +15,7 @@ from barnraise.exchange.exchange import Exchange, ExchangeConfig
 from barnraise.ledger.anchor import Anchor
 from barnraise.ledger.codec import decode, encode
 from barnraise.ledger.ledger import Ledger
+from barnraise.ledger.update_queue import ReceivedUpdate
 from barnraise.protocol import enums, messages
 from barnraise.protocol.signing import Identity
 from barnraise.protocol.verdicts import SignedVerdict, Verdict
@@ -68,13 +69,16 @@ class Machine:
 
     def publish_round(
         self, seed: int, tokens: int = 100, due: Collection[int] | None = None
-    ) -> messages.Update:
+    ) -> messages.Update | None:
         """Publish an update of noise, after adding it to the own anchor as the training loop does.
 
         Args:
             seed: Of the noise.
             tokens: Tokens that the update states.
             due: The fragments that it changes; None for all.
+
+        Returns:
+            None where it would not count: then it is withdrawn.
         """
         noise = torch.Generator().manual_seed(seed)
         with self.exchange.new_update(tokens) as update:
@@ -87,18 +91,26 @@ class Machine:
                 payload, units = encode(values)
                 self.anchor.add_units(index, units)
                 update.add(index, payload, units)
-        self.anchor.record(update.header)
-        return update.header
+        if update.withdrawal is None:
+            self.anchor.record(update.header)
+            return update.header
+        self.add_to_anchor(self.exchange.withdraw(update.withdrawal))
+        self.exchange.on_withdrawn(update.withdrawal)
+        return None
 
     def step(self) -> None:
         """Do what the training loop does between two steps."""
         for received in self.exchange.poll_updates():
-            for index in range(len(self.anchor.fragments)):
-                units = received.decode(index)
-                if units is not None:
-                    self.anchor.add_units(index, units)
-            self.anchor.record(received.header)
+            self.add_to_anchor(received)
         self.exchange.serve_snapshots(self.anchor)
+
+    def add_to_anchor(self, received: ReceivedUpdate) -> None:
+        """Add what the exchange delivers to the anchor."""
+        for index in range(len(self.anchor.fragments)):
+            units = received.decode(index)
+            if units is not None:
+                self.anchor.add_units(index, units)
+        self.anchor.record(received.header)
 
     def apply_verdict(self, verdict: SignedVerdict) -> None:
         """Apply a verdict, as if it came from this machine's folder, and send it to the peers."""

@@ -36,6 +36,7 @@ from coordinator.ops.write_limits import REFUSAL, count_write
 from coordinator.runs.invitations import RunInvitation
 from coordinator.runs.models import Run
 from coordinator.telemetry import report_queue
+from coordinator.telemetry.attendance import find_standing
 from coordinator.telemetry.checkpoints import list_confirmed_anchors
 from coordinator.telemetry.report_pace import report_pace
 from coordinator.telemetry.rollup import drain_queue
@@ -158,7 +159,7 @@ def join_run(
     get_broadcast(run, fresh=True)
     return coordinator_messages.JoinReply(
         run=membership.run.to_message(),  # consistent with the ticket, even if it was just launched
-        ticket=renew_ticket(membership, always=True),
+        ticket=renew_ticket(membership, always=True, find_standing=find_standing),
         directive=build_directive(membership, report_pace.choose_interval(run.report_every)),
         peers=peer_hints(membership),
         confirmed_anchors=list_confirmed_anchors(run),
@@ -264,7 +265,7 @@ def post_reports(
     return coordinator_messages.ReportReply(
         acknowledged=membership.high_water_mark,
         directive=build_directive(membership, interval),
-        ticket=renew_ticket(membership),
+        ticket=renew_ticket(membership, find_standing=find_standing),
         peers=peer_hints(membership),
         verdicts=verdicts,
         verdicts_until=verdicts_until,

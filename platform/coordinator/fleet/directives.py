@@ -1,11 +1,12 @@
 """What a site sends to a machine of a run: a fresh ticket, a directive, and peers to try."""
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 from django.db import connection, transaction
 
 from barnraise.protocol import enums, messages
-from coordinator.accounts.models import Machine
+from coordinator.accounts.models import Machine, User
 from coordinator.eventlog import writer
 from coordinator.fleet.machine_state import is_paused
 from coordinator.fleet.models import Membership
@@ -17,8 +18,18 @@ from coordinator.runs import tickets
 from coordinator.runs.models import Run
 
 
-def renew_ticket(membership: Membership, *, always: bool = False) -> messages.Signed | None:
+def renew_ticket(
+    membership: Membership,
+    *,
+    always: bool = False,
+    find_standing: Callable[[Run, User], enums.Standing] = Run.standing_of,
+) -> messages.Signed | None:
     """Sign a ticket if the last one expires soon or allows too few tokens per second, or `always`.
+
+    Args:
+        membership: the machine's part in the run.
+        always: whether to sign one in any case.
+        find_standing: returns what the ticket says of the machine's owner.
 
     Returns:
         The signed ticket; None if the last one is fresh enough, or while the run is a draft or
@@ -31,7 +42,10 @@ def renew_ticket(membership: Membership, *, always: bool = False) -> messages.Si
     # would hold back what the machine publishes.
     now = datetime.fromtimestamp(writer.corrected_time(), UTC)
     expires = membership.ticket_expires
-    is_fresh = expires and expires - now >= timedelta(seconds=tickets.RENEW_SECONDS)
+    needed = tickets.RENEW_SECONDS
+    if not membership.updates_sent:
+        needed = tickets.TICKET_SECONDS - tickets.NEWCOMER_SECONDS
+    is_fresh = expires and expires - now >= timedelta(seconds=needed)
     if is_fresh and not always and not has_outgrown_ticket(membership):
         return None
     with transaction.atomic():
@@ -44,7 +58,8 @@ def renew_ticket(membership: Membership, *, always: bool = False) -> messages.Si
         Membership.objects.filter(pk=membership.pk).update(
             ticket_expires=expires, max_tokens_per_second=rate
         )
-    return tickets.sign_ticket(run, membership.machine, rate, now.timestamp())
+    standing = find_standing(run, membership.machine.owner)
+    return tickets.sign_ticket(run, membership.machine, rate, now.timestamp(), standing)
 
 
 def _lock_tickets(run: Run, machine: Machine) -> None:

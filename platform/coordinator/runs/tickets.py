@@ -11,6 +11,8 @@ from coordinator.runs.models import Run
 
 TICKET_SECONDS = 24 * 3600
 RENEW_SECONDS = 12 * 3600  # a ticket with less than this left is replaced in the next reply
+# A newcomer, of whom no update counts yet, has another one after so long: its standing may change.
+NEWCOMER_SECONDS = 3600
 PAUSABLE = (
     enums.RunStatus.RECRUITING,
     enums.RunStatus.TRAINING,
@@ -18,11 +20,16 @@ PAUSABLE = (
 
 
 def sign_ticket(
-    run: Run, machine: Machine, max_tokens_per_second: int, now: float | None = None
+    run: Run,
+    machine: Machine,
+    max_tokens_per_second: int,
+    now: float | None = None,
+    standing: enums.Standing | None = None,
 ) -> messages.Signed:
     """Sign a machine's ticket for a run, valid for `TICKET_SECONDS`.
 
-    Its updates may state at most `max_tokens_per_second`; `now` is in seconds since 1970.
+    Its updates may state at most `max_tokens_per_second`; `now` is in seconds since 1970;
+    `standing` is that of its owner, by default what the run's owner knows.
     """
     now = time.time() if now is None else now
     identity = site_identity.identity()
@@ -32,7 +39,7 @@ def sign_ticket(
         machine=str(machine.pk),
         volunteer=volunteer_salt.volunteer_pseudonym(machine.owner_id),
         roles=[enums.Role.WORKER],
-        standing=run.standing_of(machine.owner),
+        standing=standing or run.standing_of(machine.owner),
         max_tokens_per_second=max_tokens_per_second,
         issued=now,
         expires=now + TICKET_SECONDS,

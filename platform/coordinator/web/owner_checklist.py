@@ -69,7 +69,10 @@ def _invitation_hint(run: Run) -> str:
         return "Create an invitation link further down, and send it."
     if run.access == "team":
         return "The members of the team can join; send them this page's address."
-    return "Anyone can join; send them this page's address."
+    return (
+        "Anyone can join; send them this page's address. While a machine of yours trains, or those "
+        "of two people that you invite, harmful updates are withheld."
+    )
 
 
 def count_participants(run: Run) -> int:

@@ -17,6 +17,7 @@ from coordinator.fleet.verdict_models import VerdictRecord
 from coordinator.runs.invitations import RunInvitation
 from coordinator.runs.models import Run
 from coordinator.telemetry.checkpoints import Checkpoint
+from coordinator.telemetry.weights_before import find_weights_before
 from coordinator.web.forms import ExtendForm, TermsForm
 from coordinator.web.run_views import ORGANISERS, get_owned_run, get_visible_run, site_url
 from coordinator.web.verdict_form import ExcludeForm, RunVerdictForm
@@ -71,11 +72,38 @@ def exclude_volunteer(request: AuthenticatedRequest, slug: str) -> HttpResponse:
     initial = {"person": request.GET.get("person"), "updates": "remove"}
     form = ExcludeForm(request.POST or None, run=run, initial=initial)
     if request.method == "POST" and form.is_valid() and form.save(request.user):
-        name = mark_name(form.cleaned_data["person"], list_keys(run))
+        person = form.cleaned_data["person"]
+        name = mark_name(person, list_keys(run))
         messages.success(request, f"{name} is excluded. The machines of the run are informed.")
+        if form.cleaned_data["afterwards"] == "begin-again":
+            return restart_run(request, run, find_weights_before(run, person))
         return redirect("run_verdicts", slug=run.slug)
     context = {"form": form, "run": run}
     return render(request, "run_exclude.html", context, status=422 if form.is_bound else 200)
+
+
+def restart_run(
+    request: AuthenticatedRequest, run: Run, checkpoint: Checkpoint | None
+) -> HttpResponse:
+    """Pause a run, and create a draft that begins with its weights at a checkpoint.
+
+    Without a checkpoint the draft begins as the run did.
+    """
+    if not request.user.may_create_runs:
+        raise PermissionDenied(ORGANISERS)
+    try:
+        copy = run.clone(request.user, start=checkpoint.to_start() if checkpoint else None)
+    except SpecError as error:
+        messages.error(request, f"This run cannot be copied as it is: {error}.")
+        return redirect(run)
+    run.pause(actor=request.user)
+    weights = "as the run did: it has no checkpoint from before they joined"
+    if checkpoint:
+        weights = f"with the weights at {checkpoint.tokens:,} tokens"
+    messages.success(
+        request, f"{run.name} is paused. This draft begins {weights}. Launch it to begin again."
+    )
+    return redirect("run_edit", slug=copy.slug)
 
 
 @login_required

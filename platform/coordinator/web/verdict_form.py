@@ -113,7 +113,21 @@ class ExcludeForm(SignedDecisionForm):
         label="Their updates",
         help_text="Updates older than the verdict horizon stay in any case.",
     )
-    field_order = ["person", "updates", "reason"]
+    afterwards = forms.ChoiceField(
+        required=False,
+        choices=[
+            ("train-on", "Train on"),
+            ("begin-again", "Begin again from the weights before them"),
+        ],
+        initial="train-on",
+        widget=forms.RadioSelect,
+        label="The run",
+        help_text=(
+            "Removed updates leave behind what others learnt from them. To begin again pauses this "
+            "run, and creates a draft from its newest checkpoint from before they joined."
+        ),
+    )
+    field_order = ["person", "updates", "afterwards", "reason"]
 
     def __init__(self, *args: Any, run: Run, **kwargs: Any) -> None:
         super().__init__(*args, run=run, **kwargs)

@@ -7,7 +7,7 @@ from barnraise.exchange.weights import opinion_former
 from barnraise.exchange.weights.opinion_former import OpinionFormer
 from barnraise.ledger.suspension import Statement
 from barnraise.ledger.verdict_set import VerdictSet
-from barnraise.planning.round_limits import LATE_ROUNDS, OPINION_ROUNDS
+from barnraise.planning.round_limits import LATE_ROUNDS, OPINION_ROUNDS, WEAK_ROUNDS
 from barnraise.protocol.enums import Standing
 from barnraise.protocol.messages import Update
 from barnraise.protocol.opinions import Doubt
@@ -56,7 +56,7 @@ class Opinions:
         self.seq = 0
         self.now_ms = 0
 
-    def receive_round(self, agreement: float, rounds: int = 1) -> bool:
+    def receive_round(self, agreement: float, rounds: int = 1, can_judge: bool = True) -> bool:
         """Receive an update of Eve and end a round; return whether something was stated."""
         has_stated = False
         for _ in range(rounds):
@@ -67,16 +67,20 @@ class Opinions:
                     peer=EVE, incarnation=f"{1:016x}", seq=self.seq, volunteer=EVE
                 )
             )
-            doubted = [] if agreement > 0.05 else [EVE]
-            self.former.record_round({EVE: agreement}, doubted)
+            doubted = [] if agreement > 0.05 or not can_judge else [EVE]
+            self.former.record_round({EVE: agreement}, doubted, can_judge)
             self.former.record_harm({EVE: agreement}, doubted)
             vector = {f"{EVE}.{0:016x}": 50, f"{EVE}.{1:016x}": self.seq}
             formed = self.former.form(ME, self.verdicts, vector, self.now_ms)
             if formed is not None:
                 has_stated = True
-                doubted, agreeing = formed
                 statement = Statement(
-                    ME, Standing.INVITED, self.now_ms, doubted, frozenset(agreeing)
+                    ME,
+                    Standing.INVITED,
+                    self.now_ms,
+                    formed.doubted,
+                    frozenset(formed.agreeing),
+                    frozenset(formed.attested),
                 )
                 self.verdicts = VerdictSet(
                     statements={ME: statement},
@@ -88,6 +92,10 @@ class Opinions:
     @property
     def doubt(self) -> Doubt | None:
         return self.verdicts.statements[ME].doubted.get(EVE)
+
+    @property
+    def attests(self) -> bool:
+        return EVE in self.verdicts.statements[ME].attested
 
     @property
     def agrees(self) -> bool:
@@ -110,6 +118,26 @@ def test_doubt_needs_rounds_in_a_row_and_does_not_flip():
     )
     machine.receive_round(0.4, rounds=3)
     assert machine.doubt is None and machine.agrees
+
+
+def test_newcomer_that_agrees_little_is_attested_later_and_a_useless_one_never():
+    """A machine that is much slower than the others agrees little, and so do all in the end."""
+    for agreement, can_judge, rounds in (
+        (0.4, True, OPINION_ROUNDS),
+        (0.1, True, WEAK_ROUNDS),
+        (0.02, False, WEAK_ROUNDS),
+    ):
+        machine = Opinions()
+        machine.receive_round(agreement, rounds - 1, can_judge)
+        assert not machine.attests
+        machine.receive_round(agreement, 1, can_judge)
+        assert machine.attests
+        machine.receive_round(-0.4, 3)
+        assert machine.attests, "what was attested stays so; a doubt says the rest"
+    for agreement, can_judge in ((0.03, True), (-0.1, True), (-0.1, False)):
+        machine = Opinions()
+        machine.receive_round(agreement, 3 * WEAK_ROUNDS, can_judge)
+        assert not machine.attests
 
 
 def test_doubt_leaves_what_agreed_and_what_was_never_compared():

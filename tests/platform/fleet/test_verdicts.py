@@ -21,6 +21,7 @@ from barnraise.protocol.signing import Identity, digest
 from coordinator.accounts.models import Machine
 from coordinator.audit.models import AuditEntry
 from coordinator.fleet import verdict_models
+from coordinator.fleet.models import Membership
 from coordinator.fleet.report_queries import membership_for_run
 from coordinator.fleet.run_authors import count_incarnation_updates, list_authors, resolve_author
 from coordinator.fleet.verdict_models import VerdictRecord, exclusion_problem
@@ -34,6 +35,7 @@ from coordinator.lib import site_identity
 from coordinator.replication import mirror_list
 from coordinator.replication.volunteer_salt import volunteer_pseudonym
 from coordinator.runs.models import Run
+from coordinator.telemetry.checkpoints import Checkpoint, CheckpointHolder
 from coordinator.telemetry.rollup import drain_queue
 from coordinator.tokens.models import Token
 
@@ -478,6 +480,40 @@ def test_expelled_mirrors_verdict_loses_its_force_at_the_site(verdict_run, numbe
     assert send_report(ada, run, numbered_report(5)).verdicts == []
 
 
+def test_owner_begins_again_from_the_weights_before_an_excluded_volunteer(verdict_run, client):
+    run, ada, bob = verdict_run
+    joined = Membership.objects.get(run=run, machine=bob.machine).joined
+    for tokens, hours, holder in ((10, -2, ada), (20, -1, ada), (25, -1, bob), (30, 1, ada)):
+        checkpoint = Checkpoint.objects.create(
+            run=run,
+            tokens=tokens,
+            vector=f"{tokens:064x}",
+            digest=f"{tokens:064x}",
+            checksum="0" * 16,
+            size=8,
+            announced=joined + timedelta(hours=hours),
+        )
+        CheckpointHolder.objects.create(checkpoint=checkpoint, machine=holder.machine)
+    client.force_login(run.owner)
+    form = {"person": bob.machine.owner_id, "updates": "remove", "afterwards": "begin-again"}
+    answer = client.post(f"/runs/{run.slug}/exclude/", form, follow=True)
+    page = answer.content.decode()
+    assert "with the weights at 20 tokens" in page and "Launch it to begin again" in page
+    copy = Run.objects.get(parent=run)
+    assert (copy.spec.start.run, copy.spec.start.digest) == (str(run.pk), f"{20:064x}")
+    run.refresh_from_db()
+    assert run.state == "paused" and run.verdicts.count() == 1
+
+
+def test_run_whose_excluded_volunteer_was_there_first_begins_as_it_did(verdict_run, client):
+    run, _, bob = verdict_run
+    client.force_login(run.owner)
+    form = {"person": bob.machine.owner_id, "updates": "keep", "afterwards": "begin-again"}
+    page = client.post(f"/runs/{run.slug}/exclude/", form, follow=True).content.decode()
+    assert "it has no checkpoint from before they joined" in page
+    assert Run.objects.get(parent=run).spec.start == run.spec.start
+
+
 def test_owner_excludes_a_volunteer_on_the_page(verdict_run, client):
     run, _, bob = verdict_run
     client.force_login(run.owner)
@@ -485,7 +521,7 @@ def test_owner_excludes_a_volunteer_on_the_page(verdict_run, client):
     assert "Exclude a volunteer" in client.get(f"/runs/{run.slug}/").content.decode()
     page = client.get(path).content.decode()
     assert "Bob" in page and "data-confirm" in page
-    assert f'{run.get_absolute_url()}#checkpoints">earlier checkpoint' in page
+    assert "Begin again from the weights before them" in page
     assert client.post(path, {"updates": "remove"}).status_code == 422
     form = {"person": bob.machine.owner_id, "updates": "remove", "reason": "noise"}
     answer = client.post(path, form, follow=True)

@@ -181,6 +181,20 @@ def test_strangers_confirm_nothing_next_to_vouched_people(
     assert vote_lines(run) == {(RIGHT, 1, False, False), (WRONG, 0, False, False)}
 
 
+def test_joiner_of_a_run_that_only_the_owner_trains_receives_their_weights(
+    person, adas_run, volunteer, numbered_report
+):
+    """Nobody else can confirm them, and the joiner would wait for ever."""
+    run, ada = adas_run
+    ada.store_reports(run, numbered_report(1, checkpoint=build_checkpoint()))
+    bob = volunteer(person("bob@example.org"), 2)
+    (anchor,) = bob.join(run).confirmed_anchors
+    assert (anchor.vector, anchor.digest, anchor.people) == (VECTOR, RIGHT, 1)
+    strange = build_checkpoint(digest=WRONG, vector=OTHER_VECTOR, tokens=70_000)
+    bob.store_reports(run, numbered_report(1, checkpoint=strange))
+    assert [anchor.digest for anchor in bob.join(run).confirmed_anchors] == [RIGHT]
+
+
 def test_checkpoint_with_implausible_tokens_is_not_stored(adas_run, numbered_report):
     run, ada = adas_run
     ada.store_reports(run, numbered_report(1, checkpoint=build_checkpoint(tokens=2**62)))

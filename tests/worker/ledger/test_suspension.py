@@ -12,13 +12,23 @@ from barnraise.errors import MessageError
 from barnraise.ledger.anchor import ABSENCE_MS, Anchor, TokenClaim, count_useful
 from barnraise.ledger.anchor_diff import anchor_retractions
 from barnraise.ledger.ledger import Ledger
-from barnraise.ledger.suspension import Statement, judge
+from barnraise.ledger.suspension import Statement, find_admitted, judge
 from barnraise.ledger.update_queue import anchor_entry
 from barnraise.ledger.validation import UpdateRules
 from barnraise.ledger.verdict_set import VerdictSet, verify_proof
+from barnraise.peering.transports import framing
 from barnraise.protocol.enums import Standing
 from barnraise.protocol.messages import FragmentUpdate, Update
-from barnraise.protocol.opinions import AGREEMENT_MS, Doubt, Opinions, SignedOpinions
+from barnraise.protocol.opinions import (
+    AGREEMENT_MS,
+    MAX_AGREEING,
+    MAX_ALL_KEPT,
+    MAX_ATTESTED,
+    MAX_DOUBTED,
+    Doubt,
+    Opinions,
+    SignedOpinions,
+)
 from barnraise.protocol.signing import Identity, digest
 from barnraise.protocol.table_sizes import FEW
 from barnraise.protocol.verdicts import SignedVerdict, Verdict
@@ -29,6 +39,7 @@ SPEC = RunSpec(ModelSpec(1, 16, 1, 8, 256), owner=OWNER.key, roots=(MIRROR.key,)
 RULES = UpdateRules.from_spec(SPEC, RUN, frozenset([MIRROR.key]))
 NOW = 10**12
 STRANGER, INVITED, OWNING = Standing.STRANGER, Standing.INVITED, Standing.OWNER
+NEWCOMER = Standing.NEWCOMER
 
 
 def state(
@@ -144,6 +155,65 @@ def test_number_of_unvouched_accounts_never_changes_anything(real, sybils, data)
     assert judge([*real, *lies], {}) == judge(real, {})
 
 
+# ---- newcomers
+
+
+def attest(volunteer: str, standing: Standing, attested: str, time_ms=NOW) -> Statement:
+    return Statement(volunteer, standing, time_ms, {}, frozenset(), frozenset(attested))
+
+
+def admitted(*statements: Statement) -> set[str]:
+    return {*find_admitted(statements).attested}
+
+
+def test_newcomer_needs_the_owners_machine_or_two_volunteers():
+    assert admitted(attest("o", OWNING, "x")) == {*"x"}
+    assert not admitted(attest("a", INVITED, "x")) and not admitted()
+    assert admitted(attest("a", INVITED, "xy"), attest("b", INVITED, "x")) == {*"x"}
+    assert not admitted(attest("a", INVITED, "x"), attest("a", INVITED, "x", NOW + 1))
+    assert not admitted(attest("a", INVITED, "x"), attest("x", NEWCOMER, "x"))
+    assert not admitted(*(attest(one, standing, "x") for one in "yz" for standing in (STRANGER,)))
+
+
+def test_who_has_worked_for_it_attests_newcomers_and_these_nobody():
+    """Two accounts that have worked could let in any number of others, and these as many again."""
+    known = [attest(one, INVITED, "wx") for one in "ab"]
+    workers = [attest(one, NEWCOMER, "yz") for one in "wx"]
+    followers = [attest(one, NEWCOMER, "pq") for one in "yz"]
+    assert admitted(*known, *workers, *followers) == {*"wxyz"}
+    assert find_admitted([*known, *workers, *followers]).judges == {*"abwx"}
+
+
+@settings(max_examples=examples(200, 2000), deadline=None)
+@given(
+    st.lists(
+        st.builds(
+            attest,
+            people,
+            st.sampled_from([INVITED, OWNING, NEWCOMER]),
+            st.text("abcdefgx", max_size=4),
+        ),
+        max_size=9,
+        unique_by=lambda statement: statement.volunteer,
+    ),
+    st.text("pqrst", max_size=5),
+    people,
+    st.text("abcdefgx", max_size=4),
+)
+def test_no_attestation_of_anybody_takes_one_away(real, sybils, attester, more):
+    """So the set of admitted volunteers only grows, in whatever order statements arrive."""
+    before = admitted(*real)
+    grown = [
+        attest(one.volunteer, one.standing, "".join(one.attested) + more)
+        if one.volunteer == attester
+        else one
+        for one in real
+    ]
+    assert before <= admitted(*grown)
+    idle = [attest(sybil, NEWCOMER, "abcdefgx" + sybils) for sybil in sybils]
+    assert admitted(*real, *idle) == before, "accounts that nobody attests decide nothing"
+
+
 # ---- the set
 
 
@@ -167,6 +237,7 @@ def opine(number, doubted=(), agreeing=(), standing=INVITED, time=100, **fields)
             for other in doubted
         },
         agreeing=[pseudonym(other) for other in agreeing],
+        attested=[pseudonym(other) for other in fields.get("attested", ())],
     )
     ticket = sign_ticket(
         fields.get("mirror", MIRROR), signer.key, volunteer=pseudonym(number), standing=standing
@@ -188,6 +259,7 @@ some_proofs = st.lists(
             st.sets(st.integers(1, 5), max_size=2),
             st.sampled_from([INVITED, OWNING, STRANGER]),
             st.integers(90, 110),
+            attested=st.sets(st.integers(1, 5), max_size=3),
         ),
         st.builds(
             lambda number, issued: decide(cleared=[pseudonym(number)], issued=float(issued)),
@@ -214,6 +286,10 @@ def test_opinions_in_any_order_and_number_give_one_set(proofs, data):
         union = one | union
     assert union == expected and union.digest == expected.digest
     assert (union.suspended, union.vouched) == (expected.suspended, expected.vouched)
+    numbers = range(1, 6)
+    assert [*map(union.admits, map(pseudonym, numbers))] == [
+        *map(expected.admits, map(pseudonym, numbers))
+    ]
     assert union.effect_digest == expected.effect_digest
     assert all(union.covers(one) for one in sets)
 
@@ -232,6 +308,25 @@ def test_opinions_that_nobody_could_state_are_refused():
             verify_proof(proof, RULES)
 
 
+def test_longest_opinions_fit_into_a_message():
+    names = [f"{number:064x}" for number in range(MAX_AGREEING)]
+    authors = [f"{number:064x}.{0:016x}" for number in range(MAX_ALL_KEPT)]
+    kept = [dict.fromkeys(authors[n::MAX_DOUBTED], (1 << 53) - 1) for n in range(MAX_DOUBTED)]
+    opinions = Opinions(
+        run=RUN,
+        peer=OWNER.key,
+        time_ms=10**13,
+        doubted={
+            name: Doubt(since_ms=10**13, kept=stays)
+            for name, stays in zip(names, kept, strict=False)
+        },
+        agreeing=names,
+        attested=names[:MAX_ATTESTED],
+    )
+    ticket = sign_ticket(MIRROR, OWNER.key)
+    framing.pack(SignedOpinions(opinions=OWNER.sign("opinions", opinions), ticket=ticket))
+
+
 def test_idle_accounts_cannot_fill_the_set_of_opinions():
     full = VerdictSet()
     for number in range(FEW):
@@ -245,7 +340,7 @@ def test_idle_accounts_cannot_fill_the_set_of_opinions():
     assert full.bind({f"{identity(1).key}.{0:016x}": pseudonym(1)}).has_room_for(stranger)
 
 
-def chain(number: int, count: int) -> list:
+def chain(number: int, count: int, newcomer: bool = False) -> list:
     """Return the signed updates of a volunteer's machine; its payloads are not looked at."""
     signer, previous, headers = identity(number), digest(""), []
     for seq in range(1, count + 1):
@@ -261,6 +356,7 @@ def chain(number: int, count: int) -> list:
             time_ms=1000 * seq,
             ticket="0" * 64,
             volunteer=pseudonym(number),
+            newcomer=newcomer,
             fragments=[FragmentUpdate(digest="a" * 64, size=20, sketch="0" * 16)] * 3,
         )
         headers.append((signer.sign("update", update), update))
@@ -276,7 +372,7 @@ def test_ledger_follows_suspensions_and_returns_in_any_order(
     monkeypatch.setattr("barnraise.ledger.blob_store.BlobStore.has", lambda *_: True)
     chance = random.Random(seed)
     ledger, anchor = Ledger(tmp_path_factory.mktemp("ledger")), Anchor([])
-    chains = [chain(number, 4) for number in (1, 2, 3)]
+    chains = [chain(number, 4, newcomer=number > 1) for number in (1, 2, 3)]
     waiting = [list(headers) for headers in chains]
     remaining = [VerdictSet.from_proof(proof) for proof in proofs]
     while any(waiting) or remaining:
@@ -300,7 +396,11 @@ def test_ledger_follows_suspensions_and_returns_in_any_order(
     expected = VerdictSet()
     for proof in proofs:
         expected |= VerdictSet.from_proof(proof)
-    bound = expected.bind({headers[0][1].author: headers[0][1].volunteer for headers in chains})
+    authors = [headers[0][1] for headers in chains]
+    bound = expected.bind(
+        {update.author: update.volunteer for update in authors},
+        {update.author for update in authors if update.newcomer},
+    )
     assert ledger.vector() == bound.clamp({headers[0][1].author: 4 for headers in chains})
     ledger.close()
     reopened = Ledger(ledger.blobs.folder.parent)

@@ -9,6 +9,7 @@ from barnraise.errors import MessageError
 from barnraise.ledger.ledger import Ledger, Outcome
 from barnraise.ledger.validation import UpdateRules, allowed_tokens, validate_claim, validate_header
 from barnraise.protocol import messages
+from barnraise.protocol.enums import Standing
 from barnraise.protocol.signing import ORPHANED_TICKET_GRACE_SECONDS, Identity, digest
 from barnraise.spec import ModelSpec, RunSpec
 
@@ -110,3 +111,16 @@ def test_renewed_ticket_with_a_higher_rate_applies_to_no_time_before_it():
     with pytest.raises(MessageError, match="ticket and its time allow 1,000,000"):
         validate(idle_before, ticket)
     assert allowed_tokens(parse_ticket(ticket), 0, ISSUED_MS + 1000) == 1_000_000
+
+
+@pytest.mark.parametrize("standing", Standing)
+def test_newcomer_that_states_another_standing_than_its_ticket_is_refused(standing):
+    ticket = tickets.sign_ticket(MIRROR, AUTHOR.key, standing=standing, issued=ISSUED)
+    for newcomer in (True, False):
+        update = build_update(ISSUED_MS + 1000, ticket=ticket, newcomer=newcomer)
+        update = update.model_copy(update={"volunteer": parse_ticket(ticket).volunteer})
+        if newcomer is (standing is Standing.NEWCOMER):
+            assert validate(update, ticket) == update
+        else:
+            with pytest.raises(MessageError, match="another standing than its ticket"):
+                validate(update, ticket)

@@ -17,7 +17,8 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -31,6 +32,7 @@ from barnraise.exchange.snapshots.snapshot_client import (
     load_base_snapshot,
 )
 from barnraise.exchange.stats import ExchangeStats
+from barnraise.exchange.trials.trial_receiver import ComparedTrial
 from barnraise.exchange.update_server import LocalState, UpdateConfig, UpdateServer
 from barnraise.exchange.updates.author_pace import GrowthMeter, PaceLimits
 from barnraise.exchange.updates.local_author import AuthorConfig, LocalAuthor
@@ -38,7 +40,13 @@ from barnraise.exchange.updates.update_writer import UpdateWriter
 from barnraise.exchange.weights.contribution import ContributionMeter
 from barnraise.exchange.weights.peer_estimates import PeerEstimates
 from barnraise.exchange.weights.weighting import weight_ramp
-from barnraise.ledger.anchor import Anchor, Retracted, fragment_to_bytes
+from barnraise.ledger.anchor import (
+    Anchor,
+    Retracted,
+    Retraction,
+    Withdrawal,
+    fragment_to_bytes,
+)
 from barnraise.ledger.anchor_diff import anchor_retractions
 from barnraise.ledger.anchor_scrub import AnchorScrub
 from barnraise.ledger.ledger import Ledger
@@ -131,7 +139,11 @@ class Exchange:
         )
         archive_rounds = spec.verdict_horizon if Role.ARCHIVE in ticket.roles else None
         update_config = UpdateConfig(rules, PaceLimits.from_spec(spec), archive_rounds)
-        local = LocalState(ledger, self._author, self._queue, self._contribution.sample)
+        # Newcomers' trials that wait for the training loop.
+        self._trials: deque[ComparedTrial] = deque()
+        local = LocalState(
+            ledger, self._author, self._queue, self._contribution.sample, self._trials.append
+        )
         mixes_weights = spec.recipe.mixes_weights
         self._mesh_channels = transport.add_protocol("mixing") if mixes_weights else None
         self._mesh: MeshLinks | None = None
@@ -153,6 +165,7 @@ class Exchange:
         self._round_schedule: RoundSchedule | None = None
         self._has_logged_low_share = False
         self._source_ip = ""
+        self._withdrawn_rounds = 0.0  # that this newcomer has trained and not published
 
     # ---- life cycle
 
@@ -229,9 +242,13 @@ class Exchange:
 
     @property
     def rounds_published(self) -> int:
-        """The rounds that this incarnation has published, if all had as many parts as this one."""
+        """The rounds that this incarnation has published, if all had as many parts as this one.
+
+        Those of a newcomer's trials count, too: its optimizers are as warm.
+        """
         schedule = self._round_schedule
-        return self.last_published_seq // (schedule.updates_per_round if schedule else 1)
+        published = self.last_published_seq // (schedule.updates_per_round if schedule else 1)
+        return published + int(self._withdrawn_rounds)
 
     @property
     def rules(self) -> UpdateRules:
@@ -247,6 +264,11 @@ class Exchange:
     def suspension(self) -> str | None:
         """Why this machine's updates are withheld, as a sentence; None if they are not."""
         return self._author.suspension
+
+    @property
+    def probation(self) -> str | None:
+        """Why this newcomer's updates do not count yet, as a sentence; None if they do."""
+        return self._author.probation
 
     @property
     def vouched(self) -> frozenset[str] | None:
@@ -269,7 +291,25 @@ class Exchange:
             self._contribution.record_own_part,
         )
 
+    def withdraw(self, withdrawal: Withdrawal) -> ReceivedUpdate:
+        """Return what takes an update out of the anchor again that would not count.
+
+        Once it is out, call `on_withdrawn`.
+        """
+        return self._queue.wrap(withdrawal)
+
+    def on_withdrawn(self, withdrawal: Withdrawal) -> None:
+        """Have peers compare an update that is out of the anchor; delete it where none should."""
+        changed = sum(part.size > 0 for part in withdrawal.fragments) / self._fragment_count
+        self._withdrawn_rounds += changed
+        self._estimates.on_update_published(withdrawal, self._clock())
+        is_trial = self._author.probation is not None and not self._author.suspension
+        server = self.server
+        self.thread.call(server.offer_trial if is_trial else server.drop_trial, withdrawal)
+
     def _on_published(self, update: Update) -> None:
+        changed = len(update.payload_parts) / self._fragment_count
+        self.thread.call(self.server.on_own_round, changed)
         self._record_growth(update)
         self._estimates.on_update_published(update, self._clock())
         self.thread.call(self.server.gossip.on_local_update, update.author, update.seq)
@@ -278,11 +318,13 @@ class Exchange:
         now_ms = int(1000 * self._clock())
         opinions = self._estimates.opinions.form(self._author.key, verdicts, vector, now_ms)
         if opinions is not None:
-            self.publish_opinions(*opinions)
+            self.publish_opinions(opinions.doubted, opinions.agreeing, opinions.attested)
 
-    def publish_opinions(self, doubted: dict[str, Doubt], agreeing: list[str]) -> None:
-        """Publish which volunteers this machine doubts, and who agrees with it."""
-        signed = self._author.sign_opinions(doubted, agreeing)
+    def publish_opinions(
+        self, doubted: dict[str, Doubt], agreeing: list[str], attested: Sequence[str] = ()
+    ) -> None:
+        """Publish whom this machine doubts, who agrees with it and whom it attests."""
+        signed = self._author.sign_opinions(doubted, agreeing, [*attested])
         self.thread.call(self.server.publish_opinions, signed)
 
     def poll_updates(self) -> list[ReceivedUpdate]:
@@ -291,6 +333,10 @@ class Exchange:
         They are durable in the ledger, and to be added to the anchor.
         """
         received = self._queue.drain()
+        while self._trials:
+            trial = self._trials.popleft()
+            self._contribution.record_update(trial.volunteer, trial.samples, trial.tokens)
+            self._estimates.opinions.record_trial(trial.volunteer)
         now = time.monotonic()
         for update in received:
             if isinstance(update.header, Update):
@@ -301,7 +347,7 @@ class Exchange:
                         update.header.volunteer, update.samples, update.header.tokens
                     )
                     self._estimates.opinions.record_update(update.header)
-            elif update.retracts:
+            elif isinstance(update.header, Retraction) and update.retracts:
                 retracted = update.header.update
                 self._growth.on_retraction(
                     retracted.tokens, retracted.time_ms / 1000, self._clock()

@@ -33,12 +33,14 @@ from barnraise.exchange.snapshots.resync import Resync
 from barnraise.exchange.snapshots.snapshot_client import SnapshotClient
 from barnraise.exchange.snapshots.snapshot_server import AnchorCopy, PendingRequest, SnapshotServer
 from barnraise.exchange.stats import ExchangeStats, NeighbourStats
+from barnraise.exchange.trials.trial_receiver import ComparedTrial, TrialParts, TrialReceiver
+from barnraise.exchange.trials.trial_sender import TrialSender
 from barnraise.exchange.updates.author_pace import AuthorPace, PaceLimits
 from barnraise.exchange.updates.local_author import LocalAuthor
 from barnraise.exchange.updates.update_receiver import ReceiverParts, UpdateReceiver
 from barnraise.exchange.updates.update_sender import UpdateSender
 from barnraise.exchange.verdicts.verdict_handler import VerdictHandler
-from barnraise.ledger.anchor import Retraction
+from barnraise.ledger.anchor import Retraction, Withdrawal
 from barnraise.ledger.anchor_scrub import ScrubFindings
 from barnraise.ledger.ledger import Ledger
 from barnraise.ledger.update_queue import UpdateQueue
@@ -79,6 +81,7 @@ class LocalState:
     queue: UpdateQueue  # where received changes wait for the training loop
     # Returns the elements of a fragment's units by which an update is judged.
     sample: Callable[[int, torch.Tensor], torch.Tensor]
+    on_trial_compared: Callable[[ComparedTrial], None]  # called with newcomers' trials
 
 
 class UpdateServer:
@@ -145,6 +148,9 @@ class UpdateServer:
                 sample=local.sample,
             ),
         )
+        parts = TrialParts(config.rules.sizes, local.sample, local.on_trial_compared)
+        self._trial_receiver = TrialReceiver(context, self.fetcher, parts)
+        self._trial_sender = TrialSender(context)
         self.snapshot_server = SnapshotServer(ledger, context.connections, run_slowly)
         self.snapshot_client = SnapshotClient(context, config.rules, self.fetcher)
         self.resync_handler = Resync(ledger, self.gossip, self.snapshot_client, run_on_disk)
@@ -160,6 +166,7 @@ class UpdateServer:
             self.updates.payloads,
             sender,
             self.verdicts,
+            self._trial_receiver,
             self.snapshot_server,
             self.snapshot_client,
         ):
@@ -235,6 +242,18 @@ class UpdateServer:
         """Spread what this machine states of the other volunteers, once it is durable here."""
         self.peers.spawn(self.verdicts.on_proof(opinions))
         self.wake()
+
+    def on_own_round(self, fraction: float) -> None:
+        """Record that this machine has published a part of a round, in (0, 1]."""
+        self._trial_receiver.on_own_round(fraction)
+
+    def offer_trial(self, trial: Withdrawal) -> None:
+        """Have peers compare what this newcomer did not publish."""
+        self.peers.spawn(self._trial_sender.offer(trial))
+
+    def drop_trial(self, trial: Withdrawal) -> None:
+        """Delete what this machine did not publish."""
+        self.peers.spawn(self._trial_sender.drop(trial))
 
     def prune(self, safe: dict[str, int]) -> None:
         """Delete surplus payloads up to the vector `safe`, which no restart needs."""
@@ -359,6 +378,8 @@ class UpdateServer:
     def _on_verdicts_applied(self, verdicts: VerdictSet) -> None:
         self.updates.drop_retracted()
         self._author.on_verdicts(verdicts)
+        if self._author.probation is None:
+            self.peers.spawn(self._trial_sender.drop_offered())
 
     def _on_mirrors_changed(self, mirrors: RunMirrors) -> None:
         rules = self.updates.rules.with_mirrors(mirrors)

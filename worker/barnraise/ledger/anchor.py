@@ -20,7 +20,7 @@ import torch
 from blake3 import blake3
 
 from barnraise.ledger.blob_store import BlobStore
-from barnraise.protocol.messages import Update
+from barnraise.protocol.messages import FragmentUpdate, Update
 from barnraise.protocol.signing import digest
 from barnraise.spec import UNIT_BITS, Fragment, ModelSpec, RunSpec
 
@@ -126,6 +126,14 @@ class Retraction:
     # Its author's update before it, which becomes the last, unless `single`; None if there is none.
     previous: Update | None = None
     tokens: int = 0  # the tokens that the verdict states for a single update
+
+
+@dataclass(frozen=True)
+class Withdrawal:
+    """What this machine has added to the sum, and what did not enter the ledger."""
+
+    fragments: Sequence[FragmentUpdate]  # in index order; their integers are subtracted again
+    tokens: int  # that this machine trained on for it
 
 
 class Anchor:
@@ -239,13 +247,16 @@ class Anchor:
         """
         self.fragments[index] = self.fragments[index].add_(units)
 
-    def record(self, header: Update | Retraction) -> None:
-        """Record that all fragments of an update have been added, or subtracted again."""
+    def record(self, header: Update | Retraction | Withdrawal) -> None:
+        """Record that all fragments of an update have been added, or subtracted again.
+
+        What is withdrawn was never recorded.
+        """
         if isinstance(header, Retraction):
             self._record_retraction(header)
-            return
-        self._advance(header)
-        self._update_sketches(header, 1)
+        elif isinstance(header, Update):
+            self._advance(header)
+            self._update_sketches(header, 1)
 
     def _advance(self, header: Update) -> None:
         """Make this update its author's last."""

@@ -53,7 +53,7 @@ def missing_headers(ledger: Ledger, verdicts: VerdictSet) -> list[tuple[str, int
         (author, first, last) for each range of sequence numbers.
     """
     missing: list[tuple[str, int, int]] = []
-    merged = (ledger.verdicts | verdicts).bind(ledger.volunteers)
+    merged = (ledger.verdicts | verdicts).bind(ledger.volunteers, ledger.newcomers)
     base_retracted = ledger.base.retracted()
     for _, head in ledger.base.heads():
         author = head.author

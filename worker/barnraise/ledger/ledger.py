@@ -37,6 +37,7 @@ from barnraise.ledger.ledger_rows import (
     verify_rows,
     with_checksum,
 )
+from barnraise.ledger.milestones import Milestones
 from barnraise.ledger.peer_store import PEER_SCHEMA, PeerStore
 from barnraise.ledger.retention import RETENTION_SCHEMA, Retention
 from barnraise.ledger.validation import GENESIS_DIGEST, UpdateRules
@@ -118,12 +119,14 @@ class Ledger:
     Attributes:
         blobs: The payloads.
         base: The snapshot at which it begins, if it does not begin at the run's start.
+        milestones: The anchors that this machine has announced.
         retention: Which payloads are kept.
         tickets: The tickets that its updates name.
         peer_store: Addresses of peers.
         verdicts: The verdicts and forks that apply.
         volunteers: Author → the volunteer that its updates name, for authors whose updates are
             here.
+        newcomers: Those of them whose updates are a newcomer's.
     """
 
     def __init__(self, folder: Path, sweep: bool = True) -> None:
@@ -142,7 +145,7 @@ class Ledger:
         self._lock = threading.RLock()
         path = folder / "ledger.sqlite"
         try:
-            schema = BASE_SCHEMA + RETENTION_SCHEMA + PEER_SCHEMA
+            schema = BASE_SCHEMA + RETENTION_SCHEMA + PEER_SCHEMA + Milestones.schema
             self._db = open_database(path, schema)
             self._reader = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
             self._reader.execute("PRAGMA query_only=1")
@@ -150,14 +153,17 @@ class Ledger:
             self.peer_store = PeerStore(self._db, self._lock)
             self.tickets = TicketRows(self._db, self._lock)
             self.base = LedgerBase(self._db, self._lock)
+            self.milestones = Milestones(self._db, self._lock)
             if sweep:
                 verify_rows(self._db)
                 self.peer_store.peers()  # each is validated
             verdicts = self._load_verdicts()
             self.retention = Retention(self._db, self._lock, self.blobs, sweep)
             self._last_heads = self._load_heads()  # of each author, retracted or not
-            self.volunteers = self._load_volunteers()
-            self.verdicts = verdicts.bind(self.volunteers)
+            self.volunteers: dict[str, str] = {}
+            self.newcomers: set[str] = set()
+            self._load_authors()
+            self.verdicts = verdicts.bind(self.volunteers, self.newcomers)
             self._set_heads(self._valid_heads())
         except (sqlite3.DatabaseError, zlib.error, ValueError, LookupError, TypeError) as error:
             remedy = f"remove {folder} and join again, the others have what was published"
@@ -182,11 +188,24 @@ class Ledger:
             heads[author] = LedgerHead(*head)
         return heads
 
-    def _load_volunteers(self) -> dict[str, str]:
-        updates = {
-            author: self.update(author, head.seq) for author, head in self._last_heads.items()
-        }
-        return {author: update.volunteer for author, update in updates.items() if update}
+    def _load_authors(self) -> None:
+        for author, head in self._last_heads.items():
+            if update := self.update(author, head.seq):
+                self._remember_author(update)
+
+    def _remember_author(self, update: Update) -> None:
+        """Remember what all updates of an author state alike."""
+        self.volunteers[update.author] = update.volunteer
+        if update.newcomer:
+            self.newcomers.add(update.author)
+
+    def _origin(self, author: str) -> tuple[str, bool] | None:
+        """Return an author's volunteer and whether that is a newcomer; None if it is unknown."""
+        volunteer = self.volunteers.get(author)
+        return None if volunteer is None else (volunteer, author in self.newcomers)
+
+    def _bind(self, verdicts: VerdictSet) -> VerdictSet:
+        return verdicts.bind(self.volunteers, self.newcomers)
 
     def append(self, signed: Signed, update: Update, ticket: Signed | None = None) -> Outcome:
         """Append one valid header with the ticket that it names; see `append_all`."""
@@ -215,16 +234,16 @@ class Ledger:
             for ticket in tickets:
                 self.tickets.store(ticket)
             head = self.head(author)
-            volunteer = self.volunteers.get(author)
+            origin = self._origin(author)
             for signed, update in updates:
                 assert update.author == author and self._has_payloads(update), (
                     "payloads come before their header"
                 )
-                outcomes.append(self._classify(signed, update, head, volunteer))
+                outcomes.append(self._classify(signed, update, head, origin))
                 if outcomes[-1] is not Outcome.ADDED:
                     break
                 head = LedgerHead.from_update(signed, update)
-                volunteer = update.volunteer
+                origin = update.volunteer, update.newcomer
             added = updates[: outcomes.count(Outcome.ADDED)]
             if added:
                 self._insert_updates(added)
@@ -232,7 +251,7 @@ class Ledger:
                 self._heads = {**self._heads, author: head}
                 key = added[-1][1].peer
                 self._key_tokens = {**self._key_tokens, key: self._count_key(key)}
-                self.volunteers[author] = added[-1][1].volunteer
+                self._remember_author(added[-1][1])
         return outcomes
 
     def _has_payloads(self, update: Update) -> bool:
@@ -262,14 +281,14 @@ class Ledger:
         The signature must have been verified, because FORK is proof against the author.
         """
         author = update.author
-        return self._classify(signed, update, self.head(author), self.volunteers.get(author))
+        return self._classify(signed, update, self.head(author), self._origin(author))
 
     def _classify(
-        self, signed: Signed, update: Update, head: LedgerHead, volunteer: str | None
+        self, signed: Signed, update: Update, head: LedgerHead, origin: tuple[str, bool] | None
     ) -> Outcome:
-        """Return what becomes of an update after `head` of an author of `volunteer`."""
+        """Return what becomes of an update after `head` of an author of this `_origin`."""
         author, seq = update.author, update.seq
-        limit = self.verdicts.limit(author, update.volunteer)
+        limit = self.verdicts.limit(author, update.volunteer, update.newcomer)
         if limit is not None and seq > limit:
             return Outcome.RETRACTED
         if seq == head.seq and digest(signed.body) == head.digest:
@@ -282,8 +301,8 @@ class Ledger:
             return Outcome.GAP
         if update.previous != head.digest:
             return Outcome.DIVERGENT if seq > 1 else Outcome.INCONSISTENT
-        is_same_volunteer = volunteer in (None, update.volunteer)
-        is_continuation = head.is_continued_by(update) and is_same_volunteer
+        has_same_origin = origin in (None, (update.volunteer, update.newcomer))
+        is_continuation = head.is_continued_by(update) and has_same_origin
         return Outcome.ADDED if is_continuation else Outcome.INCONSISTENT
 
     def fork_proof(self, other: Signed, update: Update) -> Fork | None:
@@ -360,8 +379,10 @@ class Ledger:
 
         Returns:
             Volunteer → tokens of its updates that count, and the volunteers that may vote: several
-            of their updates have been here for a while. What came with a base gives no vote.
+            of their updates have been here for a while. What came with a base gives no vote. Where
+            volunteers are vouched for, only these vote: updates may be useless.
         """
+        vouched = self.verdicts.vouched
         heads = self._heads
         counts: Counter[str] = Counter()
         with self._read_lock:
@@ -375,7 +396,8 @@ class Ledger:
         for author, head in heads.items():
             if not self.verdicts.excludes(author.partition(".")[0], self.volunteers[author]):
                 work[self.volunteers[author]] += head.total
-        return dict(work), {name for name in work if counts[name] >= VOTER_WORK.updates}
+        voters = {name for name in work if counts[name] >= VOTER_WORK.updates}
+        return dict(work), voters if vouched is None else voters & vouched
 
     def is_within_horizon(self, author: str, seq: int, rounds: int) -> bool:
         """Return whether an update is so recent that a verdict may retract it.
@@ -469,7 +491,7 @@ class Ledger:
         All headers that this needs must be here, see `anchor_diff.missing_headers`.
         """
         with self._lock:
-            return self._replace_verdicts((self.verdicts | verdicts).bind(self.volunteers))
+            return self._replace_verdicts(self._bind(self.verdicts | verdicts))
 
     def drop_powerless_verdicts(self, rules: UpdateRules) -> VerdictChange | None:
         """Drop the verdicts that lack signatures since a mirror list expelled their signers.
@@ -598,7 +620,7 @@ class Ledger:
         """
         with self._lock:
             pruned = self.pruned()
-            bound = verdicts.bind(self.volunteers)
+            bound = self._bind(verdicts)
             return verdicts.covers_decisions(self.verdicts) and all(
                 bound.last_valid(author, head.seq) <= vector.get(author, 0)
                 or pruned.get(author, 0) <= vector.get(author, 0)
@@ -619,8 +641,9 @@ class Ledger:
             verdicts: The verdicts that it applies.
         """
         with self._lock:
-            self.volunteers |= {update.author: update.volunteer for _, update in heads}
-            verdicts = (verdicts or VerdictSet()).bind(self.volunteers)
+            for _, update in heads:
+                self._remember_author(update)
+            verdicts = self._bind(verdicts or VerdictSet())
             base = {
                 update.author: LedgerHead.from_update(signed, update) for signed, update in heads
             }
@@ -668,7 +691,7 @@ class Ledger:
             if former is None:
                 return False
             vector = former.vector
-            merged = (self.verdicts | verdicts).bind(self.volunteers)
+            merged = self._bind(self.verdicts | verdicts)
             return any(
                 vector.get(author, 0) < seq and merged.last_valid(author, seq) < seq
                 for author, seq in self.base.vector().items()

@@ -31,6 +31,7 @@ class Statement:
     time_ms: int
     doubted: Mapping[str, Doubt]
     agreeing: frozenset[str]
+    attested: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,18 @@ class Judgement:
 
     vouched: frozenset[str] | None  # volunteers; None: the owner vouches for nobody
     suspended: Mapping[str, Kept]  # volunteer → what stays of its updates
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """The volunteers whose updates count though tickets may call them newcomers."""
+
+    let_in: frozenset[str]  # by the owner
+    attested: frozenset[str]  # the others
+    judges: frozenset[str]  # those of both that may attest others
+
+    def __contains__(self, volunteer: str) -> bool:
+        return volunteer in self.let_in or volunteer in self.attested
 
 
 @dataclass(frozen=True)
@@ -61,7 +74,7 @@ def judge(statements: Iterable[Statement], cleared: Mapping[str, int]) -> Judgem
         stated.setdefault(statement.volunteer, []).append(statement)
     standings = {item.volunteer: item.standing for of_one in stated.values() for item in of_one}
     owners = {volunteer for volunteer in stated if standings[volunteer] is Standing.OWNER}
-    invited = {volunteer for volunteer in stated if standings[volunteer] is not Standing.STRANGER}
+    invited = {volunteer for volunteer in stated if standings[volunteer].is_let_in}
     if not invited:
         return Judgement(None, {})
     # What others state is not even looked at: accounts without a say cost nothing.
@@ -88,6 +101,36 @@ def judge(statements: Iterable[Statement], cleared: Mapping[str, int]) -> Judgem
         )
     }
     return Judgement(frozenset(vouched - suspended.keys()), suspended)
+
+
+def find_admitted(statements: Iterable[Statement]) -> Admitted:
+    """Return the newcomers whose updates count, and those whom the owner lets in.
+
+    A newcomer's count once the owner's machine, or two volunteers, attest that they agree. These
+    are volunteers that the owner lets in, or that such ones attest. Who was admitted by others
+    attests nobody: two accounts that have worked for it do not let in any number of idle ones.
+
+    Args:
+        statements: Of machines that are not excluded.
+    """
+    standings: dict[str, Standing] = {}
+    witnesses: dict[str, set[str]] = {}  # volunteer → those that attest it
+    for statement in sorted(statements, key=lambda item: item.time_ms):
+        standings[statement.volunteer] = statement.standing
+        for subject in statement.attested - {statement.volunteer}:
+            witnesses.setdefault(subject, set()).add(statement.volunteer)
+    owners = {name for name, standing in standings.items() if standing is Standing.OWNER}
+    let_in = frozenset(name for name, standing in standings.items() if standing.is_let_in)
+
+    def find_attested_by(judges: frozenset[str]) -> frozenset[str]:
+        return frozenset(
+            subject
+            for subject, attesting in witnesses.items()
+            if attesting & owners or len(attesting & judges) >= MIN_JUDGES
+        )
+
+    judges = let_in | find_attested_by(let_in)
+    return Admitted(let_in, find_attested_by(judges) - let_in, judges)
 
 
 def _add_views(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from barnraise.errors import StateError
-from barnraise.ledger.anchor import Retraction
+from barnraise.ledger.anchor import Retraction, Withdrawal
 from barnraise.ledger.blob_store import BlobStore
 from barnraise.ledger.codec import decode
 from barnraise.ledger.verdict_set import VerdictSet
@@ -26,7 +26,7 @@ Samples = Sequence[torch.Tensor | None]  # float32, the compared elements of eac
 class ReceivedUpdate:
     """An update, or a retraction, that is in the ledger and not yet in the anchor."""
 
-    header: Update | Retraction
+    header: Update | Retraction | Withdrawal
     sizes: tuple[int, ...]  # elements of each fragment
     blobs: BlobStore  # where the payloads are
     # Requests a payload of (digest, bytes) from the peers, blocking; returns whether it arrived.
@@ -51,12 +51,8 @@ class ReceivedUpdate:
         Raises:
             StateError: When the payload is damaged on disk and no peer has it.
         """
-        if isinstance(self.header, Retraction):
-            update = self.header.update
-            multiplier = self.header.multiplier
-        else:
-            update = self.header
-            multiplier = 1
+        update = self.header.update if isinstance(self.header, Retraction) else self.header
+        multiplier = self._multiplier
         part = update.fragments[index]
         if multiplier == 0 or not part.size:
             return None
@@ -65,17 +61,31 @@ class ReceivedUpdate:
             assert kept is not None
             units = kept.clone()
         else:
-            units = decode(self._read_payload(update, part), self.sizes[index])
+            units = decode(self._read_payload(part), self.sizes[index])
         return units if multiplier > 0 else units.neg_()
 
-    def _read_payload(self, update: Update, part: FragmentUpdate) -> bytes:
+    @property
+    def _multiplier(self) -> int:
+        match self.header:
+            case Retraction():
+                return self.header.multiplier
+            case Withdrawal():
+                return -1
+            case Update():
+                return 1
+
+    @property
+    def _name(self) -> str:
+        if isinstance(self.header, Withdrawal):
+            return "what this machine withdraws"
+        update = self.header.update if isinstance(self.header, Retraction) else self.header
+        return f"update {update.seq} of {update.peer[:8]}"
+
+    def _read_payload(self, part: FragmentUpdate) -> bytes:
         payload = self.blobs.read_verified(part.digest)
         if payload is not None:
             return payload
-        finding = (
-            f"{self.blobs.path(part.digest)}, a part of update {update.seq} of {update.peer[:8]}, "
-            "is damaged"
-        )
+        finding = f"{self.blobs.path(part.digest)}, a part of {self._name}, is damaged"
         log.error("%s: asking the others for it", finding)
         self.blobs.delete(part.digest)
         if self.refetch(part.digest, part.size):
@@ -122,7 +132,7 @@ class UpdateQueue:
             self.is_open = False
             self.drain()
 
-    def wrap(self, header: Update | Retraction) -> ReceivedUpdate:
+    def wrap(self, header: Update | Retraction | Withdrawal) -> ReceivedUpdate:
         """Return a change in the form that the training loop receives."""
         return ReceivedUpdate(header, self._sizes, self._blobs, self._refetch)
 

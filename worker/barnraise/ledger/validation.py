@@ -8,6 +8,7 @@ it arrives. Revocation affects connections only.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -18,6 +19,7 @@ from barnraise.ledger.anchor import compute_sketch
 from barnraise.ledger.blob_store import EMPTY_DIGEST
 from barnraise.ledger.codec import decode, payload_size
 from barnraise.planning.update_header import max_header_bytes
+from barnraise.protocol.enums import Standing
 from barnraise.protocol.messages import FragmentUpdate, Signed, Ticket, Update
 from barnraise.protocol.run_mirrors import RunMirrors
 from barnraise.protocol.signing import ORPHANED_TICKET_GRACE_SECONDS, digest, open_signed
@@ -71,6 +73,8 @@ def validate_header(signed: Signed, ticket: Signed | None, rules: UpdateRules) -
     permission = open_ticket(ticket, update.peer, rules)
     if permission.volunteer != update.volunteer:
         raise MessageError(f"{_describe_update(update)} names another volunteer than its ticket")
+    if update.newcomer != (permission.standing is Standing.NEWCOMER):
+        raise MessageError(f"{_describe_update(update)} states another standing than its ticket")
     if not is_within_ticket(update.time_ms, permission):
         raise MessageError(
             f"{_describe_update(update)} is of a time for which its ticket is not valid"
@@ -128,7 +132,7 @@ def open_header(signed: Signed, rules: UpdateRules) -> Update:
         )
     if update.started_ms >= update.time_ms:
         raise MessageError(f"{name} states a time that is not after its author's start")
-    _validate_parts(update, name, rules)
+    validate_parts(update.fragments, name, rules.sizes)
     return update
 
 
@@ -219,13 +223,20 @@ def _describe_update(update: Update) -> str:
     return f"update {update.seq} of {update.peer[:8]}"
 
 
-def _validate_parts(update: Update, name: str, rules: UpdateRules) -> None:
-    """Raise MessageError unless an update's parts fit the model's fragments."""
-    if len(update.fragments) != len(rules.sizes):
-        raise MessageError(
-            f"{name} has {len(update.fragments)} fragments; the model has {len(rules.sizes)}"
-        )
-    for index, (part, size) in enumerate(zip(update.fragments, rules.sizes, strict=True)):
+def validate_parts(parts: Sequence[FragmentUpdate], name: str, sizes: Sequence[int]) -> None:
+    """Raise MessageError unless an update's parts fit the model's fragments.
+
+    Args:
+        parts: One for each fragment.
+        name: What they are parts of, for the message.
+        sizes: The elements of each fragment.
+
+    Raises:
+        MessageError: With the reason.
+    """
+    if len(parts) != len(sizes):
+        raise MessageError(f"{name} has {len(parts)} fragments; the model has {len(sizes)}")
+    for index, (part, size) in enumerate(zip(parts, sizes, strict=True)):
         if part.size > payload_size(size):
             raise MessageError(
                 f"{name} needs {part.size} bytes for fragment {index} of {size} weights"
@@ -234,7 +245,7 @@ def _validate_parts(update: Update, name: str, rules: UpdateRules) -> None:
             raise MessageError(
                 f"{name}: fragment {index} is empty but is not encoded as an empty part"
             )
-    if not update.payload_parts:
+    if not any(part.size for part in parts):
         raise MessageError(f"{name} contains no fragment")
 
 

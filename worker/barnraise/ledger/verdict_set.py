@@ -13,12 +13,19 @@ signed it, on every peer that has that list.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from barnraise.errors import MessageError, UnprovenVerdictError
-from barnraise.ledger.suspension import Judgement, Kept, Statement, judge
+from barnraise.ledger.suspension import (
+    Admitted,
+    Judgement,
+    Kept,
+    Statement,
+    find_admitted,
+    judge,
+)
 from barnraise.ledger.validation import (
     UpdateRules,
     is_within_ticket,
@@ -26,7 +33,6 @@ from barnraise.ledger.validation import (
     open_ticket,
     to_milliseconds,
 )
-from barnraise.protocol.enums import Standing
 from barnraise.protocol.fork_proof import Fork, Proof
 from barnraise.protocol.messages import Signed, Ticket, Update
 from barnraise.protocol.opinions import Opinions, SignedOpinions
@@ -55,6 +61,8 @@ class VerdictSet:
     # Author → the volunteer that its updates name, as far as authors are known. A ledger shares its
     # own table, which grows.
     volunteers: Mapping[str, str] = field(default_factory=dict[str, str], compare=False)
+    # Those of them whose updates are a newcomer's; a ledger shares its own.
+    newcomers: Collection[str] = field(default_factory=set[str], compare=False)
 
     @classmethod
     def from_proof(cls, proof: Proof) -> "VerdictSet":
@@ -68,9 +76,14 @@ class VerdictSet:
         update = Update.model_validate_json(proof.one.body)
         return cls(forks={update.author: (update.seq, proof)})
 
-    def bind(self, volunteers: Mapping[str, str]) -> "VerdictSet":
-        """Return the same set with the volunteers of authors that are known."""
-        return replace(self, volunteers=volunteers)
+    def bind(self, volunteers: Mapping[str, str], newcomers: Collection[str] = ()) -> "VerdictSet":
+        """Return the same set with the authors that are known.
+
+        Args:
+            volunteers: Author → the volunteer that its updates name.
+            newcomers: The authors whose updates are a newcomer's.
+        """
+        return replace(self, volunteers=volunteers, newcomers=newcomers)
 
     def __or__(self, other: "VerdictSet") -> "VerdictSet":
         """Return the union. Of two proofs of one thing the same one is kept in either order."""
@@ -90,8 +103,10 @@ class VerdictSet:
                 opinions[key] = other.opinions[key]
                 statements[key] = other.statements[key]
         parsed = {**self.parsed, **other.parsed}
-        volunteers = self.volunteers or other.volunteers
-        return VerdictSet(rulings, forks, opinions, parsed, statements, volunteers)
+        known = self if self.volunteers else other
+        return VerdictSet(
+            rulings, forks, opinions, parsed, statements, known.volunteers, known.newcomers
+        )
 
     def _has_opinions(self, key: str, other: "VerdictSet") -> bool:
         """Return whether a machine's opinions in `other` are not newer than those in this set."""
@@ -132,7 +147,7 @@ class VerdictSet:
         strangers = [
             key
             for key, statement in (*self.statements.items(), *other.statements.items())
-            if statement.standing is Standing.STRANGER and statement.volunteer not in known
+            if not statement.standing.is_let_in and statement.volunteer not in known
         ]
         has_room_for_opinions = len({*strangers}) <= FEW or not {*strangers} & {
             *other.opinions.keys() - self.opinions.keys()
@@ -196,6 +211,7 @@ class VerdictSet:
         names = sorted(self._decisions)
         if self.suspended:
             names.append(json.dumps(self.suspended, sort_keys=True))
+        names += sorted(self._admitted.attested)
         return digest("\n".join(names)) if names else None
 
     @cached_property
@@ -208,15 +224,33 @@ class VerdictSet:
                 cleared[volunteer] = max(until_ms, cleared.get(volunteer, 0))
         return cleared
 
-    @cached_property
-    def _judgement(self) -> Judgement:
-        """Return what follows from the opinions of machines that no verdict excludes."""
-        statements = [
+    @property
+    def _statements_that_count(self) -> list[Statement]:
+        """Return the opinions of machines that no verdict excludes."""
+        return [
             statement
             for key, statement in sorted(self.statements.items())
             if not self.excludes(key, statement.volunteer)
         ]
-        return judge(statements, self.cleared)
+
+    @cached_property
+    def _judgement(self) -> Judgement:
+        return judge(self._statements_that_count, self.cleared)
+
+    @cached_property
+    def _admitted(self) -> Admitted:
+        return find_admitted(self._statements_that_count)
+
+    def admits(self, volunteer: str) -> bool:
+        """Return whether updates of a volunteer count where its ticket is a newcomer's.
+
+        The owner's verdict that clears a volunteer admits it, too.
+        """
+        return volunteer in self._admitted or volunteer in self.cleared
+
+    def may_attest(self, volunteer: str) -> bool:
+        """Return whether a volunteer's machines can help to admit others."""
+        return volunteer in self._admitted.judges
 
     @property
     def undecided(self) -> list[str]:
@@ -260,18 +294,22 @@ class VerdictSet:
     @property
     def cuts_off_authors(self) -> bool:
         """Return whether any author may be cut off."""
-        return bool(self.limits or self.excluded_keys or self.excluded_volunteers or self.suspended)
+        parties = self.excluded_keys or self.excluded_volunteers or self.suspended
+        return bool(self.limits or parties or self.newcomers)
 
     def excludes(self, key: str, volunteer: str) -> bool:
         """Return whether a key, or the volunteer in its ticket, is excluded from the run."""
         return key in self.excluded_keys or volunteer in self.excluded_volunteers
 
-    def limit(self, author: str, volunteer: str | None = None) -> int | None:
+    def limit(
+        self, author: str, volunteer: str | None = None, is_newcomer: bool | None = None
+    ) -> int | None:
         """Return an author's last update that counts; None if it is not cut off.
 
         Args:
             author: The author.
             volunteer: The volunteer that its updates name; None if only `volunteers` knows.
+            is_newcomer: Whether they are a newcomer's; None if only `newcomers` knows.
         """
         limits: list[int] = []
         if author in self.limits:
@@ -280,6 +318,10 @@ class VerdictSet:
         if kept is not None:
             limits.append(kept.get(author, 0))
         volunteer = volunteer or self.volunteers.get(author, "")
+        if is_newcomer is None:
+            is_newcomer = author in self.newcomers
+        if is_newcomer and not self.admits(volunteer):
+            limits.append(0)
         for parties in (self.excluded_volunteers, self.suspended):
             kept = parties.get(volunteer)
             if kept is not None:
@@ -345,6 +387,7 @@ def _parse_opinions(proof: SignedOpinions) -> Statement:
         time_ms=opinions.time_ms,
         doubted=opinions.doubted,
         agreeing=frozenset(opinions.agreeing),
+        attested=frozenset(opinions.attested),
     )
 
 

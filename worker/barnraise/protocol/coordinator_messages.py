@@ -265,14 +265,15 @@ class JoinRequest(Message):
 
 
 class ConfirmedAnchor(Message):
-    """An anchor that a coordinator found confirmed: at least two people report this digest.
+    """An anchor that a coordinator found confirmed.
 
-    They are more than half of the people who report an anchor at this version vector.
+    At least two people report this digest, and they are more than half of the people who report an
+    anchor at this version vector; or the machine of the run's owner does, and no two others differ.
     """
 
     vector: Digest  # of the version vector
     digest: Digest  # BLAKE3 of the anchor's fragments
-    people: int = Field(ge=2, le=1_000_000)
+    people: int = Field(ge=1, le=1_000_000)
 
 
 class JoinReply(Message):

@@ -13,9 +13,17 @@ class Role(StrEnum):
 class Standing(StrEnum):
     """What a run's owner knows of a volunteer, as a ticket says it."""
 
-    STRANGER = "stranger"  # joined a run that anyone may join
+    # Joined a run that anyone may join, where people whom the owner let in train: updates count
+    # once these find that the newcomer's agree with theirs.
+    NEWCOMER = "newcomer"
+    STRANGER = "stranger"  # joined a run that anyone may join, where no such people train
     INVITED = "invited"  # the owner let this person in, by invitation, team or approval
     OWNER = "owner"  # the machine is the owner's
+
+    @property
+    def is_let_in(self) -> bool:
+        """Whether the owner vouches for the volunteer."""
+        return self in (Standing.INVITED, Standing.OWNER)
 
 
 class RunStatus(StrEnum):

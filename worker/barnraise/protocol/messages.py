@@ -101,6 +101,8 @@ class Update(Message):
     ticket: Digest  # digest of the text of the ticket that permits this update
     # The volunteer that the author's ticket names, the same in all of its updates.
     volunteer: Digest = "0" * 64
+    # Whether that ticket is a newcomer's (`Standing`), the same in all of the author's updates.
+    newcomer: bool = False
     # One part for every fragment of the model, in index order.
     fragments: list[FragmentUpdate] = Field(max_length=300)
 

@@ -12,8 +12,9 @@ from barnraise.protocol.types import Author, Count, Digest, Id, Message, PublicK
 
 MAX_DOUBTED = 128  # volunteers that one machine doubts
 MAX_AGREEING = 256  # volunteers whose updates agree with one machine's
+MAX_ATTESTED = 256  # volunteers whose updates have agreed with one machine's at any time
 MAX_KEPT = 100  # authors of a doubted volunteer with updates that stay
-MAX_ALL_KEPT = 1000  # of all doubted volunteers, so that opinions fit into a message
+MAX_ALL_KEPT = 750  # of all doubted volunteers, so that opinions fit into a message
 RENEWAL_MS = 3600 * 1000  # after which unchanged opinions are stated again
 AGREEMENT_MS = 2 * RENEWAL_MS  # before a doubt: who agreed earlier may have left since
 
@@ -36,6 +37,8 @@ class Opinions(Message):
     time_ms: UnixMilliseconds
     doubted: dict[Digest, Doubt] = Field(default={}, max_length=MAX_DOUBTED)  # by volunteer
     agreeing: list[Digest] = Field(default=[], max_length=MAX_AGREEING)  # volunteers
+    # Volunteers that have agreed with the machine at any time, the first ones; none ever leaves.
+    attested: list[Digest] = Field(default=[], max_length=MAX_ATTESTED)
 
 
 class SignedOpinions(Message):

@@ -133,7 +133,7 @@ class TrainingMetrics:
         """Record samples that were written with the anchor, for the next report."""
         self._samples = samples
 
-    def record_checkpoint(self, anchor: Anchor, size: int) -> None:
+    def record_checkpoint(self, anchor: Anchor, size: int) -> str:
         """Record the anchor's digests, for other machines to compare with theirs.
 
         It costs a pass over all weights, as the validation before it did.
@@ -141,6 +141,9 @@ class TrainingMetrics:
         Args:
             anchor: it is on disk, or the ledger leads to it.
             size: of the anchor's fragments, in bytes.
+
+        Returns:
+            The anchor's digest.
         """
         vector = anchor.vector_digest()
         known_digest = self._digests[1] if vector == self._digests[0] else None
@@ -153,6 +156,12 @@ class TrainingMetrics:
             checksum=anchor.checksum(),
             size=size,
         )
+        return anchor_digest
+
+    @property
+    def checkpoint(self) -> CheckpointView | None:
+        """The last anchor that was recorded; None before the first."""
+        return self._checkpoint
 
     def set_training(self) -> None:
         """Record that the worker trains now."""

@@ -26,9 +26,10 @@ from barnraise.errors import StateError, TextError
 from barnraise.exchange.exchange import Exchange, ExchangeConfig
 from barnraise.exchange.snapshots.snapshot_client import Snapshot, load_base_snapshot
 from barnraise.ledger import codec
-from barnraise.ledger.anchor import Anchor, load_initial_fragment
+from barnraise.ledger.anchor import Anchor, Withdrawal, load_initial_fragment
 from barnraise.ledger.blob_store import BlobStore
 from barnraise.ledger.ledger import Ledger
+from barnraise.ledger.milestones import Milestone
 from barnraise.peering.transports.iroh_transport import IrohTransport
 from barnraise.peering.transports.transport import Transport
 from barnraise.planning.hardware import Hardware, return_freed_memory
@@ -199,6 +200,7 @@ class Worker:
         self._memory_watch: MemoryWatch | None = None
         self._running_mark = RunningMark(joined.folder.path)
         self._leaving_since: float | None = None  # monotonic; when the loop noticed it
+        self._logged_probation = ""
         log.info("the plan: %s", self.metrics.plan.sentence)
         if gain := joined.describe_gain(self.plan.step_tokens / self.plan.step_seconds):
             log.info("%s", gain)
@@ -377,6 +379,7 @@ class Worker:
         if self.exchange.suspension:
             self.engine.reset_round()  # nothing that this machine publishes would count
             return
+        self.log_probation()
         tokens = self.engine.round_tokens
         weight = self.exchange.compute_weight(self.metrics.tokens_per_second)
         encode = partial(codec.encode, scheme=round_schedule.scheme)
@@ -391,7 +394,26 @@ class Worker:
             for part in parts:
                 update.add(part.fragment, part.payload, part.units)
                 del part  # free it before the next fragment's part is computed
-        self.anchor.record(update.header)
+        if update.withdrawal is None:
+            self.anchor.record(update.header)
+        else:
+            self.withdraw_round(update.withdrawal)
+
+    def withdraw_round(self, withdrawal: Withdrawal) -> None:
+        """Take a round out of the anchor that would not count: of a newcomer, or just suspended.
+
+        Peers compare what a newcomer has learnt; optimizers and error feedback go on.
+        """
+        self.engine.queue_updates(self.exchange.withdraw(withdrawal))
+        self.engine.apply_queued()
+        self.exchange.on_withdrawn(withdrawal)
+
+    def log_probation(self) -> None:
+        """Log when it begins, and when it ends, that this newcomer's updates do not count yet."""
+        reason = self.exchange.probation or ""
+        if reason != self._logged_probation:
+            log.info("%s", reason or "what this machine trains counts from now on")
+            self._logged_probation = reason
 
     def save_checkpoint(self, closing: bool = False) -> None:
         """Make the state durable, right after a round: the replica is (nearly) the anchor then.
@@ -460,7 +482,9 @@ class Worker:
             self.metrics.record_validation(self.anchor.tokens, loss)
             self.write_samples(time.monotonic() - started)
             anchor_bytes = 4 * sum(fragment.size for fragment in self.plan.fragments)
-            self.metrics.record_checkpoint(self.anchor, anchor_bytes)
+            digest = self.metrics.record_checkpoint(self.anchor, anchor_bytes)
+            milestone = Milestone(self.anchor.vector, self.anchor.retracted)
+            self.ledger.milestones.record(digest, milestone)
             self.exchange.remember_vector(self.anchor)
             if self.exchange.needs_listed_anchors:
                 self.joined.coordinator.request_anchors()

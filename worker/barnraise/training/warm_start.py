@@ -1,27 +1,31 @@
 """Warm start: obtain the weights of another run or model for a run that begins with them.
 
-The weights come from this machine's own folder of that run, if it stands at them, else from that
-run's peers. This happens once per run, on its owner's machine. All other machines fetch the weights
-by digest (`prefetch`).
+The weights come from this machine's own folder of that run, if it stands at them or has the
+updates since, else from that run's peers. This happens once per run, on its owner's machine. All
+other machines fetch the weights by digest (`prefetch`).
 """
 
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
-from blake3 import blake3
 from torch import Tensor
 
 from barnraise.errors import BarnraiseError, StateError
-from barnraise.ledger.anchor import fragment_to_bytes
+from barnraise.ledger.anchor import digest_fragments, fragment_to_bytes
+from barnraise.ledger.anchor_diff import updates_between
 from barnraise.ledger.blob_store import BlobStore
+from barnraise.ledger.codec import decode
+from barnraise.ledger.ledger import Ledger
 from barnraise.planning.hardware import Hardware
 from barnraise.protocol.enums import JoinPurpose
+from barnraise.protocol.messages import Update
 from barnraise.spec import RunSpec
 from barnraise.state_dir import StateDir
-from barnraise.training.checkpoint import CheckpointSlots
+from barnraise.training.checkpoint import CheckpointSlots, StateHeader
 from barnraise.training.join import InitialWeights, join_run
 from barnraise.training.model_transfer import ModelFetcher
 from barnraise.training.resume import DiskState, read_state_header
@@ -88,7 +92,8 @@ def fetch_initial_weights(
         raise StateError(
             f"the machines of '{joined.name}' now hold {worker.digest[:16]}…, at "
             f"{worker.tokens:,} tokens, and not {start.digest[:16]}…, at {start.tokens:,}: create "
-            "the run again from a checkpoint that they still hold"
+            "the run again from a checkpoint that they still hold, or prepare it on a machine that "
+            "has trained since then"
         )
     fetched_weights = _load_local_weights(home, spec, store_blob)
     if fetched_weights is None:
@@ -104,7 +109,7 @@ def _load_local_weights(
     """Load the weights from this machine's folder of the other run.
 
     Returns:
-        None when the folder stands at other weights, or lacks the tokenizer.
+        None when the folder leads to other weights, or lacks the tokenizer.
     """
     start = spec.start
     path = home.path / "runs" / start.run
@@ -117,27 +122,68 @@ def _load_local_weights(
             tokenizer = BlobStore(path / "blobs", sweep=False).read_verified(start.tokenizer)
             if tokenizer is None:
                 return None
-        state = _open_state(path, spec, open_state)
+        saved = _open_state(path, spec, open_state)
         names = [f"anchor.{index}" for index in range(spec.model.layers + 2)]
-        if state is None or any(name not in state for name in names):
+        if saved is None or any(name not in saved[0] for name in names):
             return None
-        hasher = blake3()
-        for name in names:
-            hasher.update(fragment_to_bytes(state[name]))
-        if hasher.hexdigest() != start.digest:
-            return None
-        return InitialWeights(
-            [store_blob(fragment_to_bytes(state[name])) for name in names], tokenizer
-        )
+        state, header = saved
+        if digest_fragments(state[name] for name in names) == start.digest:
+            fragments = (state[name] for name in names)
+        else:
+            ledger = open_state.enter_context(contextlib.closing(Ledger(path, sweep=False)))
+            changes = _find_changes(ledger, header, start.digest)
+            if changes is None:
+                return None
+            rebuilt = partial(_rebuild_fragments, state, names, ledger, changes)
+            if digest_fragments(rebuilt()) != start.digest:
+                return None
+            log.info("the weights at %s tokens are rebuilt from the updates since", start.tokens)
+            fragments = rebuilt()
+        return InitialWeights([store_blob(fragment_to_bytes(f)) for f in fragments], tokenizer)
+
+
+def _find_changes(
+    ledger: Ledger, header: StateHeader, anchor: str
+) -> list[tuple[Update, int]] | None:
+    """Return the updates that lead from a saved state back to an anchor that was announced.
+
+    Returns:
+        (update, factor); None when they, or what was in that anchor, are not here.
+    """
+    milestone = ledger.milestones.find(anchor)
+    if milestone is None:
+        return None
+    vector = {author: head.seq for author, head in header.heads.items()}
+    changes = updates_between(
+        ledger, vector, header.retracted, milestone.vector, milestone.retracted
+    )
+    parts = [part for update, _ in changes or () for part in update.payload_parts]
+    has_all = changes is not None and all(ledger.blobs.has(part.digest) for part in parts)
+    return changes if has_all else None
+
+
+def _rebuild_fragments(
+    state: Mapping[str, Tensor],
+    names: Sequence[str],
+    ledger: Ledger,
+    changes: Sequence[tuple[Update, int]],
+) -> Iterator[Tensor]:
+    """Yield the anchor's fragments after some updates, each times its factor: int32 [n] each."""
+    for index, name in enumerate(names):
+        units = state[name].clone()
+        for update, factor in changes:
+            part = update.fragments[index]
+            if part.size:
+                units.add_(decode(ledger.blobs.read(part.digest), units.numel()), alpha=factor)
+        yield units
 
 
 def _open_state(
     path: Path, spec: RunSpec, open_state: contextlib.ExitStack
-) -> Mapping[str, Tensor] | None:
+) -> tuple[Mapping[str, Tensor], StateHeader] | None:
     """Open the saved state in a run's folder, for as long as `open_state` is open."""
     if read_state_header(path / "state") is not None:
         state = DiskState(spec.model, path / "state")
         open_state.callback(state.close)
-        return state
-    saved = CheckpointSlots(path / "checkpoint").load()
-    return saved[0] if saved else None
+        return state, state.header
+    return CheckpointSlots(path / "checkpoint").load()

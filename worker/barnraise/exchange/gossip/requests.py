@@ -176,7 +176,8 @@ class RequestScheduler:
         }
 
     def cancel_retracted(self, is_retracted: Callable[[str, int], bool]) -> None:
-        """Stop waiting for updates that a verdict retracted."""
+        """Stop waiting for updates that a verdict retracted, and ask again for others."""
+        self._failed_until.clear()
         self.incoming = {
             identity: incoming
             for identity, incoming in self.incoming.items()

@@ -69,7 +69,10 @@ UNCONFIRMED = (
     "peers have: waiting until they do"
 )
 DISAGREEMENT = "the connected volunteers do not agree on the weights: waiting until most of them do"
-TRUST_HINT = " (barnraise join --trust-one takes them unconfirmed)"
+TRUST_HINT = (
+    ". The machine of the run's owner, or two people's, confirm them at their next validation; "
+    "barnraise join --trust-one takes them unconfirmed"
+)
 CONFIRMED_TIMEOUT = 10.0  # seconds for a peer to freeze an anchor that coordinators list
 MAX_CONFIRMED = 8  # such anchors of one request
 
@@ -132,7 +135,11 @@ def read_verdicts(
         raise MessageError("a snapshot's verdicts are not a list of proofs") from None
     for proof in (*proofs.verdicts, *proofs.forks, *proofs.opinions):
         verdicts |= verify_proof(proof, rules)
-    verdicts = verdicts.bind({update.author: update.volunteer for _, update in heads})
+    updates = [update for _, update in heads]
+    verdicts = verdicts.bind(
+        {update.author: update.volunteer for update in updates},
+        {update.author for update in updates if update.newcomer},
+    )
     has_effect = verdicts.effect_digest == manifest.verdicts
     if not has_effect or verdicts.clamp(manifest.vector) != manifest.vector:
         raise MessageError("a snapshot's verdicts are not those that its manifest names")
@@ -318,8 +325,13 @@ class SnapshotClient:
         return await self._read_fetched(agreed, witnesses)
 
     async def weigh_votes(self) -> Votes:
-        """Weigh the votes of volunteers by their work in this machine's ledger."""
-        return Votes.from_work(*await self._run_on_disk(self._ledger.work_of_volunteers))
+        """Weigh the votes of volunteers by their work in this machine's ledger.
+
+        Volunteers that this machine doubts do not vote: their updates may say nothing.
+        """
+        work, voters = await self._run_on_disk(self._ledger.work_of_volunteers)
+        stated = self._ledger.verdicts.statements.get(self._gossip.membership.key)
+        return Votes.from_work(work, voters - stated.doubted.keys() if stated else voters)
 
     def is_overtaken(self, votes: Votes) -> bool:
         """Return whether most votes have updates that no peer has, or too few vote to decide."""

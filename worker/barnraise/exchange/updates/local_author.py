@@ -14,6 +14,7 @@ from barnraise.ledger.validation import (
     to_milliseconds,
 )
 from barnraise.ledger.verdict_set import VerdictSet
+from barnraise.protocol.enums import Standing
 from barnraise.protocol.messages import FragmentUpdate, Signed, Ticket, Update
 from barnraise.protocol.opinions import Doubt, Opinions, SignedOpinions
 from barnraise.protocol.signing import Identity, digest
@@ -83,8 +84,11 @@ class LocalAuthor:
             self._ticket_digest = digest(ticket.body)
             self._warned = False
             volunteer = self._ledger.volunteers.get(self.name, self._ticket.volunteer)
+            was_newcomer = self.name in self._ledger.newcomers
             if self._ticket.volunteer != volunteer:
                 self._rename("the coordinators know this machine's owner by another pseudonym")
+            elif self.name in self._ledger.volunteers and was_newcomer != self._is_newcomer:
+                self._rename("the coordinators know this machine's owner by another standing")
 
     @property
     def name(self) -> str:
@@ -96,7 +100,7 @@ class LocalAuthor:
         """The sequence number of this incarnation's last update; 0 before the first."""
         return self._ledger.head(self.name).seq
 
-    def append_update(self, parts: list[FragmentUpdate], tokens: int) -> Update:
+    def append_update(self, parts: list[FragmentUpdate], tokens: int) -> Update | None:
         """Sign the next update and append it to the ledger.
 
         Args:
@@ -104,21 +108,27 @@ class LocalAuthor:
             tokens: Tokens that this machine trained on for the update.
 
         Returns:
-            The update's header, durable in the ledger.
+            The update's header, durable in the ledger; None where it would not count because this
+            machine is suspended or a newcomer. Its payloads are then to be deleted once they are
+            unpinned.
 
         Raises:
-            ExcludedError: A verdict excludes this machine from the run, or it is suspended.
+            ExcludedError: A verdict excludes this machine from the run.
         """
         with self._lock:
             self._rename_if_clock_was_ahead()
             while True:
-                refusal = self.exclusion or self.suspension
-                if refusal is not None:
-                    raise ExcludedError(refusal)
+                if self.exclusion is not None:
+                    raise ExcludedError(self.exclusion)
+                if self.suspension or self.probation:
+                    digests = [part.digest for part in parts if part.size]
+                    self._ledger.retention.expect_files(digests)
+                    return None
                 update = self._try_append(parts, tokens)
                 if update is not None:
                     return update
-                self._rename("what this machine publishes under its old name no longer counts")
+                if not self.suspension:  # it may have come between the two looks
+                    self._rename("what this machine publishes under its old name no longer counts")
 
     def _try_append(self, parts: list[FragmentUpdate], tokens: int) -> Update | None:
         """Append the next update; return None when this incarnation cannot continue.
@@ -145,6 +155,7 @@ class LocalAuthor:
             time_ms=time_ms,
             ticket=self._ticket_digest,
             volunteer=self._ticket.volunteer,
+            newcomer=self._is_newcomer,
             fragments=parts,
         )
         is_retracted = self._ledger.verdicts.is_retracted(self.name, update.seq)
@@ -163,7 +174,9 @@ class LocalAuthor:
         with self._lock:
             return update.seq <= self._signed.get(update.author, 0)
 
-    def sign_opinions(self, doubted: dict[str, Doubt], agreeing: list[str]) -> SignedOpinions:
+    def sign_opinions(
+        self, doubted: dict[str, Doubt], agreeing: list[str], attested: list[str]
+    ) -> SignedOpinions:
         """Sign what this machine states of other volunteers, in place of what it stated before."""
         with self._lock:
             stated = self._ledger.verdicts.statements.get(self.key)
@@ -173,6 +186,7 @@ class LocalAuthor:
                 time_ms=max(self._now_ms(), stated.time_ms + 1 if stated else 0),
                 doubted=doubted,
                 agreeing=agreeing,
+                attested=attested,
             )
             signed = self._config.identity.sign("opinions", opinions)
             return SignedOpinions(opinions=signed, ticket=self._signed_ticket)
@@ -186,6 +200,21 @@ class LocalAuthor:
             "machines that are vouched for find that this machine's updates do not agree with "
             "theirs: it waits for the run's owner, who can clear or exclude its volunteer"
         )
+
+    @property
+    def probation(self) -> str | None:
+        """Why this newcomer's updates do not count yet, as a sentence; None if they do."""
+        if not self._is_newcomer or self._ledger.verdicts.admits(self._ticket.volunteer):
+            return None
+        return (
+            "what this machine trains counts once the machine of the run's owner, or those of two "
+            "people whose updates count, have found for some rounds that its updates agree with "
+            "theirs"
+        )
+
+    @property
+    def _is_newcomer(self) -> bool:
+        return self._ticket.standing is Standing.NEWCOMER
 
     def _set_unstated(self, tokens: int) -> None:
         """Remember what the ticket did not allow to be stated, and log it once per ticket."""

@@ -7,7 +7,7 @@ import torch
 from blake3 import blake3
 
 from barnraise.exchange.updates.local_author import LocalAuthor
-from barnraise.ledger.anchor import compute_sketch
+from barnraise.ledger.anchor import Withdrawal, compute_sketch
 from barnraise.ledger.blob_store import BlobStore
 from barnraise.ledger.validation import EMPTY_PART
 from barnraise.protocol.messages import FragmentUpdate, Update
@@ -22,13 +22,15 @@ class UpdateWriter:
     """Write an update's payloads, then publish it when the `with` block ends.
 
     Payload files are durable first, then the ledger's row; only then is the first byte sent. If the
-    block or the disk raises an exception, nothing is published.
+    block or the disk raises an exception, nothing is published. Nor is it where the update would
+    not count: then `withdrawal` says what the anchor must be without, and its payloads stay pinned.
 
         with exchange.new_update(tokens) as update:
             for part in engine.end_round(...):
                 update.add(part.fragment, part.payload, part.units)
                 del part  # frees the fragment before the next one is computed
-        anchor.record(update.header)
+        if update.withdrawal is None:
+            anchor.record(update.header)
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class UpdateWriter:
         self._on_added = on_added
         self._parts: list[FragmentUpdate] = []
         self._header: Update | None = None
+        self.withdrawal: Withdrawal | None = None  # of an update that would not count
         self._disk_threads = ThreadPoolExecutor(STORE_THREADS, "barnraise-payloads")
         self._pending: list[Future[str]] = []  # payloads that are being stored
         self._pending_bytes = 0
@@ -65,7 +68,7 @@ class UpdateWriter:
     @property
     def header(self) -> Update:
         """The published header; available once the `with` block has ended."""
-        assert self._header is not None, "the update is published when the with block ends"
+        assert self._header is not None, "it is published when the with block ends, if it counts"
         return self._header
 
     def add(self, fragment: int, payload: bytes, units: torch.Tensor) -> None:
@@ -118,8 +121,11 @@ class UpdateWriter:
                 self._skip_to(self._fragment_count)
                 self._wait_until_stored()
                 self._header = self._author.append_update(self._parts, self._tokens)
+                if self._header is None:
+                    self.withdrawal = Withdrawal(self._parts, self._tokens)
         finally:
             self._disk_threads.shutdown()  # waits for writes that an exception has left
-            self._blobs.unpin(part.digest for part in self._parts if part.size)
+            if self.withdrawal is None:
+                self._blobs.unpin(part.digest for part in self._parts if part.size)
         if self._header is not None:
             self._on_published(self._header)

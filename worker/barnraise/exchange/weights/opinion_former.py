@@ -4,19 +4,23 @@ One round proves little, and an opinion that changes would withhold updates and 
 So a volunteer is doubted after some rounds of doubt in a row and from then on: only rounds of
 agreement, or the owner's verdict, end a doubt. What stays of a doubted volunteer's updates are
 those before the last rounds of agreement, because a sum over rounds shows harm late.
+
+A volunteer is attested once after as many rounds of full agreement. Updates of a much slower
+machine agree less, and late in a training those of all do: then more rounds are needed.
 """
 
 from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from barnraise.exchange.weights.weighting import FULL_AGREEMENT
+from barnraise.exchange.weights.weighting import FULL_AGREEMENT, NO_AGREEMENT
 from barnraise.ledger.verdict_set import VerdictSet
-from barnraise.planning.round_limits import LATE_ROUNDS, OPINION_ROUNDS
+from barnraise.planning.round_limits import LATE_ROUNDS, OPINION_ROUNDS, WEAK_ROUNDS
 from barnraise.protocol.messages import Update
 from barnraise.protocol.opinions import (
     MAX_AGREEING,
     MAX_ALL_KEPT,
+    MAX_ATTESTED,
     MAX_DOUBTED,
     MAX_KEPT,
     RENEWAL_MS,
@@ -35,6 +39,7 @@ class _Record:
     agreed: deque[dict[str, int]] = field(default_factory=lambda: deque(maxlen=LATE_ROUNDS))
     doubted_rounds: int = 0  # in a row
     agreed_rounds: int = 0  # in a row
+    attesting_rounds: float = 0.0  # in a row; those of little agreement count for less
 
     def last_good(self, author: str) -> int | None:
         """Return an author's last update that is no reason for a doubt; None if none was seen."""
@@ -42,6 +47,15 @@ class _Record:
             return None
         good = self.agreed[0] if len(self.agreed) == LATE_ROUNDS else {}
         return good.get(author, self.first[author])
+
+
+@dataclass(frozen=True)
+class FormedOpinions:
+    """What a machine is to state."""
+
+    doubted: dict[str, Doubt]  # by volunteer
+    agreeing: list[str]  # volunteers
+    attested: list[str]  # volunteers
 
 
 class OpinionFormer:
@@ -58,12 +72,20 @@ class OpinionFormer:
         record.first.setdefault(update.author, update.seq - 1)
         record.seqs[update.author] = update.seq
 
-    def record_round(self, agreements: Mapping[str, float], doubted: Collection[str]) -> None:
+    def record_trial(self, volunteer: str) -> None:
+        """Record a newcomer's trial that is compared: no update of it counts yet."""
+        record = self._records.get(volunteer) or _Record()
+        store_newest(self._records, volunteer, record, FEW)
+
+    def record_round(
+        self, agreements: Mapping[str, float], doubted: Collection[str], can_judge: bool = True
+    ) -> None:
         """Record what a round of this machine has shown.
 
         Args:
             agreements: Volunteer → agreement, see `contribution.py`.
             doubted: Those of them that count for nothing.
+            can_judge: False if those that are vouched for hardly agree themselves.
         """
         for volunteer, record in self._records.items():
             agreement = agreements.get(volunteer)
@@ -73,6 +95,13 @@ class OpinionFormer:
             record.agreed_rounds = record.agreed_rounds + 1 if agrees else 0
             if agrees:
                 record.agreed.append(dict(record.seqs))
+            lowest = NO_AGREEMENT if can_judge else -NO_AGREEMENT
+            if agrees:
+                record.attesting_rounds += 1.0
+            elif not is_doubted and agreement is not None and agreement > lowest:
+                record.attesting_rounds += OPINION_ROUNDS / WEAK_ROUNDS
+            else:
+                record.attesting_rounds = 0.0
 
     def record_harm(self, agreements: Mapping[str, float], doubted: Collection[str]) -> None:
         """Record what a part of a round has shown: who pulls against it is doubted at once.
@@ -84,11 +113,12 @@ class OpinionFormer:
             if record is not None and agreements[volunteer] <= -FULL_AGREEMENT:
                 record.doubted_rounds = max(record.doubted_rounds, OPINION_ROUNDS)
                 record.agreed_rounds = 0
+                record.attesting_rounds = 0.0
 
     def form(
         self, key: str, verdicts: VerdictSet, vector: Mapping[str, int], now_ms: int
-    ) -> tuple[dict[str, Doubt], list[str]] | None:
-        """Return whom this machine doubts and who agrees with it.
+    ) -> FormedOpinions | None:
+        """Return whom this machine doubts, who agrees with it and whom it attests.
 
         Args:
             key: This machine's.
@@ -115,10 +145,26 @@ class OpinionFormer:
                 kept_authors = sum(len(other.kept) for other in (doubt, *doubted.values()))
                 if len(doubted) < MAX_DOUBTED and kept_authors <= MAX_ALL_KEPT:
                     doubted[volunteer] = doubt
-        is_same = stated and (stated.doubted, stated.agreeing) == (doubted, agreeing.keys())
+        attested = self._extend_attested(stated.attested if stated else frozenset(), doubted)
+        is_same = stated and (stated.doubted, stated.agreeing, {*stated.attested}) == (
+            doubted,
+            agreeing.keys(),
+            {*attested},
+        )
         if is_same and stated and now_ms < stated.time_ms + RENEWAL_MS:
             return None
-        return doubted, [*agreeing]
+        return FormedOpinions(doubted, [*agreeing], attested)
+
+    def _extend_attested(self, attested: Collection[str], doubted: Collection[str]) -> list[str]:
+        """Return whom this machine has attested at any time: nobody leaves, and few more come."""
+        new = [
+            volunteer
+            for volunteer, record in self._records.items()
+            if record.attesting_rounds > OPINION_ROUNDS - 1e-6
+            and volunteer not in attested
+            and volunteer not in doubted
+        ]
+        return sorted([*attested, *new[: max(0, MAX_ATTESTED - len(attested))]])
 
     def _doubt(
         self,

@@ -27,6 +27,7 @@ from barnraise.exchange.weights.weighting import (
     training_share,
     typical_step_seconds,
 )
+from barnraise.ledger.anchor import Withdrawal
 from barnraise.ledger.verdict_set import VerdictSet
 from barnraise.planning.round_schedule import (
     RoundSchedule,
@@ -85,6 +86,7 @@ class PeerEstimates:
         self._find_verdicts = find_verdicts
         self._new_rounds = 0.0  # of this machine that its opinions do not contain
         self.doubted_volunteers: tuple[str, ...] = ()
+        self._can_judge = True  # False if those that are vouched for hardly agree
         self._spec = spec
         self._recipe = spec.recipe
         self._sizes = tuple(fragment.size for fragment in spec.model.fragments())
@@ -116,8 +118,11 @@ class PeerEstimates:
         if len(self._histories) > MANY:
             del self._histories[next(iter(self._histories))]
 
-    def on_update_published(self, update: Update, clock: float) -> None:
-        """Record that the training loop published an update, at `clock` in seconds since 1970."""
+    def on_update_published(self, update: Update | Withdrawal, clock: float) -> None:
+        """Record that the training loop published an update, at `clock` in seconds since 1970.
+
+        What it withdraws, because it would not count, is compared all the same.
+        """
         self._published_tokens = [
             update.tokens if part.size else tokens
             for part, tokens in zip(update.fragments, self._published_tokens, strict=True)
@@ -129,7 +134,7 @@ class PeerEstimates:
         agreements = self._compare_contents()
         if round(self._new_rounds, 6) >= 1.0:
             self._new_rounds = 0.0
-            self.opinions.record_round(agreements, self.doubted_volunteers)
+            self.opinions.record_round(agreements, self.doubted_volunteers, self._can_judge)
         self.opinions.record_harm(agreements, self.doubted_volunteers)
 
     def training_share(self, rate: float, now: float) -> float:
@@ -172,7 +177,9 @@ class PeerEstimates:
     def _compare_contents(self) -> dict[str, float]:
         """Return the volunteers' agreements, and record which of them count for nothing."""
         agreements = self._contribution.agreements()
-        factors = contribution_factors(agreements, self._find_verdicts().vouched or ())
+        vouched = self._find_verdicts().vouched or ()
+        factors = contribution_factors(agreements, vouched)
+        self._can_judge = bool(factors) or agreements.keys().isdisjoint(vouched)
         self.doubted_volunteers = tuple(
             sorted(volunteer for volunteer, factor in factors.items() if not factor)
         )
@@ -279,7 +286,7 @@ class PeerEstimates:
         claims = {
             key: self._claim(key, link, now)
             for key, link in links.items()
-            if not link.complete and link.volunteer not in suspended
+            if not link.complete and link.volunteer not in suspended and self._counts(link)
         }
         ended = self._link_table.ended
         for key, history in self._histories.items():
@@ -295,6 +302,11 @@ class PeerEstimates:
             vouched = self._find_verdicts().vouched or ()
             rates = limit_volunteers(rate, [*claims.values()], rates, agreements, vouched)
         return dict(zip(claims, rates, strict=True))
+
+    def _counts(self, link: LinkState) -> bool:
+        """Return whether updates of a connected peer count: it is no newcomer, or admitted."""
+        is_newcomer = link.meeting.newcomer and link.key not in self._histories
+        return not is_newcomer or self._find_verdicts().admits(link.volunteer)
 
     def _other_volunteer(self, volunteer: str) -> str:
         """Return a volunteer; the empty string if it is this machine's own."""

@@ -22,6 +22,7 @@ from barnraise.peering.limits.service_limits import SERVICE_LIMITS, Service
 from barnraise.peering.membership.membership import Meeting
 from barnraise.peering.transports.framing import header_size, pack
 from barnraise.peering.transports.transport import Channel
+from barnraise.protocol.enums import Standing
 from barnraise.protocol.messages import Hello, PeerState, Ticket
 from barnraise.protocol.types import Message
 
@@ -107,7 +108,8 @@ class Connection:
     def meeting(self) -> Meeting:
         """How the connection came about, as the handshake proved it."""
         address, claimed = self.channel.remote_address, tuple(self.hello.addresses)
-        return Meeting(self.ticket.volunteer, self.dialled, address, claimed)
+        newcomer = self.ticket.standing is Standing.NEWCOMER
+        return Meeting(self.ticket.volunteer, self.dialled, address, claimed, newcomer)
 
     def renew_introduction(self, hello: Hello, ticket: Ticket) -> None:
         """Replace the peer's Hello and ticket by newer ones, already checked."""

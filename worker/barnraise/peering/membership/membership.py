@@ -95,12 +95,14 @@ class Meeting:
         address: The peer's address as this machine sees it; empty if that is unknown.
         claimed: The addresses that the peer reports of itself. Only those of the host at which it
             was met are believed.
+        newcomer: Whether the peer's ticket is a newcomer's.
     """
 
     volunteer: str = ""
     dialled: bool = False
     address: str = ""
     claimed: tuple[str, ...] = ()
+    newcomer: bool = False
 
 
 class PeerLink(Protocol):

@@ -19,9 +19,10 @@ from barnraise.protocol.messages import (
 )
 from barnraise.protocol.mirror_list import MirrorLists
 from barnraise.protocol.opinions import SignedOpinions
+from barnraise.protocol.trials import TrialUpdate
 from barnraise.protocol.types import Message
 
-ReceivedMessage = PeerMessage | Fork | SignedOpinions | MirrorLists
+ReceivedMessage = PeerMessage | Fork | SignedOpinions | TrialUpdate | MirrorLists
 peer_message: TypeAdapter[ReceivedMessage] = TypeAdapter(
     Annotated[ReceivedMessage, Field(discriminator="type")]
 )

@@ -1,0 +1,1 @@
+"""Trials: newcomers' rounds that peers compare before any update of these counts."""
