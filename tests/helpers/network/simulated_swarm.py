@@ -235,7 +235,9 @@ class Simulation:
             self.bytes += sent
             self.sent_bytes[to] += sent
             self.sent["duplicate"] += 1
-            self._free[to] = max(self.now, self._free[to] - (self.payload - sent) / self.uplink_of(to))
+            self._free[to] = max(
+                self.now, self._free[to] - (self.payload - sent) / self.uplink_of(to)
+            )
 
     def _bytes_sent_since(self, key: str, started_at: float) -> int:
         """Return how much of a payload has been sent, in whole pieces."""
@@ -307,13 +309,16 @@ class Simulation:
             or (author, seq) in self._pushing[source, to]
         ):
             self._free[source] = max(
-                self.now, self._free[source] - (HEADER_BYTES + self.payload) / self.uplink_of(source)
+                self.now,
+                self._free[source] - (HEADER_BYTES + self.payload) / self.uplink_of(source),
             )
             return
         self.sent["push"] += 1
         self._pushing[source, to][author, seq] = self.now
         self.send_message(source, to, HEADER_BYTES, self._on_header, source, to, author, seq)
-        self.schedule(self.payload / self.uplink_of(source), self._end_push, source, to, author, seq)
+        self.schedule(
+            self.payload / self.uplink_of(source), self._end_push, source, to, author, seq
+        )
 
     def _on_header(self, source: str, to: str, author: str, seq: int) -> None:
         self.machines[to].on_author(source, author)

@@ -40,7 +40,7 @@ SPARSEST_SCHEME = SCHEMES[-1]
 
 
 def budget(link: float, pushes: int = 1) -> float:
-    """Return how fast a link sends updates of which this machine sends so many copies."""
+    """Return how fast a link sends updates if this machine sends so many copies of each."""
     return UPDATE_SHARE * link / pushes
 
 

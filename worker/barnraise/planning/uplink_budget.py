@@ -58,7 +58,7 @@ class UplinkUse:
 
 
 def alike_uplink(line: Line, machines: int, carrier_bytes: float = math.inf) -> UplinkUse:
-    """Return how the lines of alike machines are used, of which the slower way counts.
+    """Return how the lines of alike machines are used; the slower way of each counts.
 
     On average each machine sends R − 1 copies: of its own updates, or of others' in return. A
     member with a fast line, if there is one, sends them instead. Each line receives what R − 1

@@ -61,7 +61,7 @@ Links = Mapping[str, CarrierLink]
 
 
 @dataclass
-class _Record:
+class _CarrierRecord:
     """How a volunteer's machines have carried."""
 
     credit: float = 1.0  # the share of their stated uplink that counts
@@ -79,6 +79,7 @@ class Spread:
         published_at: When it was published, in seconds.
         targets: How many peers lacked it, the carrier not counted.
         waiting: Keys of those that have not reported it.
+        served: Keys of those that requested it from this machine all the same.
         carrier: Key of the peer that carries it; empty if it spreads along the tree.
         volunteer: Digest of the carrier's volunteer.
         deadline: When the carrier has failed, in seconds.
@@ -91,11 +92,17 @@ class Spread:
     published_at: float
     targets: int
     waiting: set[str]
+    served: set[str] = field(default_factory=set[str])
     carrier: str = ""
     volunteer: str = ""
     deadline: float = math.inf
     is_sent: bool = False
     has_carrier_it: bool = False
+
+    @property
+    def carried_share(self) -> float:
+        """The part of the targets that the carrier has reached."""
+        return 1.0 - len(self.waiting | self.served) / self.targets
 
     @property
     def is_withheld(self) -> bool:
@@ -109,11 +116,13 @@ class Review:
 
     Attributes:
         told: The authors and carriers of updates that the other peers are told of from now on.
-        failed: The updates that their carriers did not deliver.
+        failed: The updates that their carriers did not deliver to all.
+        distrusted: The volunteers whose machines delivered them to few.
     """
 
     told: list[tuple[str, str]]
     failed: list[Spread]
+    distrusted: list[str]
 
 
 class Carriers:
@@ -122,7 +131,7 @@ class Carriers:
     def __init__(self, rules: CarrierRules | None = None) -> None:
         """Start without a carrier."""
         self._rules = rules or CarrierRules()
-        self._records: dict[str, _Record] = {}  # by volunteer
+        self._records: dict[str, _CarrierRecord] = {}  # by volunteer
         self._spreads: dict[tuple[str, int], Spread] = {}  # by author and seq
         self._usual_seconds = self._rules.first_seconds  # until an update has reached all
         self._has_changed = False  # whether a review may find something before a deadline
@@ -135,7 +144,7 @@ class Carriers:
 
     def rate(self, link: CarrierLink, now: float) -> float:
         """Return the bytes per second of a peer's uplink that count; 0 if it does not carry."""
-        record = self._records.get(link.volunteer, _Record())
+        record = self._records.get(link.volunteer, _CarrierRecord())
         if not (link.uplink and link.relayed) or now < record.paused_until:
             return 0.0
         return record.credit * link.uplink
@@ -188,6 +197,12 @@ class Carriers:
         spread.is_sent = self._has_changed = True
         return True
 
+    def on_request(self, key: str, author: str) -> None:
+        """Record that a peer requests an author's updates from this machine."""
+        for spread in self._spreads.values():
+            if spread.author == author and spread.has_carrier_it and key in spread.waiting:
+                spread.served.add(key)
+
     def on_vector(self, vector: Mapping[str, int]) -> None:
         """Record that a peer reported what it has."""
         self._has_changed |= any(spread.author in vector for spread in self._spreads.values())
@@ -217,7 +232,7 @@ class Carriers:
 
     def review(self, links: Links, now: float) -> Review:
         """Find out what the linked peers have by now, and which carriers have failed."""
-        review = Review([], [])
+        review = Review([], [], [])
         if not self._has_changed and now < self.next_wakeup:
             return review
         self._has_changed = False
@@ -227,39 +242,38 @@ class Carriers:
                 for key in spread.waiting
                 if key in links and links[key].vector.get(spread.author, 0) < spread.seq
             }
-            if not spread.waiting:
-                self._on_delivered(spread, now)
-            elif spread.carrier and (spread.carrier not in links or now >= spread.deadline):
-                self._on_failed(spread, now)
-                review.failed.append(spread)
-            else:
-                if spread.is_withheld and (spread.is_sent or self._has(links, spread)):
-                    spread.has_carrier_it = True
+            has_failed = spread.carrier not in links or now >= spread.deadline
+            if not spread.waiting or (spread.carrier and has_failed):
+                del self._spreads[name]
+                if spread.carrier and not self._judge(spread, now):
+                    review.distrusted.append(spread.volunteer)
+                if spread.waiting:
+                    review.failed.append(spread)
+                else:
+                    seconds = now - spread.published_at
+                    self._usual_seconds += 0.5 * (seconds - self._usual_seconds)
+                if spread.is_withheld and not spread.waiting:
                     review.told.append((spread.author, spread.carrier))
-                continue
-            if spread.is_withheld:
+            elif spread.is_withheld and (spread.is_sent or self._has(links, spread)):
+                spread.has_carrier_it = True
                 review.told.append((spread.author, spread.carrier))
-            del self._spreads[name]
         return review
 
     def _has(self, links: Links, spread: Spread) -> bool:
         return links[spread.carrier].vector.get(spread.author, 0) >= spread.seq
 
-    def _on_delivered(self, spread: Spread, now: float) -> None:
-        """Record that an update has reached all."""
-        self._usual_seconds += 0.5 * (now - spread.published_at - self._usual_seconds)
-        record = self._records.get(spread.volunteer)
-        if record is not None:
-            record.credit = min(1.0, self._rules.recovery * record.credit)
-            record.failures = 0
-
-    def _on_failed(self, spread: Spread, now: float) -> None:
-        """Record that a carrier has not reached all in time."""
-        record = self._records.pop(spread.volunteer, None) or _Record()
-        share = 1.0 - len(spread.waiting) / spread.targets
-        if share < self._rules.min_share or not spread.has_carrier_it:
+    def _judge(self, spread: Spread, now: float) -> bool:
+        """Let a carrier count for as much as it delivered; return whether it is still trusted."""
+        record = self._records.pop(spread.volunteer, None) or _CarrierRecord()
+        share = spread.carried_share
+        is_trusted = share >= self._rules.min_share
+        if not is_trusted:
             record.failures += 1
             record.paused_until = now + self._rules.pauses.pause_seconds(record.failures - 1)
-        else:
+        elif share < 1.0:
             record.credit = max(self._rules.min_credit, share * record.credit)
+        else:
+            record.failures = 0
+            record.credit = min(1.0, self._rules.recovery * record.credit)
         store_newest(self._records, spread.volunteer, record, FEW)
+        return is_trusted

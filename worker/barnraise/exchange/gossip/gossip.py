@@ -527,6 +527,7 @@ class Gossip:
             link.make_eager_for(author)
             store_newest(link.requested_keys, author.partition(".")[0], None, MANY)
             link.declined.pop(author, None)
+        self._carriers.on_request(key, author)
 
     def on_goodbye(self, key: str, now: float) -> None:
         """Record that one side of this link said goodbye."""
@@ -668,9 +669,10 @@ class Gossip:
         review = carriers.review(self.links, now)
         for author, carrier in review.told:
             self._announce(author, {carrier})
+        for link in self.links.values():
+            if link.volunteer in review.distrusted:  # it has to be seen to relay again
+                link.relayed, link.carries = 0, False
         for spread in (*released, *review.failed):
-            if spread.carrier in self.links:  # from now on it has to be seen to relay again
-                self.links[spread.carrier].relayed = 0
             self._start_spread(spread.author, spread.seq, now, failed=spread.carrier)
         for author, seq in self._fresh:
             self._start_spread(author, seq, now)

@@ -1,7 +1,5 @@
 """Measure how many copies of its updates a machine sends, and how much of others' updates. Pure."""
 
-MEMORY = 0.75  # of what was counted, at each update that this machine publishes
-
 
 class UpdateTraffic:
     """What an uplink has sent, counted from one update of this machine to the next.
@@ -9,8 +7,13 @@ class UpdateTraffic:
     Updates are sent after they are published: an update counts once the next one follows it.
     """
 
-    def __init__(self) -> None:
-        """Start without a measurement."""
+    def __init__(self, memory: float = 0.75) -> None:
+        """Start without a measurement.
+
+        Args:
+            memory: Of what was counted, at each update that this machine publishes.
+        """
+        self._memory = memory
         self._counted_from: float | None = None  # when the last update was published, in seconds
         self._last_size = 0  # its bytes
         self._own_bytes = self._relayed_bytes = 0  # sent since then
@@ -24,10 +27,10 @@ class UpdateTraffic:
             now: The time in seconds.
         """
         if self._counted_from is not None:
-            self._published = MEMORY * self._published + self._last_size
-            self._own = MEMORY * self._own + self._own_bytes
-            self._relayed = MEMORY * self._relayed + self._relayed_bytes
-            self._seconds = MEMORY * self._seconds + now - self._counted_from
+            self._published = self._memory * self._published + self._last_size
+            self._own = self._memory * self._own + self._own_bytes
+            self._relayed = self._memory * self._relayed + self._relayed_bytes
+            self._seconds = self._memory * self._seconds + now - self._counted_from
         self._own_bytes = self._relayed_bytes = 0
         self._counted_from = now
         self._last_size = size
