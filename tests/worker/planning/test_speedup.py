@@ -94,8 +94,8 @@ def test_estimate_names_what_would_pay_where_joining_does_not():
     assert estimate.speedup < PAYS_FROM and 10 < estimate.rounds < 20
     assert estimate.sentence == (
         "With 4 machines on lines of 11 Mb/s up, 112 down each would be heard 15 times in the "
-        "whole run: it would not end sooner than with one. It would with lines of 30 Mb/s up, with a "
-        "member with 1 Gb/s that carries for others or at 40 tokens a parameter."
+        "whole run: it would not end sooner than with one. It would with lines of 30 Mb/s up, "
+        "with a member with 1 Gb/s that carries for others or at 40 tokens a parameter."
     )
     for remedied in (
         estimate_speedup(spec, 500_000, Line("wider", 30, 112), 4, FIT),

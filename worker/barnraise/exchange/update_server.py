@@ -253,19 +253,19 @@ class UpdateServer:
 
     def uplink_use(self) -> UplinkUse:
         """Return what the uplink carries, as measured. Safe from any thread."""
-        uplink, traffic = self.peers.uplink, self._traffic
+        uplink, traffic = self.peers.uplink, self._traffic[self.gossip.has_carrier]
         # Messages do not wait, and updates have what they leave.
         capacity = min(uplink.measured_rate or math.inf, uplink.rate)
         rate = max(MIN_UPDATE_SHARE * capacity, capacity - uplink.message_rate)
         pushes = sum(link.eager for link in list(self.gossip.links.values()))
-        copies = traffic.copies or pushes
+        copies = traffic.copies or (1.0 if self.gossip.has_carrier else pushes)
         carrier = self.gossip.carrier_rate
         return UplinkUse(rate, copies, traffic.relayed_rate, carrier=carrier)
 
     def on_published(self, author: str, seq: int, size: int) -> None:
         """Spread an update of this machine, whose payloads have so many bytes."""
         if self.gossip.links:
-            self._traffic.on_published(size, self._loop.time())
+            self._traffic[self.gossip.has_carrier].on_published(size, self._loop.time())
         self.gossip.on_local_update(author, seq)
         self.wake()
 

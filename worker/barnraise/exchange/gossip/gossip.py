@@ -604,6 +604,11 @@ class Gossip:
         )
 
     @property
+    def has_carrier(self) -> bool:
+        """Return whether a linked peer passes this machine's updates on to the others."""
+        return math.isfinite(self.carrier_rate)
+
+    @property
     def is_converged(self) -> bool:
         """Return whether every linked peer is complete and has exactly what this machine has.
 

@@ -31,7 +31,8 @@ class UpdateSender:
     """Answer requests for updates and blobs, and read what a connection sends from the disk.
 
     Attributes:
-        traffic: What was sent of this machine's updates, and of others'.
+        traffic: What was sent of this machine's updates, and of others'; first without a carrier,
+            then with one.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class UpdateSender:
         self._snapshots = snapshots
         self._uplink = uplink
         self._wake = wake
-        self.traffic = UpdateTraffic()
+        self.traffic = UpdateTraffic(), UpdateTraffic()
         self._served = ServedPieces()
         self._repeats = RepeatedWarnings(log)
 
@@ -118,7 +119,7 @@ class UpdateSender:
                 if not self._gossip.needs(key, author, seq):
                     return
                 yield message, payload
-                self.traffic.on_sent(len(payload), is_own)
+                self.traffic[self._gossip.has_carrier].on_sent(len(payload), is_own)
         if self._gossip.on_update_sent(key, author, seq):
             self._wake()
 
