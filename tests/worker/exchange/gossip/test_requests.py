@@ -38,6 +38,8 @@ class Source:
     eager: bool = True
     vector: dict[str, int] = field(default_factory=dict)
     pruned: dict[str, int] = field(default_factory=dict)
+    uplink: float | None = None
+    carries: bool = False
 
 
 class RequestingMachine:
