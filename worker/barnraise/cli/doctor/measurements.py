@@ -1,6 +1,6 @@
 """Measure what `findings.py` judges: programs, memory, disk, the site, the network, the models."""
 
-import importlib
+import importlib.util
 import os
 import shutil
 import socket
@@ -64,6 +64,7 @@ def measure_machine_facts(state_dir: StateDir, hardware: Hardware | None) -> Mac
         mirrors=mirrors,
         web=describe_web_access([*(mirror.url for mirror in mirrors), HUB_URL]),
         network=replace(measure_network(), is_site_reachable=is_reachable),
+        has_upnp=importlib.util.find_spec("miniupnpc") is not None,
         uplink=uplink,
         downlink=downlink,
         presets=tuple(fit_presets(hardware, state_dir.limits)) if hardware else (),
