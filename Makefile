@@ -112,6 +112,13 @@ bench-mirrors: setup
 check-pythons: setup
 	@$(BIN)/python tests/helpers/check_pythons.py
 
+# Upgrade a site of the newest release while an old and a new worker train; 5 minutes. It needs the repository's history.
+# BASELINE=v0.1.0: another release, or a commit.
+.PHONY: drill-upgrade
+BASELINE ?=
+drill-upgrade: setup
+	@$(BIN)/python benchmarks/upgrade/drill_upgrade.py $(if $(BASELINE),--baseline $(BASELINE))
+
 # Known weaknesses of what we build on; says so where a registry does not answer. CI runs it with `make test`, as a warning.
 audit: setup
 	@$(BIN)/python tests/helpers/dependency_audit.py

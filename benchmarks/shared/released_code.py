@@ -64,3 +64,13 @@ def extract_code(commit: str, folder: Path) -> ReleasedCode:
     with tarfile.open(fileobj=BytesIO(done.stdout)) as archive:
         archive.extractall(folder, filter="data")
     return ReleasedCode(folder, commit)
+
+
+FIRST_BASELINE = "6e36b13b"  # the first commit whose migrations are frozen
+
+
+def newest_release() -> str:
+    """Return the newest tag of a release; the first commit with frozen migrations without one."""
+    command = ["git", "describe", "--tags", "--abbrev=0", "--match", "v[0-9]*"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or FIRST_BASELINE

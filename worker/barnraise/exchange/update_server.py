@@ -379,7 +379,7 @@ class UpdateServer:
             return None
         return state.model_copy(
             update={
-                "verdicts_digest": self.ledger.verdicts.digest,
+                "verdicts_digest": self.verdicts.digest_for(key),
                 "heads_digest": self.ledger.heads_digest,
                 "mirror_list_version": self.peers.mirror_lists.version,
             }
