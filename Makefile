@@ -123,6 +123,11 @@ drill-upgrade: setup
 audit: setup
 	@$(BIN)/python tests/helpers/dependency_audit.py
 
+# What this version is made of: build/sbom.json (CycloneDX) and the licences of all packages, build/licences.md.
+.PHONY: sbom
+sbom: .venv/.installed
+	@$(BIN)/python tests/helpers/sbom.py
+
 # Test what the exchange survives: kills, partitions, flipped bits, hostile peers, poison. 15 minutes; QUICK=1: five.
 drill-exchange: .venv/.installed
 	@$(BIN)/python benchmarks/drills/drill_exchange.py $(if $(QUICK),--quick)

@@ -12,6 +12,7 @@ GB = 10**9
 SITE = MirrorFacts("https://train.example.org", 0.05, clock_seconds=0.4)
 GOOD = MachineFacts(
     python=(3, 12, 1),
+    version="0.2.0",
     torch="2.9.0",
     device_name="a CPU",
     memory=16 * GB,
@@ -34,7 +35,14 @@ def remarkable(facts: MachineFacts) -> dict[str, tuple[Level, str]]:
 def test_machine_that_has_everything_has_no_problem():
     assert remarkable(GOOD) == {}
     sentences = " ".join(finding.sentence for finding in judge_machine(GOOD))
-    for part in ("PyTorch 2.9.0", "answers in 50 ms", "up to gpt-nano fit", "gpt-nano 900", "2 MB"):
+    for part in (
+        "Barnraise 0.2.0",
+        "PyTorch 2.9.0",
+        "answers in 50 ms",
+        "up to gpt-nano fit",
+        "gpt-nano 900",
+        "2 MB",
+    ):
         assert part in sentences
 
 

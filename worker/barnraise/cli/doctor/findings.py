@@ -65,6 +65,7 @@ class MachineFacts:
     """What a machine has, as measured. Memory and disk space are in bytes."""
 
     python: tuple[int, int, int]  # its version
+    version: str = ""  # the worker's own
     torch: str = ""  # its version; "" if it cannot be imported
     torch_error: str = ""
     device_name: str = ""
@@ -106,7 +107,8 @@ def judge_machine(facts: MachineFacts) -> list[MachineFinding]:
 
 def _judge_programs(facts: MachineFacts) -> list[MachineFinding]:
     version = ".".join(map(str, facts.python))
-    findings = [MachineFinding("Python", Level.OK, f"Python {version}.")]
+    sentence = f"Python {version}, Barnraise {facts.version}."
+    findings = [MachineFinding("Python", Level.OK, sentence)]
     if not OLDEST_PYTHON <= facts.python[:2] <= NEWEST_PYTHON:
         oldest, newest = (".".join(map(str, bound)) for bound in (OLDEST_PYTHON, NEWEST_PYTHON))
         sentence = (

@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 
+from barnraise import __version__
 from barnraise.cli.doctor.findings import (
     Level,
     MachineFacts,
@@ -54,6 +55,7 @@ def measure_machine_facts(state_dir: StateDir, hardware: Hardware | None) -> Mac
     uplink, downlink = read_line_rates(state_dir)
     facts = MachineFacts(
         python=sys.version_info[:3],
+        version=__version__,
         memory=memory_bytes(),
         memory_available=available_memory(),
         disk_free=shutil.disk_usage(state_dir.path).free,
