@@ -1,6 +1,9 @@
 # make demo · make test · make bench-swap: each sets up all it needs.   make demo TOKENS=300000 runs without a terminal and ends in one line of JSON.
 
-PYTHON ?= $(shell command -v python3.11 || command -v python3)
+# The first of these Pythons that runs and has venv; PYTHON=/path/to/python names another one.
+PYTHON ?= $(shell for version in 3.13 3.12 3.14 3.11; do \
+	python$$version -c '$(SUPPORTED)' 2>/dev/null && command -v python$$version && exit; done; command -v python3)
+SUPPORTED := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))
 BIN := .venv/bin
 TOKENS ?=
 MIRRORS ?=
@@ -11,11 +14,27 @@ QUICK ?=
 
 setup: .venv/.installed frontend/dist/.built build/wheel/.built
 
+# PyTorch's build for Linux: `cpu` (0.2 GB) or `cuda` (3 GB), which is the default where an NVIDIA GPU is.
+TORCH ?= $(if $(wildcard /proc/driver/nvidia/version /dev/nvidiactl /usr/lib/wsl/lib/nvidia-smi),cuda,cpu)
+TORCH_CPU_BUILDS := https://download.pytorch.org/whl/cpu
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# An environment that works stays, unless PYTHON names another version; one that is half made does not.
+IS_MADE := $(BIN)/python -c 'import pip; $(SUPPORTED)' 2>/dev/null
+ifneq ($(origin PYTHON),file)
+IS_MADE += && test "`$(BIN)/python -V`" = "`$(PYTHON) -V 2>/dev/null`"
+endif
+
 .venv/.installed: requirements.txt worker/pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { echo "Barnraise needs Python 3.11; name yours with: make PYTHON=/path/to/python3.11"; exit 1; }
-	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --editable worker
+	@{ $(IS_MADE); } || $(PYTHON) -c '$(SUPPORTED)' 2>/dev/null || { \
+	echo "Barnraise needs Python 3.11 to 3.14 with its module venv, and $(or $(PYTHON),python3) is none. Install one, for example with"; \
+	echo "    uv python install 3.13"; \
+	echo "and name it: make PYTHON=\"\$$(uv python find 3.13)\""; exit 1; }
+	@{ $(IS_MADE); } || $(PYTHON) -m venv --clear .venv
+	@test $(TORCH) != cpu || test "`uname -s`" != Linux || \
+	$(PIP) --retries 0 --timeout 10 --no-deps --index-url $(TORCH_CPU_BUILDS) "`sed -n 's/^\(torch==[^ ]*\).*/\1+cpu/p' requirements.txt`" 2>/dev/null || \
+	echo "$(TORCH_CPU_BUILDS) has no build of PyTorch for CPUs: the default build, of 3 GB, follows."
+	$(PIP) -r requirements.txt
+	$(PIP) --no-deps --editable worker
 	@touch $@
 
 FRONTEND := $(shell find frontend -type f -not -path '*/node_modules/*' -not -path '*/dist/*' -not -path '*/templates/*' 2>/dev/null)
@@ -88,9 +107,26 @@ bench-text: .venv/.installed
 bench-mirrors: setup
 	@PYTHONPATH=platform:worker $(BIN)/python benchmarks/mirrors/bench_mirrors.py $(if $(QUICK),--quick)
 
+# Whether the worker installs on every Python and platform that README.md names: 10 minutes, mostly downloads.
+.PHONY: check-pythons
+check-pythons: setup
+	@$(BIN)/python tests/helpers/check_pythons.py
+
+# Upgrade a site of the newest release while an old and a new worker train; 5 minutes. It needs the repository's history.
+# BASELINE=v0.1.0: another release, or a commit.
+.PHONY: drill-upgrade
+BASELINE ?=
+drill-upgrade: setup
+	@$(BIN)/python benchmarks/upgrade/drill_upgrade.py $(if $(BASELINE),--baseline $(BASELINE))
+
 # Known weaknesses of what we build on; says so where a registry does not answer. CI runs it with `make test`, as a warning.
 audit: setup
 	@$(BIN)/python tests/helpers/dependency_audit.py
+
+# What this version is made of: build/sbom.json (CycloneDX) and the licences of all packages, build/licences.md.
+.PHONY: sbom
+sbom: .venv/.installed
+	@$(BIN)/python tests/helpers/sbom.py
 
 # Test what the exchange survives: kills, partitions, flipped bits, hostile peers, poison. 15 minutes; QUICK=1: five.
 drill-exchange: .venv/.installed

@@ -336,5 +336,6 @@ def test_top_level_holds_only_the_agreed_entries():
         "Makefile",
         "pyproject.toml",
         ".gitignore",
+        ".dockerignore",
     }
     assert {name.split("/")[0] for name in listed.split()} <= agreed

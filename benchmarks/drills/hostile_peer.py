@@ -18,6 +18,7 @@ from barnraise.peering.transports.transport import Channel, ChannelClosedError
 from barnraise.protocol import messages
 from barnraise.protocol.enums import Standing
 from barnraise.protocol.signing import Identity, digest
+from barnraise.protocol.versions import SPOKEN_PROTOCOLS
 from barnraise.spec import RunSpec
 
 REPLY_SECONDS = 20.0
@@ -29,7 +30,7 @@ INCARNATION = "b" * 16
 def build_hello(spec: RunSpec, ticket: messages.Signed) -> messages.Hello:
     """Return the hello of a peer with this ticket."""
     return messages.Hello(
-        protocols=[messages.PROTOCOL_VERSION],
+        protocols=list(SPOKEN_PROTOCOLS),
         version="0.1.0",
         run=RUN,
         spec=digest(spec.to_json()),

@@ -34,6 +34,7 @@ from barnraise.peering.transports.iroh_transport import ALPN, IrohTransport
 from barnraise.peering.transports.transport import Channel, ChannelClosedError
 from barnraise.protocol import messages
 from barnraise.protocol.signing import Identity, digest
+from barnraise.protocol.versions import SPOKEN_PROTOCOLS
 from barnraise.spec import ModelSpec, Recipe, RunSpec
 
 MODEL = ModelSpec(layers=4, width=128, heads=4, context=128, vocabulary=256)
@@ -129,7 +130,7 @@ async def link(
     """Connect to a machine and introduce this key of a volunteer properly."""
     channel = await transport.connect(peer)
     hello = messages.Hello(
-        protocols=[messages.PROTOCOL_VERSION],
+        protocols=list(SPOKEN_PROTOCOLS),
         version="1",
         run=RUN,
         spec=digest(SPEC.to_json()),

@@ -218,6 +218,12 @@ def volunteer(db, valkey):
 
 
 @pytest.fixture
+def machine_requests() -> type[Volunteer]:
+    """Return the class that signs requests as a machine that is enrolled already would."""
+    return Volunteer
+
+
+@pytest.fixture
 def draft(db):
     """Return a function that creates a draft run of a person."""
     from coordinator.runs.drafts import NewRun

@@ -223,7 +223,8 @@ def test_every_documented_setting_reaches_the_containers():
         assert environment["SECRET_KEY"] == "${SECRET_KEY:?}"
         # The setting of the file, and else the host, where a proxy's requests come from.
         assert environment["BARNRAISE_PROXIES"] == f"${{BARNRAISE_PROXIES:-{gateway}}}"
-    ignored = (DEPLOY / "Dockerfile.dockerignore").read_text().split()
+    # At the root, where every builder reads it.
+    ignored = (ROOT / ".dockerignore").read_text().split()
     assert "barnraise.env" in ignored, "its secrets are not part of the image"
 
 
@@ -236,6 +237,27 @@ def test_image_of_the_site_has_all_that_the_site_imports():
     ]
     assert len(files) > 200
     assert not [path for path in files if imports.search(path.read_text())]
+
+
+def test_image_leaves_out_tests_and_owns_its_volumes_by_fixed_ids():
+    dockerfile = (DEPLOY / "Dockerfile").read_text()
+    left_out = re.search(r"grep -vE '\^\(([^)]+)\)", dockerfile)[1].split("|")
+    assert {"pytest", "hypothesis", "libfaketime", "playwright"} <= set(left_out)
+    assert "--uid 10001" in dockerfile and "--gid 10001" in dockerfile
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    for name in (*SERVICES, "migrate"):
+        for volume in compose["services"][name]["volumes"]:
+            volume_name, folder = volume.split(":")
+            assert volume_name in compose["volumes"] and folder in dockerfile
+    assert "backups:/srv/barnraise/backups" in compose["services"]["web"]["volumes"]
+
+
+def test_scrape_configuration_names_the_metrics_and_the_alarms():
+    configuration = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())
+    (job,) = configuration["scrape_configs"]
+    assert job["metrics_path"] == "/metrics" and configuration["rule_files"] == ["alerts.yml"]
+    guide = (ROOT / "docs" / "operate.md").read_text()
+    assert f"BARNRAISE_METRICS_TOKEN={job['authorization']['credentials']}\n" in guide
 
 
 def test_compose_file_restarts_background_parts_that_stand_still():

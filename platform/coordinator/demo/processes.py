@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import threading
@@ -19,6 +20,8 @@ from coordinator.lib import parent_death
 log = logging.getLogger("coordinator.demo.processes")
 
 ROOT = Path(__file__).resolve().parents[3]  # of the repository
+MAX_LOG_BYTES = 10_000_000  # of a log file, before it is moved
+OLD_LOGS = 2  # files that are kept of each log, without the one that is written
 STOP_SECONDS = 15.0  # for a process to end by itself before it is killed
 # Linux ends a child with the *thread* that started it, so one thread, which lasts as long as this
 # process, starts all of them.
@@ -96,7 +99,10 @@ class ProcessGroup:
         self, name: str, child: ChildCommand, *, append_log: bool = False
     ) -> subprocess.Popen:
         """Start a process; with `append_log`, add to its log instead of beginning a new one."""
-        with self._lock, (self.logs / f"{name}.log").open("ab" if append_log else "wb") as log:
+        path = self.logs / f"{name}.log"
+        with self._lock, path.open("ab") as log:
+            if not append_log:
+                log.truncate(0)
             paths = (str(ROOT / source) for source in ("platform", "worker"))
             environment = {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
             process = _starter.submit(
@@ -124,6 +130,25 @@ class ProcessGroup:
         return "\n".join(
             (self.logs / f"{name}.log").read_text(errors="replace").splitlines()[-lines:]
         )
+
+    def bound_logs(self) -> None:
+        """Move what large logs contain to older files, and drop the oldest.
+
+        A child writes to the end of its log, and so continues at the start of an emptied one. What
+        it writes between the copy and the truncation is lost.
+        """
+        for path in self.logs.glob("*.log"):
+            if path.stat().st_size <= MAX_LOG_BYTES:
+                continue
+            older = [path.with_suffix(f".log.{number}") for number in range(1, OLD_LOGS + 1)]
+            for source, target in zip(reversed(older[:-1]), reversed(older[1:]), strict=True):
+                if source.exists():
+                    source.replace(target)
+            try:
+                shutil.copyfile(path, older[0])
+                os.truncate(path, 0)
+            except OSError as error:  # the disk is full: the next attempt may find room
+                log.warning("the log %s cannot be moved: %s", path, error)
 
     def stop(self, *names: str, seconds: float = STOP_SECONDS) -> None:
         """Ask these processes (or all, newest first) to end, wait, and kill those that have not.

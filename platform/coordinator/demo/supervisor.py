@@ -23,6 +23,7 @@ from coordinator.lib import counters
 log = logging.getLogger("coordinator.demo.supervisor")
 
 POLL_SECONDS = 0.1  # between two looks at all children
+LOG_SECONDS = 10.0  # between two looks at the sizes of all logs
 COUNT_SECONDS = 1.0  # between two attempts to count restarts while Valkey is away
 CAUSE_LINES = 5  # of a child's log, in the message about its end
 
@@ -126,7 +127,7 @@ class Supervisor(ProcessGroup):
     # ---- the watching thread
 
     def _watch(self) -> None:
-        count_at = 0.0
+        count_at = look_at_logs = 0.0
         while not self._ending.wait(POLL_SECONDS):
             for name in list(self._supervised):
                 self._look_at(name)
@@ -135,6 +136,9 @@ class Supervisor(ProcessGroup):
             if self._restart_counter and time.monotonic() >= count_at:
                 self._restart_counter.publish()
                 count_at = time.monotonic() + COUNT_SECONDS
+            if time.monotonic() >= look_at_logs:
+                self.bound_logs()
+                look_at_logs = time.monotonic() + LOG_SECONDS
 
     def _look_at(self, name: str) -> None:
         """Start a child again if it has ended and its delay is over."""

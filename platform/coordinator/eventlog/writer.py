@@ -227,10 +227,10 @@ def abandon_log(*, wait_for_mirrors: bool) -> None:
         wait_for_mirrors: Keep the site read-only until `resume`: without its own last decisions it
             must decide nothing.
     """
-    with log_transaction() as log_state:
+    # A backup of an earlier version is not migrated yet, so only these columns are named.
+    with transaction.atomic():
+        LogState.objects.update(restore_pending=wait_for_mirrors)
         Origin.objects.filter(ours=True).update(ours=False)
-        log_state.restore_pending = wait_for_mirrors
-        log_state.save(update_fields=["restore_pending"])
 
 
 def is_restore_pending() -> bool:

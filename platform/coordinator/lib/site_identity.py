@@ -9,8 +9,9 @@ from django.conf import settings
 from filelock import FileLock
 
 from barnraise.protocol.coordinator_messages import MirrorView, ServerTime
-from barnraise.protocol.messages import PROTOCOL_VERSION, Signed
+from barnraise.protocol.messages import Signed
 from barnraise.protocol.signing import Identity
+from barnraise.protocol.versions import SPOKEN_PROTOCOLS
 from coordinator.lib.exceptions import OtherSiteError
 
 DELIBERATE_CHANGE = "After a deliberate change run `manage.py eventlog change-owner`"
@@ -66,7 +67,7 @@ def mirror_view() -> MirrorView:
     return MirrorView(
         key=identity().key,
         name=settings.MIRROR_NAME,
-        protocols=[PROTOCOL_VERSION],
+        protocols=list(SPOKEN_PROTOCOLS),
         time=time.time(),
     )
 

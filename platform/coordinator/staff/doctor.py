@@ -21,6 +21,7 @@ from django.core.mail import get_connection
 from django.db import DatabaseError, connection
 from websockets.sync.client import connect
 
+from barnraise import __version__
 from barnraise.errors import StateError
 from barnraise.protocol.clock import estimate_offset
 from barnraise.protocol.http_client import open_http_client
@@ -273,11 +274,12 @@ def check_disk() -> Iterator[Finding]:
 
 
 def check_files() -> Iterator[Finding]:
-    """Check that the pages' scripts and the worker's wheel are built."""
+    """Check that pages and the worker's wheel are built, and name their versions."""
     if (settings.DIST / "manifest.json").exists():
         yield _report_ok("pages", "Scripts and styles are built.")
     else:
         yield _report_failure("pages", "Scripts and styles are missing: run frontend/build.py.")
+    yield _report_ok("version", f"This site runs Barnraise {__version__}.")
     wheel = find_wheel()
     if wheel is None:
         yield _report_warning("worker", "There is no package at /download/: run make wheel.")

@@ -1,9 +1,11 @@
 """Build the worker's wheel, which a site offers at /download/: `make wheel`.
 
-The same sources give the same bytes, so that two sites of one version offer the same digest.
+Next to it lies `constraints.txt` with the tested versions of all that it brings. The same sources
+give the same bytes, so that two sites of one version offer the same digest.
 """
 
 import os
+import re
 import runpy
 import shutil
 import subprocess
@@ -15,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[3]
 WORKER = ROOT / "worker"
 TARGET = ROOT / "build" / "wheel"
 EPOCH = "1577836800"  # the time of every file in the wheel: 1 January 2020
+PIN = re.compile(r"^([\w.-]+)(?:\[[\w,]+\])?(==\S+)( ;.*?)?(?:\s+#.*)?$", re.M)
 
 
 def main() -> int:
@@ -38,11 +41,29 @@ def main() -> int:
         for old in TARGET.glob("*.whl"):
             if old.name != wheel.name:
                 old.unlink()
-        unfinished = TARGET / f"{wheel.name}.new"
-        shutil.copyfile(wheel, unfinished)
-        unfinished.replace(TARGET / wheel.name)
+        _publish(wheel.name, wheel.read_bytes())
+    requirements = (ROOT / "requirements.txt").read_text()
+    _publish("constraints.txt", format_constraints(requirements).encode())
     sys.stdout.write(f"{TARGET / wheel.name}\n")
     return 0
+
+
+def _publish(name: str, content: bytes) -> None:
+    """Write a file of the target whole, or not at all."""
+    unfinished = TARGET / f"{name}.new"
+    unfinished.write_bytes(content)
+    unfinished.replace(TARGET / name)
+
+
+def format_constraints(requirements: str) -> str:
+    """Return the pins of a requirements file as pip and uv read constraints: without extras. Pure.
+
+    Packages that the worker does not need are listed too; a constraint installs nothing.
+    """
+    pins = sorted(
+        f"{name}{version}{marker or ''}\n" for name, version, marker in PIN.findall(requirements)
+    )
+    return "# The versions with which all tests pass.\n" + "".join(pins)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 PyTorch publishes a build for each kind of hardware, and the default one differs by system: for
 NVIDIA GPUs on Linux, for CPUs on Windows and macOS. uv chooses the build for the driver that it
-finds; pip and pipx need the address of the others.
+finds; pip and pipx need the address of the others. The constraints name the tested versions.
 """
 
 from dataclasses import dataclass
@@ -10,6 +10,9 @@ from dataclasses import dataclass
 TORCH_BUILDS = "https://download.pytorch.org/whl"
 CUDA_INDEX = f"{TORCH_BUILDS}/cu130"
 CPU_INDEX = f"{TORCH_BUILDS}/cpu"
+PYTHON = (
+    "3.13"  # for which each package has a wheel on each system; uv downloads it where it is missing
+)
 SYSTEMS = {"windows": "Windows", "macos": "macOS", "linux": "Linux"}
 HARDWARE = {"cpu": "CPU", "nvidia": "NVIDIA GPU", "amd": "AMD GPU"}
 # System and hardware → what uv's option is, and the index that pipx needs as well; "" for none.
@@ -20,6 +23,15 @@ BUILDS = {
     ("windows", "cpu"): ("cpu", ""),
     ("windows", "nvidia"): ("auto", CUDA_INDEX),
     ("macos", "cpu"): ("", ""),
+}
+# What the command downloads, without Python itself (November 2026).
+SIZES = {
+    ("linux", "cpu"): "250 MB",
+    ("linux", "nvidia"): "3.0 GB",
+    ("linux", "amd"): "several GB",
+    ("windows", "cpu"): "175 MB",
+    ("windows", "nvidia"): "several GB",
+    ("macos", "cpu"): "185 MB",
 }
 NOTES = {
     ("linux", "nvidia"): "GTX 16xx, RTX 20xx or newer, with driver 580 or newer.",
@@ -45,24 +57,29 @@ class InstallChoice:
     uv: str  # the command for uv; "" where PyTorch has no build
     pipx: str  # the command for pipx; "" where it cannot choose the build
     note: str  # what to know, or ""
+    size: str  # of what it downloads; "" without a command
 
 
-def install_choices(wheel_url: str, sha256: str) -> list[InstallChoice]:
+def install_choices(wheel_url: str, constraints_url: str, sha256: str) -> list[InstallChoice]:
     """List all choices. The installer compares the wheel with its SHA-256 digest."""
     url = f"{wheel_url}#sha256={sha256}"
-    return [_build_choice(system, hardware, url) for system in SYSTEMS for hardware in HARDWARE]
+    return [
+        _build_choice(system, hardware, url, constraints_url)
+        for system in SYSTEMS
+        for hardware in HARDWARE
+    ]
 
 
-def _build_choice(system: str, hardware: str, wheel_url: str) -> InstallChoice:
+def _build_choice(system: str, hardware: str, wheel: str, constraints: str) -> InstallChoice:
     note = NOTES.get((system, hardware), "")
     if (system, hardware) not in BUILDS:
-        return InstallChoice(system, hardware, "", "", note)
+        return InstallChoice(system, hardware, "", "", note, "")
     backend, index = BUILDS[system, hardware]
-    uv = f"uv tool install {f'--torch-backend={backend} ' if backend else ''}{wheel_url}"
-    pipx = f"pipx install {wheel_url}"
-    if index:
-        pipx = f'pipx install --pip-args="--extra-index-url {index}" {wheel_url}'
-    return InstallChoice(system, hardware, uv, "" if index is None else pipx, note)
+    build = f"--torch-backend={backend} " if backend else ""
+    uv = f"uv tool install --python {PYTHON} {build}--constraints {constraints} {wheel}"
+    options = f"--constraint {constraints}" + (f" --extra-index-url {index}" if index else "")
+    pipx = "" if index is None else f'pipx install --pip-args="{options}" {wheel}'
+    return InstallChoice(system, hardware, uv, pipx, note, SIZES[system, hardware])
 
 
 def detect_system(user_agent: str) -> str:

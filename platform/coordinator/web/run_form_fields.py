@@ -147,7 +147,12 @@ CHOICES: dict[str, list[tuple[str, str]]] = {  # the first is the default
 # What belongs to the run, not to its spec: (default, label, help).
 RUN_FIELDS: dict[str, tuple[int | float, str, str]] = {
     "quorum": (1, "Minimum machines", "Training starts once this many have joined."),
-    "report_every": (5.0, "Report interval", "Seconds between two reports of a machine."),
+    "report_every": (
+        5.0,
+        "Report interval",
+        "Seconds between two reports of a machine; a busy site lengthens it. It shows up to 10,000 "
+        "machines of one run.",
+    ),
 }
 RADIO_LABELS = {"text.source": SOURCE_LABELS, "text.tokenizer": TOKENIZER_LABELS}
 TEXT_AREAS = {  # (rows, most characters)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from django.conf import settings
 
+CONSTRAINTS = "constraints.txt"  # the tested versions of all that the wheel brings
+
 
 @dataclass(frozen=True)
 class WorkerWheel:
@@ -29,6 +31,14 @@ def find_wheel() -> WorkerWheel | None:
     except FileNotFoundError:  # replaced at this moment by another version
         return None
     return _describe(wheels[-1], stat.st_mtime_ns, stat.st_size)
+
+
+def read_constraints() -> bytes | None:
+    """Return the constraints that were built with the wheel; None if none were."""
+    try:
+        return (settings.WHEEL_DIR / CONSTRAINTS).read_bytes()
+    except FileNotFoundError:
+        return None
 
 
 @lru_cache(maxsize=4)

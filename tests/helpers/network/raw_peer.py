@@ -13,6 +13,7 @@ from barnraise.peering.transports.framing import pack
 from barnraise.peering.transports.transport import ChannelClosedError
 from barnraise.protocol import messages
 from barnraise.protocol.signing import Identity, digest
+from barnraise.protocol.versions import SPOKEN_PROTOCOLS
 
 
 @contextmanager
@@ -71,7 +72,7 @@ def connect_raw_peer(world, machine, number=9, hello=None, reads=True, channels=
 def build_hello(world, identity, **changes):
     """Return a valid hello of this identity, with `changes`."""
     fields = {
-        "protocols": [1],
+        "protocols": list(SPOKEN_PROTOCOLS),
         "version": "1",
         "run": "01890000-0000-7000-8000-000000000001",
         "spec": digest(world.spec.to_json()),

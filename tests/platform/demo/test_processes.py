@@ -13,6 +13,7 @@ from helpers.paths import ROOT
 from helpers.python_code import run_python
 
 from barnraise.protocol.mirror_list import parse_list
+from coordinator.demo import processes
 from coordinator.demo.mirrors import (
     CELERY,
     SERVERS,
@@ -50,6 +51,27 @@ def test_stop_ends_descendants_of_a_killed_child(tmp_path):
     group.stop()
     orphan = psutil.Process(int(output)) if psutil.pid_exists(int(output)) else None
     assert orphan is None or orphan.status() == psutil.STATUS_ZOMBIE or orphan.wait(5) is None
+
+
+def test_logs_are_bounded_while_their_process_writes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "MAX_LOG_BYTES", 1000)
+    group = ProcessGroup(tmp_path)
+    talker = (
+        "import time\nfor n in range(100): print(f'{n:03}' * 400, flush=True); time.sleep(0.05)"
+    )
+    child = group.start("talker", sys.executable, "-c", talker)
+    log = tmp_path / "talker.log"
+    for _ in range(4):
+        wait_for.wait_until(lambda: log.stat().st_size > 1000)
+        group.bound_logs()
+    wait_for.wait_until(lambda: log.stat().st_size > 0)
+    assert not log.read_bytes().startswith(b"\0"), "it continues at the start of the file"
+    names = {path.name for path in tmp_path.glob("talker.log*")}
+    assert names == {"talker.log", "talker.log.1", "talker.log.2"}
+    assert child.poll() is None
+    group.stop()
+    group.start("talker", sys.executable, "-c", "print('again')").wait(20)
+    assert log.read_text() == "again\n"
 
 
 def test_failed_child_is_named_and_its_log_is_readable(tmp_path):

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from helpers.worker.fake_coordinator import MACHINE, RUN, FakeCoordinator, enrol
@@ -110,7 +111,27 @@ def test_launched_run_is_joined_by_its_slug(home, fake_site):
     assert joined.folder.label.spec == joined.spec_digest
 
 
-def test_join_without_a_coordinator_uses_the_stored_answer(home, fake_site):
+def test_machine_without_a_ticket_waits_while_its_site_restarts(home, fake_site, monkeypatch):
+    monkeypatch.setattr(join, "SITE_POLL_SECONDS", 0.1)
+    fake_site.close()
+    leaving = threading.Event()
+    with ThreadPoolExecutor(1) as other:
+        joining = other.submit(join.join_run, home, "a-run", leaving)
+        time.sleep(0.5)
+        assert not joining.done()
+        fake_site.open()
+        joined = joining.result(20)
+        assert joined and joined.run == RUN
+        joined.folder.close()
+        fake_site.close()
+        waiting = other.submit(join.join_run, home, "another-run", leaving)
+        time.sleep(0.3)
+        leaving.set()
+        assert waiting.result(20) is None
+
+
+def test_join_without_a_coordinator_uses_the_stored_answer(home, fake_site, monkeypatch):
+    monkeypatch.setattr(join, "SITE_WAIT_SECONDS", 0.0)
     with_site = join_without_waiting(home)
     fake_site.close()
     for name in ("a-run", RUN):

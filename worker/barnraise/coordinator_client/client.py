@@ -37,6 +37,7 @@ from barnraise.protocol.signed_http import (
 )
 from barnraise.protocol.signing import Identity
 from barnraise.protocol.types import Message
+from barnraise.protocol.versions import describe_other_versions, find_common_version
 
 TIMEOUT_SECONDS = 15.0  # an answer that takes longer counts as none
 SESSION = secrets.token_hex(8)  # of this process: a copied key on two machines shows by it
@@ -126,6 +127,8 @@ class CoordinatorClient:
         """Ask who answers at this URL, and trust that key from now on."""
         started = time.monotonic()
         view = self._request("GET", "/mirror", None, MirrorView)
+        if find_common_version(view.protocols) is None:
+            raise CoordinatorError(f"{self.url}: {describe_other_versions(view.protocols)}")
         self._http.key = view.key
         self._http.set_server_time(view.time, time.monotonic() - started)
         return view

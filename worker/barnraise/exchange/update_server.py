@@ -424,7 +424,7 @@ class UpdateServer:
             return None
         return state.model_copy(
             update={
-                "verdicts_digest": self.ledger.verdicts.digest,
+                "verdicts_digest": self.verdicts.digest_for(key),
                 # Under another vector than ours it would seem to prove a fork.
                 "heads_digest": None
                 if self.gossip.withholds_from(key)

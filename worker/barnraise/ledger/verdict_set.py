@@ -203,6 +203,11 @@ class VerdictSet:
         return digest("\n".join(sorted(self.names))) if self.names else None
 
     @cached_property
+    def decisions_digest(self) -> str | None:
+        """Return the digest of peers that know no opinions: of the verdicts and forks alone."""
+        return digest("\n".join(sorted(self._decisions))) if self._decisions else None
+
+    @cached_property
     def effect_digest(self) -> str | None:
         """Return a digest that is equal for sets that retract the same updates; None for none.
 

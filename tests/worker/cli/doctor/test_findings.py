@@ -12,6 +12,7 @@ GB = 10**9
 SITE = MirrorFacts("https://train.example.org", 0.05, clock_seconds=0.4)
 GOOD = MachineFacts(
     python=(3, 12, 1),
+    version="0.2.0",
     torch="2.9.0",
     device_name="a CPU",
     memory=16 * GB,
@@ -34,14 +35,22 @@ def remarkable(facts: MachineFacts) -> dict[str, tuple[Level, str]]:
 def test_machine_that_has_everything_has_no_problem():
     assert remarkable(GOOD) == {}
     sentences = " ".join(finding.sentence for finding in judge_machine(GOOD))
-    for part in ("PyTorch 2.9.0", "answers in 50 ms", "up to gpt-nano fit", "gpt-nano 900", "2 MB"):
+    for part in (
+        "Barnraise 0.2.0",
+        "PyTorch 2.9.0",
+        "answers in 50 ms",
+        "up to gpt-nano fit",
+        "gpt-nano 900",
+        "2 MB",
+    ):
         assert part in sentences
 
 
 @pytest.mark.parametrize(
     ("change", "subject", "level", "remedy"),
     [
-        ({"python": (3, 9, 0)}, "Python", Level.PROBLEM, "install Python 3.11"),
+        ({"python": (3, 9, 0)}, "Python", Level.PROBLEM, "none of 3.11 to 3.14: `uv python"),
+        ({"python": (3, 15, 0)}, "Python", Level.PROBLEM, "uv tool install --python 3.13"),
         ({"torch": "", "torch_error": "no"}, "PyTorch", Level.PROBLEM, "pytorch.org/get-started"),
         ({"device_note": "The driver is too old"}, "GPU", Level.WARNING, "too old."),
         ({"memory_available": GB // 2}, "Memory", Level.WARNING, "close other programs"),
@@ -79,7 +88,7 @@ def test_machine_that_has_everything_has_no_problem():
             Level.WARNING,
             "90 seconds behind the site's: set it",
         ),
-        ({"network": NetworkFacts(has_ipv4=False)}, "Peers", Level.PROBLEM, "connect it"),
+        ({"network": NetworkFacts(has_ipv4=False)}, "Peers", Level.WARNING, "connect it"),
         ({"presets": (PresetFit("gpt-nano"),)}, "Models", Level.PROBLEM, "barnraise limits"),
     ],
 )
@@ -88,6 +97,12 @@ def test_each_lack_is_one_sentence_with_its_remedy(change, subject, level, remed
     assert list(found) == [subject]
     assert found[subject][0] is level and remedy in found[subject][1]
     assert found[subject][1].endswith(".")
+
+
+def test_machine_without_upnp_learns_what_to_do_instead():
+    found = {f.subject: f for f in judge_machine(replace(GOOD, has_upnp=False))}
+    assert found["Router"].level is Level.OK and "--port PORT" in found["Router"].sentence
+    assert "Router" not in {f.subject for f in judge_machine(GOOD)}
 
 
 def test_gpu_that_others_use_is_named():

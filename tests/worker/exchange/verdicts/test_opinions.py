@@ -3,13 +3,17 @@
 import time
 
 import pytest
+from helpers.network.raw_peer import build_hello, connect_raw_peer
 from helpers.wait_for import stepping, wait_until
 
 from barnraise.exchange.verdicts import verdict_handler, verdict_sync
 from barnraise.exchange.weights import opinion_former
 from barnraise.ledger.suspension import MIN_JUDGES
+from barnraise.peering.transports.framing import unpack
 from barnraise.protocol.enums import Standing
-from barnraise.protocol.opinions import Doubt
+from barnraise.protocol.opinions import Doubt, SignedOpinions
+from barnraise.protocol.signing import Identity
+from barnraise.protocol.verdicts import VerdictNames
 
 
 @pytest.fixture(autouse=True)
@@ -163,3 +167,26 @@ def test_opinions_survive_a_restart_and_are_not_stated_again(world, monkeypatch)
     publish(1, a)
     wait_until(lambda: b.ledger.verdicts.opinions[a.identity.key] != stated)
     assert f"{x.number:064x}" in b.ledger.verdicts.statements[a.identity.key].doubted
+
+
+@pytest.mark.parametrize(("protocols", "receives"), [([2, 1], True), ([1], False)])
+def test_peer_of_an_older_protocol_is_sent_no_opinions(world, protocols, receives):
+    a, b, _ = start_with_stranger(world, rounds=1)
+    hello = build_hello(world, Identity(bytes([9]) * 32), protocols=protocols)
+    channels = []
+    with connect_raw_peer(world, a, hello=hello, reads=False, channels=channels) as send:
+        ((channel, run),) = channels
+        state_opinions(a, b)
+        send(VerdictNames(prefix="", names=[]))  # it has none, and is sent what it lacks
+        states, received = [], []
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            message, _ = unpack(run(channel.receive()))
+            received.append(type(message))
+            if message.type == "peer_state":
+                states.append(message.verdicts_digest)
+            if SignedOpinions in received or len(states) > 4:
+                break
+        assert (SignedOpinions in received) == receives
+        # To an older peer, sets that differ by opinions alone are equal.
+        assert receives or set(states) == {None}

@@ -40,7 +40,8 @@ async def open_connection():
     await one.start()
     await other.start()
     channel = await one.connect(Peer(key="b" * 64, addresses=["memory:x"]))
-    hello, ticket = Hello.model_construct(), Ticket.model_construct(volunteer="v" * 64)
+    hello = Hello.model_construct(protocols=[1])
+    ticket = Ticket.model_construct(volunteer="v" * 64)
     try:
         yield Connection(channel, hello, ticket, dialled=True, connected_at=0.0)
     finally:

@@ -276,7 +276,8 @@ async def test_flood_of_bare_connections_is_bounded_and_keeps_nobody_out():
         ]
         await dialler.connect(listener)
         assert (await listener.accept()).peer == DIALLER.key
-        assert listener.endpoint.pending_connections <= 16
+        # 16 of the flood, and for a moment after it was accepted the other machine's.
+        assert listener.endpoint.pending_connections <= 16 + 1
         beyond = flood[:48] + flood[64:]  # dropped for newer ones, and refused
         ended = [await asyncio.wait_for(reader.read(1), 10) for reader, _ in beyond]
         assert not any(ended), "connections beyond the limits are closed"

@@ -17,7 +17,7 @@ from barnraise.cli.doctor.reach_verdict import (
 from barnraise.formats import format_bytes
 from barnraise.protocol.clock import is_clock_wrong
 
-OLDEST_PYTHON = (3, 11)
+OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 14)  # that were tried
 LEAST_MEMORY = 1_000_000_000  # bytes of RAM with which the smallest preset trains
 LEAST_DISK = 2_000_000_000
 LEAST_OPEN_FILES = 256
@@ -65,6 +65,7 @@ class MachineFacts:
     """What a machine has, as measured. Memory and disk space are in bytes."""
 
     python: tuple[int, int, int]  # its version
+    version: str = ""  # the worker's own
     torch: str = ""  # its version; "" if it cannot be imported
     torch_error: str = ""
     device_name: str = ""
@@ -81,6 +82,7 @@ class MachineFacts:
     mirrors: tuple[MirrorFacts, ...] = ()  # empty for a machine that is not enrolled
     web: MachineFinding | None = None  # which proxies and certificates are used
     network: NetworkFacts = field(default_factory=NetworkFacts)
+    has_upnp: bool = True  # whether its package is installed
     run_error: str = ""  # why the machines of the named run could not be asked
     uplink: float = 0.0  # bytes/s that it was measured to carry; 0 if that is not known
     downlink: float = 0.0  # bytes/s that were received at most; 0 if that is not known
@@ -97,6 +99,7 @@ def judge_machine(facts: MachineFacts) -> list[MachineFinding]:
         *_judge_mirrors(facts),
         *_judge_run(facts),
         *_judge_network(facts.network),
+        *_judge_router(facts),
         *_judge_line(facts),
         *_judge_presets(facts),
     ]
@@ -104,10 +107,14 @@ def judge_machine(facts: MachineFacts) -> list[MachineFinding]:
 
 def _judge_programs(facts: MachineFacts) -> list[MachineFinding]:
     version = ".".join(map(str, facts.python))
-    findings = [MachineFinding("Python", Level.OK, f"Python {version}.")]
-    if facts.python[:2] < OLDEST_PYTHON:
-        needed = ".".join(map(str, OLDEST_PYTHON))
-        sentence = f"Python {version} is too old: install Python {needed} or newer."
+    sentence = f"Python {version}, Barnraise {facts.version}."
+    findings = [MachineFinding("Python", Level.OK, sentence)]
+    if not OLDEST_PYTHON <= facts.python[:2] <= NEWEST_PYTHON:
+        oldest, newest = (".".join(map(str, bound)) for bound in (OLDEST_PYTHON, NEWEST_PYTHON))
+        sentence = (
+            f"Python {version} is none of {oldest} to {newest}: `uv python install 3.13` installs "
+            "one, and `uv tool install --python 3.13` the worker with it."
+        )
         findings = [MachineFinding("Python", Level.PROBLEM, sentence)]
     if not facts.torch:
         sentence = (
@@ -223,7 +230,7 @@ REACH_LEVELS = {  # of the verdicts that are not in order
     ReachVerdict.UDP_BLOCKED: Level.PROBLEM,
     ReachVerdict.PEER_SILENT: Level.WARNING,
     ReachVerdict.IPV6_ONLY: Level.WARNING,
-    ReachVerdict.NO_NETWORK: Level.PROBLEM,
+    ReachVerdict.NO_NETWORK: Level.WARNING,  # machines of its own network may train with it
 }
 
 
@@ -234,6 +241,17 @@ def _judge_network(network: NetworkFacts) -> list[MachineFinding]:
     if network.has_asked_peers:
         findings.append(MachineFinding("Incoming", Level.OK, describe_dial_backs(network)))
     return findings
+
+
+def _judge_router(facts: MachineFacts) -> list[MachineFinding]:
+    if facts.has_upnp:
+        return []
+    sentence = (
+        "UPnP is not available, because miniupnpc has no package for this system and Python: a "
+        "router that knows neither PCP nor NAT-PMP is not asked to open a port. If peers do not "
+        "reach this machine, open the UDP port in the router by hand and join with --port PORT."
+    )
+    return [MachineFinding("Router", Level.OK, sentence)]
 
 
 def _judge_line(facts: MachineFacts) -> list[MachineFinding]:

@@ -1,6 +1,6 @@
 """Measure what `findings.py` judges: programs, memory, disk, the site, the network, the models."""
 
-import importlib
+import importlib.util
 import os
 import shutil
 import socket
@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 
+from barnraise import __version__
 from barnraise.cli.doctor.findings import (
     Level,
     MachineFacts,
@@ -54,6 +55,7 @@ def measure_machine_facts(state_dir: StateDir, hardware: Hardware | None) -> Mac
     uplink, downlink = read_line_rates(state_dir)
     facts = MachineFacts(
         python=sys.version_info[:3],
+        version=__version__,
         memory=memory_bytes(),
         memory_available=available_memory(),
         disk_free=shutil.disk_usage(state_dir.path).free,
@@ -64,6 +66,7 @@ def measure_machine_facts(state_dir: StateDir, hardware: Hardware | None) -> Mac
         mirrors=mirrors,
         web=describe_web_access([*(mirror.url for mirror in mirrors), HUB_URL]),
         network=replace(measure_network(), is_site_reachable=is_reachable),
+        has_upnp=importlib.util.find_spec("miniupnpc") is not None,
         uplink=uplink,
         downlink=downlink,
         presets=tuple(fit_presets(hardware, state_dir.limits)) if hardware else (),

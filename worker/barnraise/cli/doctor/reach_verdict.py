@@ -142,8 +142,9 @@ def describe_reach(facts: NetworkFacts) -> str:
         "more machines train in the run.",
         ReachVerdict.IPV6_ONLY: "This machine has only IPv6: it reaches peers that have it, and no "
         "others. For all peers, turn IPv4 on in the router or ask the provider for it.",
-        ReachVerdict.NO_NETWORK: "This machine has no connection to the internet: connect it to a "
-        "network, or check the cable, the Wi-Fi and the router.",
+        ReachVerdict.NO_NETWORK: "This machine has no way to the internet: it trains with "
+        "machines of its own network alone. For others connect it, or check the cable, the Wi-Fi "
+        "and the router.",
         ReachVerdict.UNKNOWN: "Nobody has told this machine yet how it is seen from outside: run "
         "`barnraise doctor RUN` while other machines train in the run.",
     }

@@ -45,6 +45,7 @@ from barnraise.protocol.messages import (
 from barnraise.protocol.opinions import SignedOpinions
 from barnraise.protocol.table_sizes import FEW, SOME, store_newest
 from barnraise.protocol.verdicts import SignedVerdict, VerdictNames, VerdictSummary
+from barnraise.protocol.versions import is_understood
 
 log = logging.getLogger("barnraise.exchange")
 
@@ -353,9 +354,19 @@ class VerdictHandler:
         Returns:
             Whether they differ, so that something may have to be sent.
         """
+        if state.verdicts_digest == self.digest_for(key):
+            digest = self._ledger.verdicts.digest
+            state = state.model_copy(update={"verdicts_digest": digest})
         link = self._gossip.links.get(key)
         same_vector = link is not None and link.vector == self._gossip.vector
         return self._sync.on_state(key, state, same_vector, self._ledger.heads_digest)
+
+    def digest_for(self, key: str) -> str | None:
+        """Return the digest of our verdicts by which a peer with the same ones finds them equal."""
+        connection, verdicts = self._connections.get(key), self._ledger.verdicts
+        if connection is None or is_understood("signed_opinions", connection.protocol):
+            return verdicts.digest
+        return verdicts.decisions_digest
 
     def on_disconnected(self, key: str) -> None:
         """Record that the connection to this peer ended."""

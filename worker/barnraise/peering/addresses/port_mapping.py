@@ -247,7 +247,7 @@ def _find_upnp() -> Any:
     """Return UPnP's router.
 
     Raises:
-        Exception: There is none.
+        Exception: There is none, or miniupnpc has no wheel for this system and Python.
     """
     import miniupnpc
 

@@ -26,6 +26,7 @@ from barnraise.peering.transports.transport import Channel
 from barnraise.protocol.enums import Standing
 from barnraise.protocol.messages import Hello, PeerState, Ticket
 from barnraise.protocol.types import Message
+from barnraise.protocol.versions import SPOKEN_PROTOCOLS, find_common_version, is_understood
 
 log = logging.getLogger("barnraise.exchange")
 
@@ -123,8 +124,18 @@ class Connection:
         self.stated_addresses = frozenset(hello.addresses)
         self.send_message(hello)
 
+    @property
+    def protocol(self) -> int:
+        """The newest version of the protocol that both sides speak."""
+        return find_common_version(self.hello.protocols) or min(SPOKEN_PROTOCOLS)
+
     def send_message(self, message: Message) -> None:
-        """Queue a small message; close the connection when the peer has stopped reading."""
+        """Queue a small message; close the connection when the peer has stopped reading.
+
+        A message of a kind that the peer's version does not know is left out.
+        """
+        if not is_understood(getattr(message, "type", ""), self.protocol):
+            return
         if len(self._messages) >= MAX_QUEUED_MESSAGES:
             log.warning("dropped %s: it does not read what it is sent", self.key[:8])
             self.channel.close("you do not read what you are sent")

@@ -20,6 +20,11 @@ from barnraise.protocol.signing import (
     check_ticket,
     open_signed,
 )
+from barnraise.protocol.versions import (
+    SPOKEN_PROTOCOLS,
+    describe_other_versions,
+    find_common_version,
+)
 
 # Seconds for which a revocation holds: the longest that peers accept a ticket after its issue.
 REVOCATION_SECONDS = 86_400 + ORPHANED_TICKET_GRACE_SECONDS
@@ -134,7 +139,7 @@ class Handshake:
     def build_hello(self, channel: Channel) -> messages.Hello:
         """Return our introduction to the peer at the other end of a channel."""
         return messages.Hello(
-            protocols=[messages.PROTOCOL_VERSION],
+            protocols=list(SPOKEN_PROTOCOLS),
             version=__version__,
             run=self._mirrors.run,
             spec=self._own.spec_digest,
@@ -173,11 +178,8 @@ class Handshake:
         Raises:
             MessageError: When it may not.
         """
-        if messages.PROTOCOL_VERSION not in hello.protocols:
-            raise MessageError(
-                f"it speaks protocols {hello.protocols}, "
-                f"and this version {messages.PROTOCOL_VERSION}"
-            )
+        if find_common_version(hello.protocols) is None:
+            raise MessageError(describe_other_versions(hello.protocols))
         if hello.run != self._mirrors.run:
             raise MessageError(f"it works on run {hello.run}, not {self._mirrors.run}")
         if hello.spec != self._own.spec_digest:
