@@ -26,6 +26,14 @@ import {
 const REFRESH_MS = 60_000;
 const UNKNOWN = "–";
 
+// Times that are typed in the form are those of the reader's clock.
+for (const input of document.querySelectorAll<HTMLInputElement>("[data-local-time] [name=offset]")) {
+  input.value = String(-new Date().getTimezoneOffset());
+}
+for (const time of document.querySelectorAll<HTMLElement>("time[data-pause-end]")) {
+  setText(time, formatMoment(Number(time.dataset.pauseEnd), Date.now() / 1000));
+}
+
 /** What the server sends of a machine's last day. */
 interface MachineHistory {
   since: number;

@@ -92,6 +92,8 @@ export interface Machine {
   exchange: ExchangeView | null;
   /** Whether its weights are those of most machines with the same updates; null if unknown. */
   agrees: boolean | null;
+  /** Why it takes no steps; null while it does, and from machines of older versions. */
+  pause: PauseView | null;
 }
 
 /** Those fields of a machine that changed; the others are absent. */
@@ -121,6 +123,21 @@ export interface MachineChanges {
   exchange?: ExchangeChanges | null;
   /** Whether its weights are those of most machines with the same updates; null if unknown. */
   agrees?: boolean | null;
+  /** Why it takes no steps; null while it does, and from machines of older versions. */
+  pause?: PauseView | null;
+}
+
+/**
+ * Why a machine takes no steps although its run is not over.
+ *
+ * It says nothing of the machine's programs or its figures: everybody who sees the run sees it.
+ */
+export type PauseReason = "here" | "site" | "run" | "recruiting" | "hours" | "in_use" | "battery" | "busy" | "program" | "hot" | "traffic" | "disk_writes" | "rules" | "owner";
+
+/** Why a machine takes no steps, and until when, where that is known. */
+export interface PauseView {
+  reason: PauseReason;
+  until?: number | null;
 }
 
 /** How a machine has decided to train, for people to read. */

@@ -21,6 +21,7 @@ export function createMachine(id: string, tokens = 0): Machine {
     peers: 2,
     exchange: null,
     agrees: null,
+    pause: null,
   };
 }
 

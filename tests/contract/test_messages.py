@@ -47,6 +47,7 @@ def standalone_messages() -> dict[str, type[types_module.Message]]:
         reports.LimitsView,
         reports.LinkView,
         reports.LogLine,
+        reports.PauseView,
         reports.SystemView,
     }
     excluded = {types_module.Message, *nested}

@@ -8,6 +8,7 @@ runs/<run>/folder.json  the owner of this folder: format, run, spec digest, inca
 runs/<run>/…            spec.json, join.json, ledger, blobs, checkpoints, spool, status.json
 """
 
+import dataclasses
 import json
 import logging
 import os
@@ -29,6 +30,7 @@ from barnraise.protocol.types import Id, Message, PublicKey
 log = logging.getLogger("barnraise")
 
 FORMAT = 1  # version of the layout of a run's folder
+LIMITS_FILE = "limits.json"
 JOIN_REPLY_FILE = "join.json"  # in a run's folder: the site's last answer that let this machine in
 
 
@@ -129,21 +131,45 @@ class StateDir:
         """Read the saved limits; without a file nothing is limited.
 
         Raises:
-            StateError: the file is damaged or holds an invalid limit.
+            StateError: the file is damaged, of another user or of a newer version, or holds an
+                invalid limit. The message names the file.
         """
-        path = self.path / "limits.json"
+        path = self.path / LIMITS_FILE
         if not path.exists():
             return Limits()
+        _check_owner(path)
         try:
-            return Limits(**json.loads(path.read_bytes()))
-        except (ValueError, TypeError):
+            fields = json.loads(path.read_bytes())
+        except ValueError:
+            raise StateError(
+                f"{path} is damaged or cut short: remove it and set the limits again"
+            ) from None
+        if not isinstance(fields, dict):
+            raise StateError(f"{path} is damaged: remove it and set the limits again")
+        unknown = sorted(fields.keys() - {field.name for field in dataclasses.fields(Limits)})
+        if unknown:
+            raise StateError(
+                f"{path} has the limit '{unknown[0]}', which only a newer version of barnraise "
+                "knows: update barnraise, or remove the file and set the limits again"
+            )
+        try:
+            return Limits(**fields)
+        except (TypeError, AttributeError):  # a value of another type
             raise StateError(f"{path} is damaged: remove it and set the limits again") from None
         except StateError as error:
             raise StateError(f"{path}: {error}. Remove it and set the limits again") from None
 
     @limits.setter
     def limits(self, limits: Limits) -> None:
-        write_atomically(self.path / "limits.json", json.dumps(asdict(limits), indent=1).encode())
+        write_atomically(self.path / LIMITS_FILE, json.dumps(asdict(limits), indent=1).encode())
+
+    def limits_stamp(self) -> tuple[int, ...]:
+        """Return what changes with the file of the limits; nothing if there is none."""
+        try:
+            stat = (self.path / LIMITS_FILE).stat()
+        except OSError:
+            return ()
+        return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
     def run_folders(self) -> list[Path]:
         """List the folders of the runs that this machine has worked on."""
@@ -155,6 +181,15 @@ class StateDir:
             return RunDir(self.path / "runs" / run, run, self.identity.key)
         except OSError as error:
             raise _build_folder_error(self.path, error) from None
+
+
+def _check_owner(path: Path) -> None:
+    """Raise StateError if a file is of another user, who could decide when this one trains."""
+    if hasattr(os, "geteuid") and (owner := path.stat().st_uid) != os.geteuid():
+        raise StateError(
+            f"{path} belongs to another user (number {owner}, and this one is {os.geteuid()}): "
+            "remove it and set the limits again"
+        )
 
 
 def _build_folder_error(path: Path, error: OSError) -> StateError:

@@ -1,6 +1,7 @@
 // The table of machines, one row each. The order of rows does not depend on values that change, so
 // rows stay where they are. A machine's plan opens below its row.
 
+import { describePause } from "./pauseTexts";
 import {
   cloneTemplate,
   replaceRows,
@@ -204,7 +205,8 @@ function updatePlanButton(row: Row, machineName: string, hasPlan: boolean): void
 /** Format what a machine does. One that stopped reporting without leaving is "gone". */
 function formatActivity(machine: Machine): string {
   const hasEnded = machine.activity === "left" || machine.activity === "finished";
-  return machine.alive || hasEnded ? machine.activity : "gone";
+  if (!machine.alive && !hasEnded) return "gone";
+  return machine.pause && machine.activity === "paused" ? describePause(machine.pause) : machine.activity;
 }
 
 function compareByName(a: Machine, b: Machine): number {

@@ -8,7 +8,7 @@ from django.db import connection, transaction
 from barnraise.protocol import enums, messages
 from coordinator.accounts.models import Machine, User
 from coordinator.eventlog import writer
-from coordinator.fleet.machine_state import is_paused
+from coordinator.fleet.machine_state import find_own_pause
 from coordinator.fleet.models import Membership
 from coordinator.fleet.peer_addresses import shareable_addresses
 from coordinator.fleet.run_broadcast import MAX_PEER_HINTS, get_broadcast
@@ -78,7 +78,7 @@ def build_directive(membership: Membership, interval: float) -> messages.Signed:
         get_broadcast(run).revoked,
         should_prepare_text(membership),
         report_every=interval,
-        paused=is_paused(machine),
+        pause=find_own_pause(machine),
     )
 
 

@@ -1,5 +1,6 @@
 """What the site knows of a machine: whether its owner paused it, and what it measured."""
 
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -13,13 +14,14 @@ from barnraise.protocol.checkups import Checkup
 from coordinator.accounts.models import Machine
 from coordinator.audit.log import record
 from coordinator.eventlog import writer
+from coordinator.runs.tickets import OwnPause
 
 
 class MachinePause(models.Model):
-    """A pause that the owner of a machine ordered; it lasts as long as the row exists.
+    """A pause that the owner of a machine ordered: until the row is deleted, or a time has come.
 
     The machine takes no steps in any run: its directives have the status "paused". It keeps its
-    state, stays connected, and continues by itself once the row is deleted.
+    state, stays connected, and then continues by itself.
     """
 
     if TYPE_CHECKING:
@@ -29,6 +31,7 @@ class MachinePause(models.Model):
         Machine, primary_key=True, on_delete=models.CASCADE, related_name="pause"
     )
     since = models.DateTimeField(default=timezone.now)
+    until = models.DateTimeField(null=True)
     by = models.ForeignKey(
         settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+"
     )
@@ -38,29 +41,40 @@ class MachinePause(models.Model):
 
     def event_payload(self) -> dict[str, Any]:
         """Build the payload of "pause.start"."""
-        return {"at": self.since, "by": self.by_id}
+        return {"at": self.since, "until": self.until, "by": self.by_id}
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it lasts still."""
+        return self.until is None or timezone.now() < self.until
 
     @classmethod
-    def start(cls, machine: Machine, *, actor: Any = None) -> bool:
+    def start(cls, machine: Machine, *, actor: Any = None, until: datetime | None = None) -> bool:
         """Pause a machine; False if it is paused already, or was revoked."""
         with writer.log_transaction():
             if not Machine.objects.select_for_update().filter(pk=machine.pk, revoked=None).exists():
                 return False
-            pause, created = cls.objects.get_or_create(machine=machine, defaults={"by": actor})
-            if created:
-                writer.record("pause.start", machine.key, pause.event_payload())
-                record("machine.pause", machine, actor=actor)
-        return created
+            before = cls.objects.filter(machine=machine).first()
+            if before is not None and before.is_active:
+                return False
+            fields = {"since": timezone.now(), "until": until, "by": actor}
+            pause, _ = cls.objects.update_or_create(machine=machine, defaults=fields)
+            writer.record("pause.start", machine.key, pause.event_payload())
+            record("machine.pause", machine, actor=actor)
+        return True
 
     @classmethod
     def end(cls, machine: Machine, *, actor: Any = None) -> bool:
         """Let a machine continue; False if it is not paused."""
         with writer.log_transaction():
-            deleted = cls.objects.filter(machine=machine).delete()[0] == 1
-            if deleted:
-                writer.record("pause.end", machine.key, {})
+            pause = cls.objects.filter(machine=machine).first()
+            if pause is None:
+                return False
+            pause.delete()
+            writer.record("pause.end", machine.key, {})
+            if pause.is_active:
                 record("machine.resume", machine, actor=actor)
-        return deleted
+        return pause.is_active
 
 
 class HardwareMeasurement(models.Model):
@@ -109,7 +123,16 @@ class MachineCheckup(models.Model):
 
 def is_paused(machine: Machine) -> bool:
     """Return whether the owner paused this machine; no query if `pause` was selected with it."""
-    return getattr(machine, "pause", None) is not None
+    pause = getattr(machine, "pause", None)
+    return pause is not None and pause.is_active
+
+
+def find_own_pause(machine: Machine) -> OwnPause | None:
+    """Return the pause that the owner ordered, as directives state it; None if there is none."""
+    if not is_paused(machine):
+        return None
+    until = machine.pause.until
+    return OwnPause(until.timestamp() if until else None)
 
 
 def measured_hardware(machine: Machine) -> Hardware | None:

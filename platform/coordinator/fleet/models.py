@@ -10,7 +10,7 @@ from django.db.models.functions import Greatest
 from django.utils import timezone
 from uuid6 import uuid7
 
-from barnraise.protocol.enums import Activity
+from barnraise.protocol.enums import PAUSE_TEXTS, Activity, PauseReason
 from barnraise.protocol.reports import NO_FIGURES, MachineFigures
 from coordinator.accounts.models import Machine
 from coordinator.fleet.machine_state import HardwareMeasurement as HardwareMeasurement
@@ -173,6 +173,14 @@ class Membership(models.Model):
         """Every figure by its name, as JSON values."""
         columns = {name: getattr(self, name) for name in FIGURE_COLUMNS}
         return complete_figures(self.figures, columns)
+
+    @property
+    def pause_text(self) -> str:
+        """Why the machine takes no steps; "" while it does."""
+        pause = self.figures.get("pause")
+        if not pause or self.activity != Activity.PAUSED:
+            return ""
+        return PAUSE_TEXTS[PauseReason(pause["reason"])]
 
     @property
     def is_alive(self) -> bool:

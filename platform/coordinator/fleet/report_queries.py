@@ -54,7 +54,7 @@ def _machine_query() -> tuple[str, ColumnReader[Machine], ColumnReader[User]]:
     )
     owner = ColumnReader(User, "u", "name", "is_active", "left")
     return (
-        f"SELECT {machine.sql}, {owner.sql}, p.since FROM {Machine._meta.db_table} m "
+        f"SELECT {machine.sql}, {owner.sql}, p.since, p.until FROM {Machine._meta.db_table} m "
         f"JOIN {User._meta.db_table} u ON u.id = m.owner_id "
         f"LEFT JOIN {MachinePause._meta.db_table} p ON p.machine_id = m.id "
         "WHERE m.key = %s",
@@ -71,8 +71,8 @@ def machine_for_key(key: str) -> Machine | None:
         return None
     machine = machines.read(row)
     machine.owner = owners.read(row)
-    since = next(row)
-    pause = MachinePause(machine=machine, since=since) if since else None
+    since, until = next(row), next(row)
+    pause = MachinePause(machine=machine, since=since, until=until) if since else None
     cast(Any, machine._state).fields_cache["pause"] = pause
     return machine
 

@@ -12,7 +12,7 @@ from typing import Any
 from django.core.cache import cache
 from django.db.models import QuerySet
 
-from barnraise.protocol.enums import Activity
+from barnraise.protocol.enums import PAUSE_TEXTS, Activity, PauseReason
 from coordinator.audit.models import AuditEntry
 from coordinator.fleet.models import Membership
 from coordinator.notify.models import Notification
@@ -45,7 +45,7 @@ DECISIONS = {
 WEIGHT_DECISIONS = ("run.verdict", "run.exclude")
 MACHINES = {
     RunEvent.Kind.JOINED: "joined",
-    RunEvent.Kind.PAUSED: "was paused by its owner",
+    RunEvent.Kind.PAUSED: "paused",
     RunEvent.Kind.RESUMED: "resumed",
     RunEvent.Kind.FINISHED: "has the final weights",
     RunEvent.Kind.LEFT: "left",
@@ -162,6 +162,8 @@ def _actor_name(run: Run, entry: AuditEntry) -> str:
 
 def _describe_machine_event(event: RunEvent) -> dict[str, Any]:
     text = MACHINES[RunEvent.Kind(event.kind)]
+    if event.reason in set(PauseReason):
+        text = PAUSE_TEXTS[PauseReason(event.reason)]
     return _build_event(event.pk, event.at.timestamp(), "machine", event.machine.name, text)
 
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from typing_extensions import TypeAliasType
 
 from barnraise.protocol.enums import Activity, RunStatus
-from barnraise.protocol.reports import ExchangeView, PlanView
+from barnraise.protocol.reports import ExchangeView, PauseView, PlanView
 
 Point = TypeAliasType(
     "Point", Annotated[tuple[float, float], Field(description="One point of a curve: [x, y].")]
@@ -107,6 +107,8 @@ class LiveMachine(LiveMessage):
     """How it exchanges updates; null until it has published one."""
     agrees: bool | None
     """Whether its weights are those of most machines with the same updates; null if unknown."""
+    pause: PauseView | None
+    """Why it takes no steps; null while it does, and from machines of older versions."""
 
 
 class ExchangeChanges(ExchangeView):

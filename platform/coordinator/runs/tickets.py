@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from barnraise.protocol import coordinator_messages, enums, messages
 from coordinator.accounts.models import Machine
@@ -17,6 +18,13 @@ PAUSABLE = (
     enums.RunStatus.RECRUITING,
     enums.RunStatus.TRAINING,
 )  # where a machine takes steps, or soon
+
+
+@dataclass(frozen=True)
+class OwnPause:
+    """A pause of one machine by its owner: until seconds since 1970, or None: without an end."""
+
+    until: float | None
 
 
 def sign_ticket(
@@ -55,7 +63,7 @@ def sign_directive(
     prepare: bool,
     *,
     report_every: float,
-    paused: bool = False,
+    pause: OwnPause | None = None,
 ) -> messages.Signed:
     """Sign a machine's directive.
 
@@ -65,14 +73,15 @@ def sign_directive(
         revoked: keys of machines whose tickets are not valid any longer.
         prepare: the machine should prepare the run's text.
         report_every: in how many seconds the machine's next report is due.
-        paused: the owner has paused this one machine. A run that ends still ends for this machine
+        pause: the owner has paused this one machine. A run that ends still ends for this machine
             too.
     """
     version, mirror_list_digest = mirror_list.current_version()
+    is_paused = pause is not None and run.state in PAUSABLE
     directive = coordinator_messages.Directive(
         run=str(run.pk),
         machine=str(machine.pk),
-        status=enums.RunStatus.PAUSED if paused and run.state in PAUSABLE else run.state,
+        status=enums.RunStatus.PAUSED if is_paused else run.state,
         revoked=list(revoked),
         prepare=prepare,
         report_every=report_every,
@@ -80,5 +89,7 @@ def sign_directive(
         mirror_list_version=version,
         mirror_list_digest=mirror_list_digest,
         issued=time.time(),
+        own_pause=is_paused,
+        pause_until=pause.until if pause is not None and is_paused else None,
     )
     return site_identity.identity().sign("directive", directive)

@@ -9,7 +9,7 @@ from django.db import models
 from django.utils import timezone
 from uuid6 import uuid7
 
-from barnraise.protocol.enums import Activity, RunStatus
+from barnraise.protocol.enums import Activity, PauseReason, RunStatus
 from barnraise.protocol.reports import Report
 from coordinator.accounts.models import Machine
 from coordinator.fleet.models import Membership
@@ -41,6 +41,8 @@ class RunEvent(models.Model):
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="events")
     machine = models.ForeignKey(Machine, on_delete=models.CASCADE, related_name="+")
     kind = models.CharField(max_length=10, choices=Kind)
+    # Of a pause: a `PauseReason`; "" from machines of older versions.
+    reason = models.CharField(max_length=20, blank=True, default="", db_default="")
     at = models.DateTimeField(default=timezone.now)
     mirror = models.CharField(max_length=64, blank=True, default="", db_default="")  # "": this site
     # See `rollup.next_change_stamp`; null on another mirror's row.
@@ -80,9 +82,12 @@ def detect_events(
     for report, when in zip(reports, at, strict=True):
         # A report that fills a gap is older than the activity that is known.
         if report.seq > member.latest:
-            kind = event_kind_of_change(activity, report.activity, member.run.state)
+            reason = report.pause.reason if report.pause else None
+            kind = event_kind_of_change(activity, report.activity, member.run.state, reason)
             if kind:
                 events.append(_build_event(member, kind, when, stamp))
+                is_pause = kind == RunEvent.Kind.PAUSED and reason is not None
+                events[-1].reason = reason.value if is_pause else ""
             activity = report.activity
     if events and events[0].kind == RunEvent.Kind.RESUMED and not _was_paused(member):
         del events[0]  # the whole run was paused, not this machine
@@ -108,12 +113,20 @@ def drop_surplus(events: list[RunEvent]) -> list[RunEvent]:
     return kept
 
 
-def event_kind_of_change(before: str, after: str, run: RunStatus) -> RunEvent.Kind | None:
-    """Return the event that a change of activity means; None for none."""
+def event_kind_of_change(
+    before: str, after: str, run: RunStatus, reason: PauseReason | None = None
+) -> RunEvent.Kind | None:
+    """Return the event that a change of activity means; None for none.
+
+    The pause of a whole run is its owner's event. What the site knows of the run may be newer than
+    the machine's report, so the machine's own reason counts first.
+    """
     if before == after:
         return None
     if before in AWAY and after in HERE:
         return RunEvent.Kind.JOINED
+    if after == Activity.PAUSED and reason is not None:
+        return RunEvent.Kind.PAUSED if reason.concerns_one_machine else None
     if after == Activity.PAUSED and run is RunStatus.TRAINING:
         return RunEvent.Kind.PAUSED
     if before == Activity.PAUSED and after == Activity.TRAINING:

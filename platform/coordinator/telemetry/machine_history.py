@@ -32,6 +32,8 @@ class MachineCondition(models.Model):
     version = models.CharField(max_length=40, blank=True)
     system: Any = models.JSONField(null=True)  # the last `reports.SystemView`
     limits: Any = models.JSONField(null=True)  # the last `reports.LimitsView`
+    # Why it pauses, with details that others do not see; "" while it does not.
+    pause_sentence = models.CharField(max_length=100, blank=True, default="", db_default="")
     lines: Any = models.JSONField(default=list)  # the newest `reports.LogLine`, the oldest first
 
     def __str__(self) -> str:
@@ -114,13 +116,14 @@ def _record_conditions(newest: dict[UUID, tuple[Report, float, list[dict[str, An
         condition.version = report.version
         condition.system = report.system.model_dump() if report.system else condition.system
         condition.limits = report.limits.model_dump() if report.limits else condition.limits
+        condition.pause_sentence = report.pause_sentence
         condition.lines = [*condition.lines, *lines][-MAX_LINES:]
         conditions.append(condition)
     MachineCondition.objects.bulk_create(
         conditions,
         update_conflicts=True,
         unique_fields=["machine"],
-        update_fields=["at", "version", "system", "limits", "lines"],
+        update_fields=["at", "version", "system", "limits", "pause_sentence", "lines"],
     )
 
 

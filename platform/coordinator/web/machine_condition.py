@@ -3,6 +3,7 @@
 from typing import Any
 
 from barnraise.formats import format_byte_rate, format_bytes
+from barnraise.planning.rule_texts import describe_rules
 from barnraise.protocol.reports import LimitsView, SystemView
 
 SMALL_DEVIATION = 0.15  # as a share of the predicted step
@@ -33,7 +34,7 @@ def _version_numbers(text: str) -> tuple[int, ...]:
 
 
 def describe_limits(limits: LimitsView | None) -> list[tuple[str, str]]:
-    """Return the limits that a machine's owner has set: (label, value)."""
+    """Return the limits and rules that a machine's owner has set: (label, value)."""
     if limits is None:
         return []
     rows = []
@@ -43,7 +44,7 @@ def describe_limits(limits: LimitsView | None) -> list[tuple[str, str]]:
             rows.append(
                 (label, format_byte_rate(value) if name == "uplink" else format_bytes(value))
             )
-    return rows
+    return rows + describe_rules(limits)
 
 
 def explain_speed(

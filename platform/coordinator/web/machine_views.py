@@ -1,6 +1,8 @@
 """A person's machines: list, page, rename, pause, resume, revoke, enrol."""
 
 import uuid
+from datetime import UTC, datetime, timedelta
+from datetime import timezone as dt_timezone
 
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
@@ -10,6 +12,8 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_POST, require_safe
 
 from barnraise import __version__
+from barnraise.errors import StateError
+from barnraise.planning.pause_times import find_pause_end
 from barnraise.protocol import coordinator_messages
 from coordinator.accounts.models import Enrolment, Machine, UserError
 from coordinator.accounts.requests import AuthenticatedRequest
@@ -100,7 +104,12 @@ def control_machine(request: AuthenticatedRequest, pk: uuid.UUID, action: str) -
     """Pause, resume, confirm or revoke a machine."""
     machine = get_object_or_404(Machine, pk=pk, owner=request.user)
     if action == "pause":
-        has_changed = MachinePause.start(machine, actor=request.user)
+        try:
+            until = _read_pause_end(request)
+        except StateError as error:
+            messages.error(request, f"{machine.name} was not paused: {error}.")
+            return redirect("machine", pk=pk)
+        has_changed = MachinePause.start(machine, actor=request.user, until=until)
         outcome = "pauses with its next report and keeps its state."
         present_state = "paused"
     elif action == "resume":
@@ -122,6 +131,21 @@ def control_machine(request: AuthenticatedRequest, pk: uuid.UUID, action: str) -
             present_state = "revoked"
         messages.error(request, f"{machine.name} is {present_state} already.")
     return redirect("machines") if action == "revoke" else redirect("machine", pk=pk)
+
+
+def _read_pause_end(request: AuthenticatedRequest) -> datetime | None:
+    """Return when a pause ends that somebody orders in the machine's form; None: it has no end.
+
+    Raises:
+        StateError: What was typed is no time.
+    """
+    minutes = request.POST.get("offset", "")  # of the reader's clock ahead of UTC
+    is_offset = minutes.removeprefix("-").isdigit() and abs(int(minutes)) < 24 * 60
+    zone = dt_timezone(timedelta(minutes=int(minutes) if is_offset else 0))
+    duration = request.POST.get("for", "").strip()
+    until = request.POST.get("until", "").strip().replace("T", " ")
+    end = find_pause_end(duration, until, datetime.now(zone))
+    return None if end is None else datetime.fromtimestamp(end, UTC)
 
 
 @login_required

@@ -25,7 +25,7 @@ from coordinator.lib import heartbeats
 REPORT_SECONDS = 0.5
 CHANGE_SECONDS = 0.7
 ANSWER_SECONDS = 15.0  # after which a request is sent again, as by a worker
-BATCH_REPORTS = 45
+BATCH_REPORTS = 43
 TOKENS_A_REPORT = 500
 # A page may show a wrong number for so long without saying that its figures are delayed.
 WRONG_SECONDS = 5.0

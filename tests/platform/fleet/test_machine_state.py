@@ -88,6 +88,75 @@ def test_pause_is_audited_once_and_refused_for_revoked_machines(person, voluntee
     assert not MachinePause.start(ada.machine)
 
 
+def test_pause_for_a_time_ends_by_itself(adas_run, numbered_report, signed_in_as):
+    run, ada = adas_run
+    page = signed_in_as(run.owner)
+    path = f"/machines/{ada.machine.pk}/"
+    for form in ({"for": "0"}, {"for": "1h", "until": "07:00"}, {"until": "yesterday"}):
+        answer = page.post(f"{path}pause/", form, follow=True).content.decode()
+        assert "was not paused" in answer and not MachinePause.objects.exists()
+    page.post(f"{path}pause/", {"for": "1h", "offset": "60"})
+    pause = MachinePause.objects.get()
+    directive = read_directive(read_reply(ada.report(run, numbered_report(1))))
+    assert directive.status is enums.RunStatus.PAUSED and directive.own_pause
+    assert directive.pause_until == pytest.approx(time.time() + 3600, abs=60)
+    assert "but does not train until" in page.get(path).content.decode()
+    MachinePause.objects.update(until=timezone.now())
+    directive = read_directive(read_reply(ada.report(run, numbered_report(2))))
+    assert directive.status is enums.RunStatus.TRAINING and not directive.own_pause
+    assert "does not train until" not in page.get(path).content.decode()
+    assert MachinePause.start(ada.machine, actor=run.owner), "the one that is over is replaced"
+    assert MachinePause.objects.get().until is None
+
+
+def test_next_time_of_a_clock_is_that_of_the_reader(adas_run, signed_in_as):
+    run, ada = adas_run
+    signed_in_as(run.owner).post(
+        f"/machines/{ada.machine.pk}/pause/", {"until": "07:00", "offset": "-210"}
+    )
+    until = MachinePause.objects.get().until
+    assert (until.hour, until.minute) == (10, 30) and until > timezone.now()
+
+
+def test_machine_page_shows_every_rule_and_why_the_machine_pauses(
+    adas_run, numbered_report, signed_in_as
+):
+    run, ada = adas_run
+    rules = reports.LimitsView(
+        memory=8 * 10**9,
+        hours="mon-fri 19:00-07:00, sat-sun",
+        idle=10,
+        on_battery=False,
+        busy_cpu=50,
+        pause_for=["<blender>"],
+        threads=4,
+        cpu=60,
+        max_temperature=85,
+        month_up=20 * 10**9,
+        download=10**6,
+    )
+    pause = reports.PauseView(reason=enums.PauseReason.PROGRAM)
+    sentence = "paused: <blender> is running"
+    report = numbered_report(1, limits=rules, log=[reports.LogLine(at=1.0, level="info", text="x")])
+    fields = {"activity": "paused", "pause": pause, "pause_sentence": sentence}
+    ada.store_reports(run, report.model_copy(update=fields))
+    page = signed_in_as(run.owner).get(f"/machines/{ada.machine.pk}/").content.decode()
+    for text in (
+        "mon-fri 19:00-07:00, sat-sun",
+        "trains after 10 min without keyboard and mouse",
+        "does not train",
+        "pauses above 50 % by other programs",
+        "&lt;blender&gt;",
+        "pauses from 85 °C",
+        "20 GB",
+        "1 MB/s",
+        "8 GB",
+        "Paused: &lt;blender&gt; is running",
+        "paused: a program runs that goes first",
+    ):
+        assert text in page, text
+
+
 def test_report_of_a_paused_machine_costs_no_more_queries(
     adas_run, numbered_report, django_assert_max_num_queries
 ):

@@ -1,13 +1,14 @@
 """Test the commands that control this machine's workers without a site."""
 
 import threading
+import time
 
 import pytest
 from helpers.worker.command_line import RUN, invoke
 
 from barnraise.errors import StateError
 from barnraise.state_dir import RunDir, StateDir
-from barnraise.training.local_control import LocalControl, WorkerProcess
+from barnraise.training.local_control import LocalControl, LocalPause, WorkerProcess
 
 
 @pytest.fixture
@@ -46,6 +47,38 @@ def test_pause_and_resume_need_no_running_worker(home, folder):
     assert "from its next start on" in invoke("pause")
     assert LocalControl(folder).is_paused
     assert f"barnraise join {RUN}" in invoke("resume", RUN)
+    assert not LocalControl(folder).is_paused
+
+
+def test_pause_ends_by_itself_and_survives_a_restart(home, folder):
+    assert "pauses from its next start on, until" in invoke("pause", "--for", "1h", "--offline")
+    control = LocalControl(folder)
+    found = control.find_pause(time.time())
+    assert found is not None and found.until is not None and found.is_offline
+    assert 3590 < found.until - time.time() <= 3600
+    assert control.find_pause(found.until) is None
+    invoke("pause")
+    assert control.find_pause(time.time() + 1e9) == LocalPause()
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"until": "x", "offline": false}'])
+def test_file_of_a_pause_that_cannot_be_read_is_a_pause(folder, content):
+    (folder / "paused").write_text(content)  # an older version wrote an empty one
+    assert LocalControl(folder).find_pause(time.time()) == LocalPause()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--for", "0"),
+        ("--for", "-1h"),
+        ("--until", "yesterday"),
+        ("--for", "1h", "--until", "7:00"),
+    ],
+)
+def test_bad_pause_is_a_sentence_and_pauses_nothing(home, folder, options):
+    with pytest.raises(StateError, match=r"--for 1h|--until 07:00"):
+        invoke("pause", *options)
     assert not LocalControl(folder).is_paused
 
 

@@ -47,7 +47,7 @@ def test_keys_are_read_without_enter_and_the_terminal_is_restored():
     )
     read_until(parent, "can read: True")
     os.write(parent, b"P")
-    assert "P<p>" not in read_until(parent, "<p>"), "the key is not echoed"
+    assert "P<P>" not in read_until(parent, "<P>"), "the key is not echoed"
     os.write(parent, b"q")
     read_until(parent, "<q>")
     assert process.wait(60) == 0

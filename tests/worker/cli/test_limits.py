@@ -4,11 +4,12 @@ import json
 import re
 
 import pytest
-from helpers.worker.command_line import assert_fails, run_barnraise
+from helpers.worker.command_line import assert_fails, invoke, run_barnraise
 
-from barnraise.cli.limits import explain_limits
+from barnraise.cli.limits import explain_limits, summarise_limits
 from barnraise.cli.resource_options import LimitOptions
 from barnraise.errors import PlanError, StateError
+from barnraise.limits.machine_facts import LinuxFacts
 from barnraise.planning.limits import Limits
 from barnraise.state_dir import StateDir
 
@@ -84,3 +85,71 @@ def test_refusal_to_train_names_the_limits_in_force():
     assert explain_limits(refusal, Limits()) is refusal
     sentence = str(explain_limits(refusal, Limits(memory=10**8, uplink=10**6)))
     assert "100 MB RAM, 1 MB/s up" in sentence and "barnraise limits --memory auto" in sentence
+
+
+RULES = (
+    ("--hours", "mon-fri 19:00-07:00, sat-sun", "hours mon-fri 19:00-07:00, sat-sun"),
+    ("--on-battery", "yes", "on battery trains"),
+    ("--busy-cpu", "50", "busy cpu pauses above 50 % by other programs"),
+    ("--pause-for", "blender, steam", "pauses for blender, steam"),
+    ("--threads", "3", "threads 3"),
+    ("--cpu", "50%", "cpu time 50 %"),
+    ("--month-up", "20GB", "upload per month 20 GB"),
+    ("--download", "1MB", "download 1 MB/s"),
+)
+
+
+def test_rules_are_saved_shown_and_lifted(tmp_path, monkeypatch):
+    monkeypatch.setenv("BARNRAISE_HOME", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "200")
+    options = [part for option, value, _ in RULES for part in (option, value)]
+    lines = [" ".join(line.split()) for line in invoke("limits", *options).splitlines()]
+    assert all(text in lines for _, _, text in RULES), lines
+    limits = StateDir(tmp_path).limits
+    assert limits.pause_for == ("blender", "steam") and limits.on_battery and limits.threads == 3
+    invoke("limits", *(part for option, _, _ in RULES for part in (option, "auto")))
+    assert StateDir(tmp_path).limits == Limits()
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "sentence"),
+    [
+        ("--hours", "25:00-26:00", "there is no 25:00; write it like 19:00-07:00"),
+        ("--hours", "fri", 'write it like "fri 19:00-24:00"'),
+        ("--hours", "07:00-07:00", "a whole day is 00:00-24:00"),
+        ("--hours", "", 'write it like "sat-sun"'),
+        ("--idle", "-1", "like --idle 10: from 1 to 1440, not -1"),
+        ("--idle", "soon", "like --idle 10; 'soon' is no whole number"),
+        ("--on-battery", "maybe", "like --on-battery no; 'maybe' is neither"),
+        ("--busy-cpu", "100", "like --busy-cpu 50: from 1 to 99, not 100"),
+        ("--cpu", "0", "like --cpu 50: from 1 to 100, not 0"),
+        ("--max-temperature", "20", "like --max-temperature 85: from 40 to 110, not 20"),
+        ("--pause-for", "", "write it like --pause-for blender,steam"),
+        ("--pause-for", "/usr/bin/blender", "without folders"),
+        ("--threads", "0", "like --threads 4: from 1 to 4096, not 0"),
+        ("--month-up", "0", "0 would send nothing"),
+        ("--download", "1KB", "write at least --download 20KB"),
+    ],
+)
+def test_bad_rule_is_one_sentence_with_an_example(tmp_path, monkeypatch, option, value, sentence):
+    monkeypatch.setenv("BARNRAISE_HOME", str(tmp_path))
+    with pytest.raises(StateError) as raised:
+        invoke("limits", "--memory", "4GB", option, value)
+    assert sentence in str(raised.value) and "\n" not in str(raised.value)
+    assert not (tmp_path / "limits.json").exists(), "nothing is saved"
+
+
+def test_rule_that_this_machine_cannot_obey_is_refused_with_the_reason(tmp_path, monkeypatch):
+    monkeypatch.setenv("BARNRAISE_HOME", str(tmp_path))
+    monkeypatch.setattr(LinuxFacts, "read_idle_seconds", lambda facts: None)
+    with pytest.raises(StateError, match="no X display here, and logind knows no graphical"):
+        invoke("limits", "--idle", "5")
+    monkeypatch.setattr(LinuxFacts, "read_idle_seconds", lambda facts: 3.0)
+    invoke("limits", "--idle", "5")
+    assert StateDir(tmp_path).limits.idle == 5
+
+
+def test_panel_names_the_rules_that_are_set():
+    assert summarise_limits(Limits()) == "none"
+    limits = Limits(memory=10**9, hours="sat-sun", cpu=50)
+    assert summarise_limits(limits) == "1 GB RAM, hours: sat-sun, cpu time: 50 %"

@@ -1,6 +1,7 @@
 """Test the life of one worker: its phases, and in which order a round is published and saved."""
 
 import itertools
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -30,7 +31,7 @@ from barnraise.swap.lr_schedule import learning_rate_scale
 from barnraise.text.prompt_codec import PromptCodec
 from barnraise.text.shards import prepare_text
 from barnraise.text.tokenizer import tokenizer_errors
-from barnraise.training import train
+from barnraise.training import pauses, train
 from barnraise.training.checkpoint import CheckpointSlots
 from barnraise.training.join import JoinedRun
 from barnraise.training.local_control import LocalControl
@@ -59,10 +60,17 @@ class RecordingWorker(Worker):
     Attributes:
         acts: steps, publications, saves and phases, in their order.
         between_steps: called after each step.
+        while_freed: called now and then while a pause has closed the engine.
     """
 
     acts: list[str]
     between_steps: Callable[[], None]
+    while_freed: Callable[[], None]
+
+    def report_status(self, at_once: bool = False) -> None:
+        super().report_status(at_once)
+        if self.is_freed:
+            self.while_freed()
 
     def publish_round(self, *arguments: Any) -> None:
         super().publish_round(*arguments)
@@ -140,7 +148,7 @@ def new_worker(tmp_path, monkeypatch) -> Iterator[Callable[..., RecordingWorker]
             joined, threading.Event(), hardware, transport=network.transport(key)
         )
         worker.acts = []
-        worker.between_steps = lambda: None
+        worker.between_steps = worker.while_freed = lambda: None
         return worker
 
     return create
@@ -232,7 +240,7 @@ def test_pause_ends_the_round_and_the_next_one_follows_it(new_worker):
     reasons = []
 
     def between_steps() -> None:
-        reasons.append(worker.metrics.reason)
+        reasons.append(worker.metrics.pause.sentence if worker.metrics.pause else "")
         if reasons[-1]:
             control.resume()
         elif len(reasons) == 2:
@@ -242,9 +250,115 @@ def test_pause_ends_the_round_and_the_next_one_follows_it(new_worker):
 
     worker.between_steps = between_steps
     worker.run()
-    assert train.PAUSED_HERE_REASON in reasons and not worker.metrics.reason
+    assert "paused on this machine" in reasons and worker.metrics.pause is None
     assert worker.metrics.step == 5
     assert sum(read_ledger(worker.joined.folder.path)) == (5 * STEP_TOKENS)
+
+
+def run_to_digest(worker: RecordingWorker) -> str:
+    """Run a worker, and return the digest of the shared weights that it has in the end."""
+    worker.run()
+    saved = CheckpointSlots(worker.joined.folder.path / "checkpoint").load()
+    assert saved is not None
+    fragments = [saved[0][name] for name in sorted(saved[0]) if name.startswith("anchor.")]
+    return digest(b"".join(fragment.numpy().tobytes() for fragment in fragments))
+
+
+def pause_at(worker: RecordingWorker, steps: set[int]) -> LocalControl:
+    """Pause a worker after each of these steps; the caller resumes it."""
+    control = LocalControl(worker.joined.folder.path)
+
+    def between_steps() -> None:
+        if worker.metrics.step in steps:
+            steps.remove(worker.metrics.step)
+            control.pause()
+
+    worker.between_steps = between_steps
+    return control
+
+
+@pytest.fixture
+def undisturbed(new_worker) -> str:
+    """Return the digest of a run that nothing has paused; its folder is removed."""
+    worker = new_worker()
+    found = run_to_digest(worker)
+    shutil.rmtree(worker.joined.folder.path)
+    return found
+
+
+@pytest.mark.parametrize("steps", [{1}, {2, 5, 7}, {ROUND_STEPS}])
+def test_run_whose_pauses_free_the_memory_has_the_same_bits(
+    new_worker, undisturbed, monkeypatch, steps
+):
+    monkeypatch.setattr(pauses, "MOMENT_SECONDS", 0.0)
+    worker = new_worker()
+    pauses_left = len(steps)
+    control = pause_at(worker, steps)
+    freed: list[bool] = []
+
+    def while_freed() -> None:
+        freed.append(not hasattr(worker, "engine"))
+        control.resume()
+
+    worker.while_freed = while_freed
+    assert run_to_digest(worker) == undisturbed
+    assert len(freed) == pauses_left and all(freed)
+    assert not (worker.joined.folder.path / "paused_round").exists()
+    assert read_ledger(worker.joined.folder.path) == [ROUND_STEPS * STEP_TOKENS] * 3
+
+
+def test_worker_that_leaves_in_a_pause_continues_the_round_with_the_same_bits(
+    new_worker, undisturbed, monkeypatch
+):
+    monkeypatch.setattr(pauses, "MOMENT_SECONDS", 0.0)
+    worker = new_worker()
+    control = pause_at(worker, {ROUND_STEPS + 2})
+    worker.while_freed = worker.leaving.set
+    worker.run()
+    assert read_ledger(worker.joined.folder.path) == [ROUND_STEPS * STEP_TOKENS]
+    again = new_worker()
+    assert LocalControl(again.joined.folder.path).is_paused, "it lasts beyond the restart"
+    again.while_freed = control.resume
+    assert run_to_digest(again) == undisturbed
+    assert read_ledger(again.joined.folder.path) == [ROUND_STEPS * STEP_TOKENS] * 3
+
+
+def test_damaged_state_of_a_pause_costs_the_unfinished_round_only(new_worker, monkeypatch, caplog):
+    monkeypatch.setattr(pauses, "MOMENT_SECONDS", 0.0)
+    worker = new_worker()
+    control = pause_at(worker, {ROUND_STEPS + 2})
+    worker.while_freed = worker.leaving.set
+    worker.run()
+    control.resume()
+    saved = worker.joined.folder.path / "paused_round" / "a" / "tensors.safetensors"
+    saved.write_bytes(saved.read_bytes()[:-1])
+    again = new_worker()
+    again.run()
+    assert "is damaged and not used" in caplog.text
+    assert again.metrics.step == 3 * ROUND_STEPS
+    assert read_ledger(again.joined.folder.path) == [ROUND_STEPS * STEP_TOKENS] * 3
+
+
+def test_step_that_a_pause_ends_is_taken_again_with_the_same_bits(new_worker, undisturbed):
+    worker = new_worker()
+    control = LocalControl(worker.joined.folder.path)
+    asked = itertools.count()
+    interrupted: list[int] = []
+    should_end_step = worker.should_end_step
+
+    def should_end() -> bool:
+        if next(asked) in (7, 20, 21):  # in the middle of a step
+            control.pause()
+        has_ended = should_end_step()
+        if has_ended:
+            interrupted.append(worker.metrics.step)
+            control.resume()
+        return has_ended
+
+    worker.should_end_step = should_end
+    assert worker.plan.clipping == "exact"
+    assert run_to_digest(worker) == undisturbed
+    assert len(interrupted) >= 2
 
 
 def test_learning_rate_follows_the_tokens_of_ledger_and_round(new_worker):

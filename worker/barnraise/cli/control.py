@@ -6,6 +6,7 @@ No site and no token is needed: the commands reach a worker through files in its
 import contextlib
 import shutil
 import time
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -18,21 +19,43 @@ from barnraise.cli.machine_options import HomeOption, open_state_dir
 from barnraise.cli.run_folders import RunFolder, list_run_folders, select_run_folders
 from barnraise.errors import StateError
 from barnraise.formats import format_bytes
+from barnraise.limits.decision import format_until
+from barnraise.limits.system_zone import local_now
+from barnraise.planning.pause_times import find_pause_end
 from barnraise.protocol.polling import PERSON_POLL_SECONDS
+from barnraise.training.local_control import LocalPause
 
 LocalRunArgument = Annotated[
     RunAddress | None, run_argument("One run (default: all of this machine).")
 ]
 
 
-def pause(run: LocalRunArgument = None, home: HomeOption = None) -> None:
+def pause(
+    run: LocalRunArgument = None,
+    duration: Annotated[
+        str, typer.Option("--for", help="How long, like 1h or 90m; it then resumes by itself.")
+    ] = "",
+    until: Annotated[str, typer.Option(help="Until when, in local time, like 07:00.")] = "",
+    offline: Annotated[
+        bool, typer.Option("--offline", help="Leave the other machines meanwhile.")
+    ] = False,
+    home: HomeOption = None,
+) -> None:
     """Pause this machine's training until `barnraise resume`, also after a restart.
 
-    It stays connected and receives the others' updates.
+    It stays connected and receives the others' updates. A pause of more than a minute gives the
+    memory of the model back.
+
+    Example: barnraise pause --until 07:00
     """
+    now = local_now()
+    end = find_pause_end(duration.strip(), until.strip(), now)
     for folder in _select(home, run):
-        folder.control.pause()
+        folder.control.pause(LocalPause(end, offline))
         suffix = "after its current step" if folder.is_running else "from its next start on"
+        if end is not None:
+            clock = format_until(datetime.fromtimestamp(end, now.tzinfo), now)
+            suffix += f", until {clock}"
         out.print(f"[bold]{escape(folder.name)}[/] pauses {suffix}.", soft_wrap=True)
 
 

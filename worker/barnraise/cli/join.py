@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import psutil
 import typer
@@ -41,13 +41,13 @@ from barnraise.cli.signals import silence_terminals, stop_on_signals
 from barnraise.cli.site_access import check_trainable, find_run, open_site
 from barnraise.errors import CoordinatorError, PlanError
 from barnraise.formats import format_bytes
+from barnraise.limits.machine_facts import FactsReader
+from barnraise.limits.rule_watch import RuleWatch
 from barnraise.planning.limits import Limits
 from barnraise.protocol.coordinator_messages import TextManifest
 from barnraise.protocol.signing import open_signed
+from barnraise.training.local_control import LocalControl, LocalPause
 from barnraise.training.local_status import LocalStatus
-
-if TYPE_CHECKING:
-    from barnraise.training.local_control import LocalControl
 
 log = logging.getLogger("barnraise")
 status_log = logging.getLogger(STATUS_LOGGER)
@@ -55,6 +55,7 @@ status_log = logging.getLogger(STATUS_LOGGER)
 NICENESS = 10  # the priority of a polite worker, where priorities are such numbers
 # Linux gives each session an equal share of the CPU; priorities count only within a session.
 AUTOGROUP = Path("/proc/self/autogroup")
+KEY_PAUSE_SECONDS = 3600.0  # that the panel's key P pauses for
 LOG_SECONDS = 10.0  # between two lines of the status in a log that people read
 FILE_SECONDS = 60.0  # between two lines of the status in the log file of a terminal's worker
 
@@ -90,7 +91,7 @@ def join(
     if polite:
         lower_priority()
     state_dir = open_state_dir(machine.home)
-    new_limits = resources.apply_to(state_dir.limits)
+    new_limits = machine.apply_to(resources.apply_to(state_dir.limits))
     # What can be refused is refused before anything that takes time.
     membership = open_site(state_dir, run)
     view = find_run(state_dir, run.name)
@@ -102,10 +103,10 @@ def join(
     from barnraise.swap.hardware_probe import measure_free
     from barnraise.training.card_restart import run_with_restarts
     from barnraise.training.join import join_run
-    from barnraise.training.local_control import LocalControl
     from barnraise.training.memory_retry import run_within_memory
     from barnraise.training.memory_watch import MemoryWatch
     from barnraise.training.mixing_worker import MixingWorker
+    from barnraise.training.offline_pause import OfflinePauses, follow_event
     from barnraise.training.running_mark import create_within_memory
     from barnraise.training.train import Worker
     from barnraise.training.warm_start import fetch_initial_weights
@@ -137,7 +138,9 @@ def join(
             worker_class = MixingWorker if joined.spec.recipe.mixes_weights else Worker
             # What is free changes between two attempts.
             free = measure_free(hardware)
-            return worker_class(joined, leaving, free, limits, display.show, transport)
+            # It may leave by itself for a while, without the command.
+            ending = follow_event(leaving)
+            return worker_class(joined, ending, free, limits, display.show, transport)
 
         try:
             worker = create_within_memory(joined.folder.path, limits, create)
@@ -145,13 +148,19 @@ def join(
             joined.folder.close()
             raise explain_limits(error, limits) from None
         worker.watch_memory(watch)
+        worker.watch_rules(rules)
         if limits == new_limits:  # and not the smaller ones after a shortage of memory
             state_dir.limits = new_limits
         return worker
 
+    gpu_index = hardware.device_index if hardware.device == "cuda" else None
+    rules = RuleWatch(state_dir, FactsReader(gpu_index=gpu_index))
+
     def run_displayed() -> Worker | None:
-        with display.open():
-            return run_within_memory(join_within, new_limits, watch)
+        with display.open(), rules.running():
+            pauses = OfflinePauses(state_dir, rules, leaving, display.show)
+            train = partial(run_within_memory, join_within, new_limits, watch)
+            return pauses.run_between(train)
 
     worker = run_with_restarts(run_displayed, leaving.wait, time.time)
     if worker is None:
@@ -224,15 +233,17 @@ class StatusDisplay:
     def _describe_keys(self) -> str:
         if not self._has_keys or self.control is None:
             return ""
-        return "r resume  q stop" if self.control.is_paused else "p pause  q stop"
+        return "r resume  q stop" if self.control.is_paused else "p pause  P 1 h  q stop"
 
     def _obey_key(self, key: str) -> None:
         """Pause, resume or stop the worker; called by the thread that reads keys."""
-        if key == "q":
+        if key in ("q", "Q"):
             _thread.interrupt_main(signal.SIGINT)  # as Ctrl-C does
-        elif self.control is not None and key in ("p", "r"):
+        elif self.control is not None and key in ("p", "P", "r", "R"):
             if key == "p":
                 self.control.pause()
+            elif key == "P":
+                self.control.pause(LocalPause(time.time() + KEY_PAUSE_SECONDS))
             else:
                 self.control.resume()
             if self.last_status is not None:

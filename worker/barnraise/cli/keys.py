@@ -16,7 +16,7 @@ def read_keys(on_key: Callable[[str], None]) -> Iterator[bool]:
     """Call `on_key` for each key that is pressed while the block runs; restore the terminal after.
 
     Args:
-        on_key: receives the key in lower case, in another thread.
+        on_key: receives the key as it was typed, in another thread.
 
     Yields:
         Whether keys can be read: standard input is a terminal that this process may read.
@@ -36,7 +36,7 @@ def read_keys(on_key: Callable[[str], None]) -> Iterator[bool]:
             while not ended.is_set():
                 key = read_key()
                 if key:
-                    on_key(key.lower())
+                    on_key(key)
                 else:
                     ended.wait(PERSON_POLL_SECONDS)
 

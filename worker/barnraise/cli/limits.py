@@ -6,16 +6,25 @@ import shutil
 from barnraise.cli.console import new_table, out, print_json
 from barnraise.cli.machine_options import HomeOption, JsonOption, open_state_dir
 from barnraise.cli.option_groups import expand_option_groups
-from barnraise.cli.resource_options import LimitOptions
+from barnraise.cli.resource_options import SavedLimitOptions
 from barnraise.errors import PlanError
 from barnraise.formats import format_byte_rate, format_bytes
 from barnraise.planning.budgets import DRIVE_WRITES_PER_DAY, daily_write_limit
 from barnraise.planning.limits import Limits
+from barnraise.planning.rule_texts import NO_RULE, describe_rules
 
 
 @expand_option_groups
-def limits(resources: LimitOptions, home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """Set or show how much of this machine a worker may use, from the next join on."""
+def limits(
+    resources: SavedLimitOptions, home: HomeOption = None, as_json: JsonOption = False
+) -> None:
+    """Set or show how much of this machine a worker may use, and when.
+
+    The rules that say when to train apply at once, also to a worker that runs; how much it may use
+    applies from the next join on.
+
+    Example: barnraise limits --hours "mon-fri 19:00-07:00, sat-sun" --idle 10
+    """
     state_dir = open_state_dir(home)
     saved_limits = state_dir.limits
     new_limits = resources.apply_to(saved_limits)
@@ -33,6 +42,14 @@ def limits(resources: LimitOptions, home: HomeOption = None, as_json: JsonOption
 
 def summarise_limits(limits: Limits) -> str:
     """Return the limits that are set, in a few words."""
+    # Not to train on battery is the rule of every machine: it is no news.
+    rules = [row for row in describe_rules(limits) if row[0] != "On battery"]
+    parts = [*_list_sizes(limits), *(f"{label.lower()}: {value}" for label, value in rules)]
+    return ", ".join(parts) or "none"
+
+
+def _list_sizes(limits: Limits) -> list[str]:
+    """Return the limits that decide what fits on a machine, and its uplink, in a few words."""
     sizes = [
         (limits.memory, "RAM"),
         (limits.device_memory, "GPU memory"),
@@ -41,13 +58,13 @@ def summarise_limits(limits: Limits) -> str:
     parts = [f"{format_bytes(size)} {label}" for size, label in sizes if size is not None]
     if limits.uplink is not None:
         parts.append(f"{format_byte_rate(limits.uplink)} up")
-    return ", ".join(parts) or "none"
+    return parts
 
 
 def explain_limits(error: PlanError, limits: Limits) -> PlanError:
     """Return a refusal to train that also names the limits which were in force."""
-    in_force = summarise_limits(limits)
-    if in_force == "none":
+    in_force = ", ".join(_list_sizes(limits))
+    if not in_force:
         return error
     return PlanError(
         f"{error} (your limits: {in_force}; `barnraise limits --memory auto --disk auto` "
@@ -77,6 +94,10 @@ def _describe_limits(limits: Limits, drive: int) -> list[tuple[str, str]]:
         ("precision", limits.precision),
         ("deterministic on a GPU", "yes" if limits.deterministic else "no"),
         ("compiled", "yes" if limits.compiled else "no"),
+        *(
+            (label.lower(), text)
+            for label, text in (NO_RULE | dict(describe_rules(limits))).items()
+        ),
     ]
 
 

@@ -11,6 +11,7 @@ from rich.markup import escape
 
 from barnraise.cli.console import errors
 from barnraise.planning.hardware import Hardware, printable_name, usable_cpus
+from barnraise.planning.limits import Limits
 from barnraise.protocol.reports import HardwareView
 from barnraise.state_dir import StateDir
 from barnraise.swap.hardware_probe import probe
@@ -41,9 +42,16 @@ class MachineOptions:
         str, typer.Option(help="cpu, cuda or cuda:1 (default: fastest available).")
     ] = ""
     threads: Annotated[
-        int, typer.Option(min=0, help="CPU threads to train with, at most; 0: one per core.")
+        int,
+        typer.Option(
+            min=0, help="CPU threads to train with, at most; 0: as `barnraise limits` says."
+        ),
     ] = 0
     hardware: HardwareOption = None
+
+    def apply_to(self, limits: Limits) -> Limits:
+        """Return the limits with the threads that are given here, if any are."""
+        return dataclasses.replace(limits, threads=self.threads) if self.threads else limits
 
 
 def open_state_dir(home: Path | None) -> StateDir:
@@ -61,13 +69,14 @@ def measure_machine(state_dir: StateDir, machine: MachineOptions) -> Hardware:
     another one.
 
     Raises:
-        StateError: there is no such device.
+        StateError: there is no such device, or the saved limits cannot be read.
     """
     import torch
 
     from barnraise.swap.device import choose_device
 
-    torch.set_num_threads(min(machine.threads or torch.get_num_threads(), usable_cpus()))
+    threads = machine.threads or state_dir.limits.threads or torch.get_num_threads()
+    torch.set_num_threads(min(threads, usable_cpus()))
     choice = choose_device(machine.device)
     if choice.note:
         errors.print(f"[yellow]{escape(choice.note)}.[/]", soft_wrap=True)

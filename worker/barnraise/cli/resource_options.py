@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from barnraise.cli.rule_options import RULE_NAMES, RuleOptions, rule_option
 from barnraise.formats import parse_bytes
 from barnraise.peering.links.announced_names import check_announced
 from barnraise.planning.limits import UNLIMITED, Limits
@@ -66,7 +67,7 @@ class ResourceOptions:
         """
         changes: dict[str, Any] = {}
         for name, value in dataclasses.asdict(self).items():
-            if value is None or value in ("", []):
+            if name in RULE_NAMES or value is None or value in ("", []):
                 continue
             if name in SIZE_OPTIONS:
                 changes[name] = _parse_limit(name, value)
@@ -89,8 +90,8 @@ def _parse_limit(name: str, text: str) -> int | None:
 
 
 @dataclass(frozen=True)
-class LimitOptions(ResourceOptions):
-    """All limits: also those of the network, which do not change how a model is trained."""
+class LimitOptions(ResourceOptions, RuleOptions):
+    """All limits: also those of the network and of time, which do not change what is computed."""
 
     uplink: Annotated[str, _limit_option("Bytes a second its updates may use of the uplink.")] = ""
     announce: Annotated[
@@ -113,4 +114,21 @@ class LimitOptions(ResourceOptions):
             "for many slower ones.",
             "--relay/--no-relay",
         ),
+    ] = None
+
+    def apply_to(self, limits: Limits) -> Limits:
+        """Return the limits with those replaced that an option gives; 'auto' lifts one.
+
+        Raises:
+            StateError: an option's value is invalid, or this machine cannot obey it.
+        """
+        return RuleOptions.apply_to(self, ResourceOptions.apply_to(self, limits))
+
+
+@dataclass(frozen=True)
+class SavedLimitOptions(LimitOptions):
+    """All limits of `barnraise limits`; other commands have `--threads` for themselves."""
+
+    threads: Annotated[
+        str | None, rule_option("CPU threads to train with, at most; 'auto': one per core.")
     ] = None

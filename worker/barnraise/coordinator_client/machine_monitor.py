@@ -47,6 +47,10 @@ class MachineMonitor:
         psutil.cpu_percent(None)
         self._process.cpu_percent(None)
 
+    def set_limits(self, limits: LimitsView) -> None:
+        """Report other limits from now on: the owner may change them at any time."""
+        self.limits = limits
+
     def measure_system(self) -> SystemView:
         """Measure the shares since the last call, and memory and temperatures now."""
         memory = psutil.virtual_memory()

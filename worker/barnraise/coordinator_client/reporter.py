@@ -43,7 +43,7 @@ from barnraise.protocol.verdicts import SignedVerdict
 log = logging.getLogger("barnraise.coordinator_client.reporter")
 
 MAX_SPOOLED = 100_000  # reports, while no coordinator answers: eleven days at one in ten seconds
-BATCH_REPORTS = 45  # of one request
+BATCH_REPORTS = 43  # of one request
 QUEUED_POINTS = 4096  # that wait for the next reports
 LONGEST_PAUSE = 60.0  # seconds between two tries when nobody answers
 # Seconds the mark may stand still before everything above it is sent again.

@@ -527,6 +527,10 @@ class Exchange:
         """Limit the rate of what is sent, shared fairly among peers; inf sets no limit."""
         self.server.set_uplink_limit(bytes_per_second)
 
+    def set_download_limit(self, bytes_per_second: float) -> None:
+        """Limit the rate of what is received from all peers together."""
+        self.server.peers.limit_download(bytes_per_second)
+
     def add_peers(self, peers: list[Peer]) -> None:
         """Add peers that a coordinator names."""
         self.open()
@@ -706,6 +710,13 @@ class Exchange:
             blobs = self._ledger.blobs
             fragments = [blobs.store(fragment_to_bytes(units)) for units in anchor.fragments]
             self._ledger.retain_base(anchor.vector, fragments, anchor.retracted)
+
+    def hold_updates(self) -> None:
+        """Let no update enter the ledger until the next `start`, which gives all past an anchor.
+
+        Blocks. What waits for `poll_updates` is dropped: `start` finds it in the ledger.
+        """
+        self.thread.run(self.server.hold_updates(), None)
 
     def resync(self) -> bool:
         """Begin the ledger again at the fetched snapshot; then call `start`. Blocks.

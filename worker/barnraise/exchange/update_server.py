@@ -229,6 +229,12 @@ class UpdateServer:
         await self.verdicts.apply_spoiling()
         self.wake()
 
+    async def hold_updates(self) -> None:
+        """Let no update enter the ledger until `start_updates`; drop those in the queue."""
+        self.gossip.pause_requests()
+        self.verdicts.cancel_retractions()
+        await self.queue.close()
+
     async def resync(self) -> bool:
         """Begin the ledger again at a fetched snapshot, or at the anchor before the last one.
 
@@ -237,9 +243,7 @@ class UpdateServer:
         Returns:
             Whether the ledger changed.
         """
-        self.gossip.pause_requests()
-        self.verdicts.cancel_retractions()
-        await self.queue.close()
+        await self.hold_updates()
         return await self.verdicts.revert_base() or await self.resync_handler.rebase()
 
     # ---- calls from the exchange

@@ -8,6 +8,7 @@ on both sides, and changes nothing.
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,8 +18,9 @@ from barnraise.errors import FloodError, MessageError
 from barnraise.peering.addresses.addresses import network_of
 from barnraise.peering.addresses.port_mapping import PortMapper
 from barnraise.peering.addresses.reachability import Reachability
-from barnraise.peering.limits.rate_limit import FairShare
+from barnraise.peering.limits.rate_limit import FairShare, TokenBucket
 from barnraise.peering.limits.repeated_warnings import RepeatedWarnings
+from barnraise.peering.limits.service_limits import Rate
 from barnraise.peering.links.address_watch import AddressWatch
 from barnraise.peering.links.announced_names import AnnouncedNames
 from barnraise.peering.links.bandwidth_probe import LineTest, line_test_messages
@@ -138,6 +140,7 @@ class PeerServer:
         """Assemble the handlers of connections; `run` starts them."""
         self.connections: dict[str, Connection] = {}
         self.uplink = FairShare()
+        self._downlink = TokenBucket(Rate(math.inf, 0.0))  # of all connections together
         self._closed_bytes_sent = 0  # over connections that have ended
         self._closed_bytes_received = 0
         self.transport = transport
@@ -282,6 +285,10 @@ class PeerServer:
         self._stopping.set()
 
     # ---- calls from the exchange
+
+    def limit_download(self, bytes_per_second: float) -> None:
+        """Limit what is read from all peers together. Safe to call from another thread."""
+        self._downlink.rate = bytes_per_second
 
     def addresses(self) -> list[str]:
         """Return the addresses at which others may reach this machine. Safe from any thread."""
@@ -480,8 +487,11 @@ class PeerServer:
                 work = receive(Received(connection, message, payload, arrived_at))
                 if work is not None:
                     await work
-                if self._loop.time() > arrived_at + MAX_MESSAGE_SECONDS:
-                    await asyncio.sleep(0)  # the other links' messages first
+                delay = self._downlink.consume(len(frame), self._loop.time())
+                if delay or self._loop.time() > arrived_at + MAX_MESSAGE_SECONDS:
+                    # Meanwhile nothing more is read from this peer, which then sends no more; or
+                    # the other links' messages go first.
+                    await asyncio.sleep(delay)
         except ChannelClosedError as error:
             log.info("lost %s: %s", key[:8], error)
             if error.peer_left and self.connections.get(key) is connection:

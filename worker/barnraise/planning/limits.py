@@ -3,13 +3,31 @@
 from dataclasses import dataclass
 
 from barnraise.errors import StateError
+from barnraise.planning.weekly_hours import parse_hours
+from barnraise.protocol.reports import MAX_HOURS, MAX_PROGRAM_NAME, MAX_PROGRAMS
 
 CLIPPINGS = ("auto", "none", "exact", "layer")
 SAFETIES = ("auto", "exact", "restart")
 PRECISIONS = ("auto", "float32", "bfloat16")
 UNLIMITED = 10**18  # bytes a day to disk that are no limit
 # What a worker with a limit of zero would do, where that makes no sense.
-ZERO_EFFECTS = {"memory": "train", "device_memory": "compute", "uplink": "send"}
+ZERO_EFFECTS = {
+    "memory": "train",
+    "device_memory": "compute",
+    "uplink": "send",
+    "month_up": "send",
+    "download": "receive",
+}
+SIZES = ("memory", "device_memory", "disk", "disk_writes_per_day", "uplink", "month_up", "download")
+SLOWEST_DOWNLOAD = 20_000  # bytes a second: slower links would be given up by their peers
+# The smallest and largest value of a number, its option, and how people write it.
+RANGES = {
+    "idle": (1, 1440, "minutes without keyboard and mouse, like --idle 10"),
+    "busy_cpu": (1, 99, "a percentage of the CPU, like --busy-cpu 50"),
+    "threads": (1, 4096, "a number of CPU threads, like --threads 4"),
+    "cpu": (1, 100, "a percentage of the time, like --cpu 50"),
+    "max_temperature": (40, 110, "degrees Celsius, like --max-temperature 85"),
+}
 
 
 @dataclass(frozen=True)
@@ -36,6 +54,16 @@ class Limits:
         announce: HOST:PORT at which peers reach this machine: of a port that is forwarded.
         port_mapping: whether the router is asked to forward the port.
         relay: whether others' updates are passed on before they are requested.
+        hours: the hours of a week in which it may train, see `weekly_hours`; "" for all.
+        idle: minutes without keyboard and mouse before it trains.
+        on_battery: whether it trains while the machine runs on its battery.
+        busy_cpu: percentage of the CPU of which other programs use more while it pauses.
+        pause_for: programs by name; it pauses while one of them runs.
+        threads: CPU threads to train with, at most.
+        cpu: percentage of the time in which it computes.
+        max_temperature: degrees Celsius of CPU or GPU from which it pauses.
+        month_up: bytes that it may send to peers in a calendar month.
+        download: bytes a second that it may receive from peers.
     """
 
     memory: int | None = None
@@ -52,10 +80,21 @@ class Limits:
     announce: tuple[str, ...] = ()
     port_mapping: bool = True
     relay: bool = True
+    hours: str = ""
+    idle: int | None = None
+    on_battery: bool = False
+    busy_cpu: int | None = None
+    pause_for: tuple[str, ...] = ()
+    threads: int | None = None
+    cpu: int | None = None
+    max_temperature: int | None = None
+    month_up: int | None = None
+    download: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "announce", tuple(self.announce))  # JSON has lists
-        for name in ("memory", "device_memory", "disk", "disk_writes_per_day", "uplink"):
+        object.__setattr__(self, "pause_for", tuple(self.pause_for))
+        for name in SIZES:
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise StateError(
@@ -80,3 +119,31 @@ class Limits:
             raise StateError(
                 f"precision must be auto, float32 or bfloat16; '{self.precision}' is not"
             )
+        self._check_rules()
+
+    def _check_rules(self) -> None:
+        """Raise StateError where a rule that says when to train cannot be obeyed."""
+        for name, (low, high, example) in RANGES.items():
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:
+                raise StateError(
+                    f"{name.replace('_', ' ')} is {example}: from {low} to {high}, not {value}"
+                )
+        if self.download is not None and self.download < SLOWEST_DOWNLOAD:
+            raise StateError(
+                f"a download of {self.download:,} bytes a second would lose every peer; write at "
+                "least --download 20KB"
+            )
+        if len(self.hours) > MAX_HOURS:
+            raise StateError(f"hours are a text of at most {MAX_HOURS} characters")
+        if self.hours:
+            parse_hours(self.hours)
+        if len(self.pause_for) > MAX_PROGRAMS:
+            raise StateError(f"pause for names at most {MAX_PROGRAMS} programs")
+        for program in self.pause_for:
+            is_name = 0 < len(program) <= MAX_PROGRAM_NAME and program.isprintable()
+            if not is_name or "/" in program or "\\" in program:
+                raise StateError(
+                    f"pause for: '{program}' is no program's name; write it like --pause-for "
+                    "blender,steam, without folders"
+                )

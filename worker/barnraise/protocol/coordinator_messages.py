@@ -119,6 +119,8 @@ class Directive(Message):
     prepare: bool = False  # the machine shall prepare the text and post its manifest
     report_every: float = Field(default=10.0, ge=0.2, le=3600)  # seconds
     token_budget: Count | None = None  # tokens, where it exceeds the spec's budget
+    own_pause: bool = False  # the machine's owner paused it, and not the run
+    pause_until: UnixTime | None = None  # when that pause ends by itself
     mirror_list_version: Count = 0  # of the coordinator's newest mirror list; 0: it has none
     # A machine that holds no mirror list yet recognises its first one by this digest.
     mirror_list_digest: Digest | None = None
@@ -305,7 +307,7 @@ class Reports(Message):
     has applied since its last batch; they earn those authors credit.
     """
 
-    reports: list[Report] = Field(min_length=1, max_length=45)
+    reports: list[Report] = Field(min_length=1, max_length=43)
     verdicts_after: Count = 0
     session: Incarnation | None = None
     attestations: list[Attestation] = Field(default=[], max_length=2)

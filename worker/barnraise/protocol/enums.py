@@ -56,6 +56,52 @@ class Activity(StrEnum):
         return self not in (Activity.FINISHED, Activity.LEFT, Activity.FETCHING)
 
 
+class PauseReason(StrEnum):
+    """Why a machine takes no steps although its run is not over.
+
+    It says nothing of the machine's programs or its figures: everybody who sees the run sees it.
+    """
+
+    HERE = "here"  # somebody paused it on the machine itself
+    SITE = "site"  # its owner paused it on the site
+    RUN = "run"  # the whole run is paused
+    RECRUITING = "recruiting"  # the run waits for more machines
+    HOURS = "hours"
+    IN_USE = "in_use"  # somebody uses keyboard or mouse
+    BATTERY = "battery"
+    BUSY = "busy"  # other programs use the CPU
+    PROGRAM = "program"  # a program runs that goes first
+    HOT = "hot"
+    TRAFFIC = "traffic"  # the month's upload is used up
+    DISK_WRITES = "disk_writes"  # the day's writes are used up
+    RULES = "rules"  # the file with its owner's rules cannot be read
+    OWNER = "owner"  # the run's owner must decide about it
+
+    @property
+    def concerns_one_machine(self) -> bool:
+        """Whether other machines of the run go on."""
+        return self not in (PauseReason.RUN, PauseReason.RECRUITING, PauseReason.OWNER)
+
+
+# What pages say, as what follows a machine's name.
+PAUSE_TEXTS = {
+    PauseReason.HERE: "paused on the machine itself",
+    PauseReason.SITE: "paused on the site by its owner",
+    PauseReason.RUN: "paused with its run",
+    PauseReason.RECRUITING: "waits for more machines",
+    PauseReason.HOURS: "paused by its hours",
+    PauseReason.IN_USE: "paused: somebody uses it",
+    PauseReason.BATTERY: "paused: on battery",
+    PauseReason.BUSY: "paused: other programs use its CPU",
+    PauseReason.PROGRAM: "paused: a program runs that goes first",
+    PauseReason.HOT: "paused: too hot",
+    PauseReason.TRAFFIC: "paused: this month's upload is used up",
+    PauseReason.DISK_WRITES: "paused: today's disk writes are used up",
+    PauseReason.RULES: "paused: its limits cannot be read",
+    PauseReason.OWNER: "waits for the run's owner",
+}
+
+
 class JoinPurpose(StrEnum):
     """Why a machine joins a run."""
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from barnraise.protocol.enums import Activity
+from barnraise.protocol.enums import Activity, PauseReason
 from barnraise.protocol.types import (
     Addresses,
     Count,
@@ -32,7 +32,13 @@ MAX_LINKS = 8  # in a report: those that carry most
 MAX_LOG_LINES = 5  # in a report: the newest since the last one
 MAX_LOG_TEXT = 160  # characters
 MAX_SUSPENDED = 2  # volunteers in a report
+MAX_PROGRAMS = 8  # that a rule names
+MAX_PROGRAM_NAME = 32  # characters
+MAX_HOURS = 120  # characters
+MAX_PAUSE_TEXT = 100  # characters
 
+HoursText = Annotated[str, Field(pattern=r"^[0-9A-Za-z:, -]*$", max_length=MAX_HOURS)]
+ProgramName = Annotated[PlainText, Field(max_length=MAX_PROGRAM_NAME)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Celsius = Annotated[float, Field(ge=-100, le=300)]
 # The first 16 digits of a peer's key, or of a volunteer's digest.
@@ -105,13 +111,33 @@ class SystemView(Message):
 
 
 class LimitsView(Message):
-    """What a machine's owner allows the worker to use, in bytes; null: no limit of the owner's."""
+    """What a machine's owner allows the worker to use, in bytes; null: no limit of the owner's.
+
+    The rules that say when it trains are as in `planning.limits.Limits`.
+    """
 
     memory: Count | None = None
     device_memory: Count | None = None
     disk: Count | None = None
     disk_writes_per_day: Count | None = None
     uplink: Count | None = None  # bytes/s
+    hours: HoursText = ""
+    idle: int | None = Field(default=None, ge=1, le=1440)  # minutes
+    on_battery: bool | None = None  # null in older versions
+    busy_cpu: int | None = Field(default=None, ge=1, le=99)  # percent
+    pause_for: list[ProgramName] = Field(default=[], max_length=MAX_PROGRAMS)
+    threads: int | None = Field(default=None, ge=1, le=4096)
+    cpu: int | None = Field(default=None, ge=1, le=100)  # percent of the time
+    max_temperature: int | None = Field(default=None, ge=40, le=110)  # °C
+    month_up: Count | None = None
+    download: Count | None = None  # bytes/s
+
+
+class PauseView(Message):
+    """Why a machine takes no steps, and until when, where that is known."""
+
+    reason: PauseReason
+    until: UnixTime | None = None
 
 
 class LinkView(Message):
@@ -187,6 +213,7 @@ class MachineFigures(Message):
     exchange: ExchangeView | None = None
     learning_rate: Rate | None = None  # of the last step
     gradient_norm: Rate | None = None  # before clipping: a mean over about 20 steps
+    pause: PauseView | None = None  # null while it trains, and in older versions
 
     def dump_stated(self) -> dict[str, Any]:
         """Return the figures as JSON values, without those that leave earlier ones valid.
@@ -235,6 +262,8 @@ class Report(MachineFigures):
     links: list[LinkView] = Field(default=[], max_length=MAX_LINKS)
     system: SystemView | None = None
     limits: LimitsView | None = None
+    # The pause with its details, such as a program's name: only the machine's owner sees it.
+    pause_sentence: PlainText = Field(default="", max_length=MAX_PAUSE_TEXT)
     log: list[LogLine] = Field(default=[], max_length=MAX_LOG_LINES)  # new ones only
 
 

@@ -5,6 +5,7 @@ Files work alike on every system and between users' sessions, where signals do n
 
 import json
 import threading
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from barnraise.protocol.polling import PERSON_POLL_SECONDS
 from barnraise.state_dir import RunDir
 
 WORKER_FILE = "worker.json"  # the process that works in the folder
-PAUSE_FILE = "paused"  # the worker pauses while it exists
+PAUSE_FILE = "paused"  # the worker pauses while it exists; a `LocalPause`, or empty
 STOP_FILE = "stop.json"  # the process that is to stop
 
 
@@ -56,6 +57,19 @@ class WorkerProcess:
             return False
 
 
+@dataclass(frozen=True)
+class LocalPause:
+    """A pause that somebody ordered on this machine.
+
+    Attributes:
+        until: seconds since 1970 at which it ends by itself; None: with `resume`.
+        is_offline: whether the worker leaves its peers meanwhile.
+    """
+
+    until: float | None = None
+    is_offline: bool = False
+
+
 class LocalControl:
     """What people on this machine want of the worker of one run."""
 
@@ -65,11 +79,29 @@ class LocalControl:
     @property
     def is_paused(self) -> bool:
         """Return whether the worker is to pause, now and at its next start."""
-        return (self.folder / PAUSE_FILE).exists()
+        return self.find_pause(time.time()) is not None
 
-    def pause(self) -> None:
-        """Let the worker pause after its current step, until `resume`."""
-        (self.folder / PAUSE_FILE).touch()
+    def find_pause(self, now: float) -> LocalPause | None:
+        """Return the pause that is in force at `now`, in seconds since 1970; None: there is none.
+
+        A file that a crash cut off, or an older version wrote, is a pause until `resume`.
+        """
+        try:
+            text = (self.folder / PAUSE_FILE).read_text()
+        except OSError:
+            return None
+        try:
+            fields = json.loads(text)
+            until = fields["until"]
+            pause = LocalPause(None if until is None else float(until), bool(fields["offline"]))
+        except (ValueError, TypeError, KeyError):
+            return LocalPause()
+        return pause if pause.until is None or now < pause.until else None
+
+    def pause(self, pause: LocalPause = LocalPause()) -> None:
+        """Let the worker pause after its current step, in place of a pause before."""
+        fields = {"until": pause.until, "offline": pause.is_offline}
+        write_atomically(self.folder / PAUSE_FILE, json.dumps(fields).encode())
 
     def resume(self) -> None:
         """Let the worker go on."""

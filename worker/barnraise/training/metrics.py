@@ -25,6 +25,7 @@ from barnraise.protocol.reports import (
 )
 from barnraise.swap.engine import StepStats
 from barnraise.training.local_status import NeighbourView
+from barnraise.training.pauses import Pause
 
 log = logging.getLogger("barnraise")
 
@@ -40,6 +41,7 @@ class TrainingMetrics:
     Attributes:
         activity: what the worker does now.
         reason: why it waits, for its owner; "" while it does not.
+        pause: why it takes no steps although the run goes on; None while it does.
         warning: what is wrong while it trains all the same, for its owner; "" if nothing is.
         memory_shortages: how often memory has run short, so that a smaller plan was needed.
         step: number of steps taken, abandoned ones included: the position in the data.
@@ -59,6 +61,7 @@ class TrainingMetrics:
         self.key = key
         self.activity = Activity.JOINING
         self.reason = ""
+        self.pause: Pause | None = None
         self.warning = ""
         self.memory_shortages = 0
         self.step = 0
@@ -166,12 +169,14 @@ class TrainingMetrics:
     def set_training(self) -> None:
         """Record that the worker trains now."""
         self.activity = Activity.TRAINING
+        self.pause = None
         self.reason = ""
 
-    def set_idle(self, activity: Activity, reason: str = "") -> None:
-        """Record that the worker does not train now, and why, for its owner."""
+    def set_idle(self, activity: Activity, pause: Pause | None = None) -> None:
+        """Record that the worker does not train now, and why."""
         self.activity = activity
-        self.reason = reason
+        self.pause = pause
+        self.reason = pause.sentence if pause is not None else ""
         self.tokens_per_second = 0.0
         self._last_step_at = None
 
@@ -223,6 +228,8 @@ class TrainingMetrics:
             links=describe_links(stats.neighbours),
             points=points,
             samples=samples,
+            pause=self.pause.view if self.pause else None,
+            pause_sentence=self.pause.private_sentence if self.pause else "",
         )
 
     def status_fields(self) -> dict[str, Any]:

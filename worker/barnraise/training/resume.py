@@ -8,6 +8,7 @@ them.
 checkpoint/       two slots (`checkpoint.py`), of a plan in memory
 state/            records and their manifest (`swap/state_store.py`), of a plan on disk
 state.new/ .old/  while a state moves
+paused_round/     the memory of a plan without state on disk, in a pause (`paused_round.py`)
 """
 
 import logging
@@ -33,6 +34,7 @@ from barnraise.swap.executor import EngineProgress
 from barnraise.swap.muon_moments import refuse_other_optimizer, view_moments
 from barnraise.swap.state_store import TRAINING_KINDS, FragmentSequence, StateStore, read_manifest
 from barnraise.training.checkpoint import CheckpointSlots, StateHeader, remove_folder
+from barnraise.training.paused_round import PausedRound
 
 log = logging.getLogger("barnraise")
 
@@ -64,7 +66,17 @@ class SavedState:
             or on_disk.step > in_checkpoint.step
             or (plan.on_disk and on_disk.step == in_checkpoint.step)
         )
-        self.header = on_disk if self._is_on_disk else in_checkpoint
+        self._between_rounds = on_disk if self._is_on_disk else in_checkpoint
+        self.paused_round = PausedRound(folder, plan)
+        self.header = self._newest_header()
+
+    def _newest_header(self) -> StateHeader | None:
+        """Return the header of the paused round, unless a round was saved after it."""
+        paused, saved = self.paused_round.header, self._between_rounds
+        if paused is not None and (saved is None or paused.step >= saved.step):
+            return paused
+        self.paused_round.remove()
+        return saved
 
     def open_store(self, recipe: Recipe) -> StateStore:
         """Open the plan's state store, after moving the saved state into it.
@@ -80,7 +92,10 @@ class SavedState:
         if self.header is not None:
             refuse_other_optimizer(plan, self._saved_optimizer())
         if not plan.on_disk:
-            return StateStore(plan)
+            store = StateStore(plan)
+            if self.paused_round.header is not None:
+                self.paused_round.fill(store)
+            return store
         if self.header is not None:
             manifest = read_manifest(self.state) if self._is_on_disk else None
             if manifest is None or manifest["layout"] != StateStore.layout_of(plan):
@@ -100,7 +115,9 @@ class SavedState:
         return find_optimizer(self.plan.fragments[1], second_moments)
 
     def read_progress(self, store: StateStore) -> EngineProgress | None:
-        """Return the progress of a state on disk; None for a new one and for one in memory."""
+        """Return the progress of a state on disk or of a paused round; None for any other one."""
+        if self.paused_round.header is not None:
+            return _engine_progress(self.paused_round.header)
         if store.header is None:
             return None
         return _engine_progress(StateHeader.model_validate_json(store.header))
@@ -126,6 +143,7 @@ class SavedState:
             engine.commit(closing)
             return
         self.checkpoint.save(engine.state_dict(), header)
+        self.paused_round.remove()
         if self._is_on_disk:
             self._is_on_disk = False
             remove_folder(self.state)
@@ -140,6 +158,12 @@ class SavedState:
             Whether the ledger continues the saved state.
         """
         assert self.header is not None
+        paused = self.paused_round.header
+        if paused is not None and not _continues(ledger, paused):
+            self.paused_round.remove()
+            self.header = self._between_rounds
+            if self.header is None:
+                return False
         vector = {author: head.seq for author, head in self.header.heads.items()}
         if ledger.can_continue_from(vector, self.header.retracted):
             return True
@@ -167,6 +191,7 @@ class SavedState:
         """Remove the saved state: the ledger does not continue it."""
         remove_folder(self.state)
         self.checkpoint.clear()
+        self.paused_round.remove()
         self.header = None
         self._is_on_disk = False
 
@@ -230,6 +255,12 @@ class SavedState:
                     break
         for leftover in (self._new_state, self._old_state):
             remove_folder(leftover)
+
+
+def _continues(ledger: Ledger, header: StateHeader) -> bool:
+    """Return whether a ledger continues the anchor of a saved state."""
+    vector = {author: head.seq for author, head in header.heads.items()}
+    return ledger.can_continue_from(vector, header.retracted)
 
 
 class AnchorOverlay(Mapping[str, Tensor]):

@@ -30,6 +30,9 @@ from barnraise.ledger.anchor import Anchor, Withdrawal, load_initial_fragment
 from barnraise.ledger.blob_store import BlobStore
 from barnraise.ledger.ledger import Ledger
 from barnraise.ledger.milestones import Milestone
+from barnraise.limits.decision import TRAIN
+from barnraise.limits.rule_watch import RuleWatch
+from barnraise.limits.system_zone import local_now
 from barnraise.peering.transports.iroh_transport import IrohTransport
 from barnraise.peering.transports.transport import Transport
 from barnraise.planning.hardware import Hardware, return_freed_memory
@@ -40,7 +43,7 @@ from barnraise.planning.render import build_plan_view
 from barnraise.planning.round_schedule import RoundSchedule
 from barnraise.planning.search import make_plan
 from barnraise.planning.write_advice import PlanRequest, describe_write_limit
-from barnraise.protocol.enums import Activity, JoinPurpose, RunStatus
+from barnraise.protocol.enums import Activity, JoinPurpose, PauseReason, RunStatus
 from barnraise.protocol.polling import LOOP_POLL_SECONDS, NETWORK_POLL_SECONDS
 from barnraise.swap.device import require_determinism
 from barnraise.swap.engine import WARMUP_STEPS, Engine
@@ -50,12 +53,15 @@ from barnraise.swap.state_store import FragmentSequence, StateStore
 from barnraise.text.batches import TokenDataset
 from barnraise.training.card_memory import claim_card_memory
 from barnraise.training.checkpoint import StateHeader
+from barnraise.training.cpu_share import CpuShare
 from barnraise.training.join import JoinedRun
 from barnraise.training.local_control import LocalControl
 from barnraise.training.local_status import LocalStatus
+from barnraise.training.memory_return import return_memory
 from barnraise.training.memory_watch import MemoryWatch
 from barnraise.training.metrics import TrainingMetrics
 from barnraise.training.plan_change import find_other_plan
+from barnraise.training.pauses import Pause, choose_pause, frees_memory
 from barnraise.training.prefetch import Prefetch, reserve_text
 from barnraise.training.replay_monitor import ReplayMonitor
 from barnraise.training.resume import SavedState, progress_fields
@@ -74,14 +80,8 @@ LAST_REPORT_SECONDS = 2.0  # of these, for its last report
 SYNCHRONIZED_SECONDS = 1.0  # peers must have had the same updates for this long
 ALONE_SECONDS = 5.0  # a worker without peers waits this long for one to connect
 
-# Why a machine waits, for its owner.
-PAUSED_HERE_REASON = "paused on this machine"
-PAUSE_REASONS = {
-    RunStatus.PAUSED: "paused on the site",
-    RunStatus.RECRUITING: "waits for more machines to join",
-}
-QUOTA_REASON = "today's disk writes are used up"
-SUSPENDED_REASON = "the run's owner must decide"
+QUOTA_PAUSE = Pause(PauseReason.DISK_WRITES, "today's disk writes are used up")
+OWNER_PAUSE = Pause(PauseReason.OWNER, "the run's owner must decide")
 
 
 class WorkerPhase(Enum):
@@ -99,6 +99,7 @@ class Worker:
 
     join_purpose = JoinPurpose.TRAIN
     ends_with_run = True  # else it has something to do after the run's end
+    frees_when_paused = True  # whether a long pause gives the model's memory back
     # `initialise_state` sets these two, and `prepare` the others.
     store: StateStore
     engine: Engine
@@ -180,6 +181,8 @@ class Worker:
         )
         if self.limits.uplink is not None:
             self.exchange.set_uplink_limit(self.limits.uplink)
+        if self.limits.download is not None:
+            self.exchange.set_download_limit(self.limits.download)
         self.anchor = Anchor([], self.ledger.last_updates())  # empty until `initialise_state`
         self.metrics = TrainingMetrics(self.key)
         self.metrics.plan = build_plan_view(self.plan, hardware)
@@ -199,6 +202,10 @@ class Worker:
         self._milestone = -1  # number of the last evaluation, in multiples of `evaluate_every`
         self._open_state = ExitStack()  # closes the engine, once there is one
         self._memory_watch: MemoryWatch | None = None
+        self._rules: RuleWatch | None = None
+        self._cpu_share = CpuShare(lambda: self.owners_limits.cpu)
+        self.offline_pause: Pause | None = None  # for which this worker has left its peers
+        self.is_freed = False  # a pause has closed the engine
         self._running_mark = RunningMark(joined.folder.path)
         self._leaving_since: float | None = None  # monotonic; when the loop noticed it
         self._logged_probation = ""
@@ -224,6 +231,16 @@ class Worker:
     def watch_memory(self, watch: MemoryWatch) -> None:
         """Make a smaller plan between two rounds when other programs need the memory."""
         self._memory_watch = watch
+
+    def watch_rules(self, rules: RuleWatch) -> None:
+        """Train only when the rules of the machine's owner allow it."""
+        self._rules = rules
+        rules.count_traffic(lambda: self.exchange.stats.bytes_sent)
+
+    @property
+    def owners_limits(self) -> Limits:
+        """Return the limits of the machine's owner as they are now."""
+        return self._rules.limits if self._rules is not None else self.limits
 
     # ---- life cycle ---------------------------------------------------------------------------
 
@@ -300,6 +317,8 @@ class Worker:
             # Take local steps on this machine's replica. An interrupted round ends for every
             # fragment (None); a complete one only for the fragments that are due.
             is_complete = self.train_locally(round_schedule)
+            if self.is_freed:
+                return  # it leaves during a pause, whose state has the unfinished round
             fragments_due = round_schedule.fragments_due(self._run_time()) if is_complete else None
 
             if self.engine.round_tokens:
@@ -324,7 +343,7 @@ class Worker:
                 self.change_plan()
 
         # Publish what the fragments that were not due have learnt.
-        if has_unpublished:
+        if has_unpublished and not self.is_freed:
             self.publish_round(round_schedule)
             if not self.is_leaving():
                 self.save_checkpoint()
@@ -344,16 +363,33 @@ class Worker:
             # The learning rate follows the ledger's tokens, this round's included.
             tokens = self.anchor.tokens + self.engine.round_tokens
             scale = learning_rate_scale(recipe, tokens)
-            stats = self.engine.step(micro_batches, scale, step + 1, self.is_leaving)
+            self._cpu_share.begin_step()
+            stats = self.engine.step(micro_batches, scale, step + 1, self.should_end_step)
             if stats.interrupted:
+                # A step that a pause has ended is taken again.
+                if not self.is_leaving() and self.wait_while_paused():
+                    continue
                 return False
+            self._cpu_share.rest(self.is_leaving)
             tokens = self.anchor.tokens + self.engine.round_tokens
+            stats = replace(stats, seconds=stats.seconds - self._cpu_share.slept_in_step)
             self.metrics.record_step(stats, tokens, scale * recipe.learning_rate)
 
             self.run_between_steps()
             if not self.wait_while_paused():
                 return False
         return True
+
+    def should_end_step(self) -> bool:
+        """Return whether to end the step; rest as the share of the CPU requires.
+
+        Where the whole gradient's norm clips it, a step that is ended has changed nothing, and can
+        be taken again after a pause. Else a pause waits for the end of the step.
+        """
+        if self.plan.clipping == "exact" and self.find_pause() is not None:
+            return True
+        self._cpu_share.rest(self.is_leaving)
+        return self.is_leaving()
 
     def is_round_over(self, round_schedule: RoundSchedule) -> bool:
         """Return whether this machine publishes now."""
@@ -518,6 +554,7 @@ class Worker:
             self.metrics.memory_shortages = self._memory_watch.shortages
         status = self.status_publisher.publish(self.anchor, at_once)
         if status is not None:
+            self.monitor.set_limits(describe_limits(self.owners_limits))
             self._on_status(status)
 
     def poll_should_stop(self) -> bool:
@@ -548,7 +585,7 @@ class Worker:
                 log.error("%s", reason)
             is_alone = reason == self.exchange.suspension
             activity = Activity.PAUSED if is_alone else Activity.SUSPENDED
-            self.metrics.set_idle(activity, SUSPENDED_REASON)
+            self.metrics.set_idle(activity, OWNER_PAUSE)
             if self.leaving.wait(LOOP_POLL_SECONDS) or self.run_ended:
                 break
             self.engine.apply_queued()
@@ -566,33 +603,81 @@ class Worker:
         return self.exchange.suspension or ""
 
     def wait_while_paused(self) -> bool:
-        """Wait while the run is paused or the disk quota is used up. The exchange goes on.
+        """Wait while there is a reason to pause. The exchange goes on.
+
+        A long pause closes the engine, so that the model's memory is free, and opens it again.
 
         Returns:
             Whether to go on training; False when the round should end here.
         """
-        was_exhausted = False
-        while True:
-            is_exhausted = self.disk_quota_exhausted
-            if is_exhausted and not was_exhausted:
-                log.info(
-                    "today's %.1f GB are written to disk: training goes on tomorrow (UTC), "
-                    "the exchange of updates goes on",
-                    (self.plan.daily_write_limit or 0) / 1e9,
-                )
-            was_exhausted = is_exhausted
-            if not is_exhausted and not self.pause_reason:
-                break
-            self.metrics.set_idle(
-                Activity.PAUSED, QUOTA_REASON if is_exhausted else self.pause_reason
+        started = time.monotonic()
+        pause = self.find_pause()
+        if pause is QUOTA_PAUSE:
+            log.info(
+                "today's %.1f GB are written to disk: training goes on tomorrow (UTC), "
+                "the exchange of updates goes on",
+                (self.plan.daily_write_limit or 0) / 1e9,
             )
+        while pause is not None:
+            self.metrics.set_idle(Activity.PAUSED, pause)
+            if pause.is_offline:
+                self.offline_pause = pause
+                self.leaving.set()
             if self.leaving.wait(LOOP_POLL_SECONDS) or self.run_ended:
                 break
-            if not is_exhausted:
-                self.engine.apply_queued()  # writes to disk, where the state lies there
-            self.run_between_steps()
+            if self._frees_memory(pause, time.monotonic() - started):
+                self.free_memory()
+            self._serve_while_paused(pause)
+            pause = self.find_pause()
+        if self.is_freed and not self.leaving.is_set():
+            self._reopen_state()
+            self.is_freed = False
         self.metrics.set_training()
         return not (self.leaving.is_set() or self.run_ended)
+
+    def _serve_while_paused(self, pause: Pause) -> None:
+        """Exchange updates and report, as far as that is possible in this pause."""
+        if self.is_freed:
+            self.exchange.poll_updates()  # they are in the ledger, which gives them again
+            self.report_status()
+            return
+        if pause is not QUOTA_PAUSE:
+            self.engine.apply_queued()  # writes to disk, where the state lies there
+        self.run_between_steps()
+
+    def find_pause(self) -> Pause | None:
+        """Return why this machine is to take no step now; None if it may take one."""
+        if self.disk_quota_exhausted:
+            return QUOTA_PAUSE
+        if self.status_publisher.refusal is not None:
+            return None
+        decision = self._rules.decision if self._rules is not None else TRAIN
+        now = local_now()
+        local = self.local_control.find_pause(now.timestamp())
+        return choose_pause(local, decision, self.reporter.directive, now)
+
+    def _frees_memory(self, pause: Pause, paused_seconds: float) -> bool:
+        """Return whether to give the memory back now; what would be saved may not be written."""
+        if self.is_freed or not self.frees_when_paused or pause is QUOTA_PAUSE:
+            return False
+        return frees_memory(pause, paused_seconds, time.time())
+
+    def free_memory(self) -> None:
+        """Save the state as it is, in the middle of the round, and free its memory."""
+        self.engine.flush()
+        self.engine.apply_queued()
+        if self.plan.on_disk:
+            self.engine.commit(closing=True)
+        elif self.saved_state.paused_round.has_room():
+            header = self.state_header(self.engine.progress)
+            self.saved_state.paused_round.save(self.engine, header)
+        else:
+            log.warning("the disk has no room for this model's state: a pause keeps its memory")
+            self.frees_when_paused = False
+            return
+        self._drop_engine()
+        self.is_freed = True
+        return_memory()
 
     def resync_if_behind(self) -> None:
         """Replace the anchor by the peers' where they no longer store updates that this one lacks.
@@ -611,12 +696,16 @@ class Worker:
     def _close_state(self) -> None:
         """Save the state and free its memory; `_reopen_state` opens it again."""
         self.save_checkpoint(closing=True)
+        self._drop_engine()
+
+    def _drop_engine(self) -> None:
         self._open_state.close()
         del self.engine, self.store
         self.anchor = Anchor([], self.ledger.last_updates())
 
     def _reopen_state(self) -> None:
-        """Open the state that `_close_state` has saved, under the plan of now."""
+        """Open the state that was saved last, under the plan of now."""
+        self.exchange.hold_updates()
         self.saved_state = SavedState(self.joined.folder.path, self.plan)
         header = self.load_saved_state()
         self.initialise_state(header, None if header else load_base_snapshot(self.ledger))
@@ -662,17 +751,10 @@ class Worker:
         return self.status_publisher.refusal or status
 
     @property
-    def pause_reason(self) -> str:
-        """Return why this machine is to wait, for its owner; "" if it is not."""
-        if self.status_publisher.refusal is not None:
-            return ""
-        if self.local_control.is_paused:
-            return PAUSED_HERE_REASON
-        return PAUSE_REASONS.get(self.reporter.directive.status, "")
-
-    @property
     def disk_quota_exhausted(self) -> bool:
         """Return whether another step would exceed today's (UTC) quota of disk writes."""
+        if self.is_freed:
+            return False
         left = self.store.writes_left_today(self.plan.daily_write_limit)
         return left is not None and left < self.plan.written_per_step
 
@@ -844,7 +926,8 @@ class Worker:
     def finish(self, activity: Activity) -> None:
         """Save the final state. `activity` is what the last report states."""
         self.metrics.set_idle(activity)
-        self.save_checkpoint(closing=True)
+        if not self.is_freed:
+            self.save_checkpoint(closing=True)
 
     def _wait_for_delivery(self) -> None:
         """Wait briefly for a peer to have this machine's last update. The state stays as saved."""

@@ -15,6 +15,7 @@ class MachinePauseStarted(Message):
     """The owner paused the machine."""
 
     at: AwareDatetime
+    until: AwareDatetime | None = None  # none: until its owner ends it
     by: Id | None = None
 
 
@@ -27,7 +28,12 @@ def fold(facts: Sequence[Fact]) -> State | None:
     last = facts[-1]
     if last.action == "end":
         return None
-    return {"since": last.payload.at.isoformat(), "by": last.payload.by}
+    until = last.payload.until
+    return {
+        "since": last.payload.at.isoformat(),
+        "until": until.isoformat() if until else None,
+        "by": last.payload.by,
+    }
 
 
 def store(pause_id: str, state: State | None) -> None:
@@ -37,7 +43,8 @@ def store(pause_id: str, state: State | None) -> None:
         return
     machine = require_row(Machine.objects.filter(key=pause_id), f"machine:{pause_id}")
     by = User.objects.filter(pk=state["by"]).first() if state["by"] else None
-    fields = {"since": datetime.fromisoformat(state["since"]), "by": by}
+    until = datetime.fromisoformat(state["until"]) if state["until"] else None
+    fields = {"since": datetime.fromisoformat(state["since"]), "until": until, "by": by}
     MachinePause.objects.update_or_create(machine=machine, defaults=fields)
 
 

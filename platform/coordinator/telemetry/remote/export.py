@@ -37,6 +37,7 @@ from coordinator.telemetry.remote.protocol import (
 M = TypeVar("M", bound=Model)
 MEMBERSHIP_COLUMNS = ("membership__run", "membership__machine__key")
 ROLLUP_COLUMNS, POINT_COLUMNS = RollupRow._fields[1:], LossRow._fields[1:]
+EVENT_COLUMNS = EventRow._fields[2:]  # after the machine and the id
 FIRST = {UUIDField: str(UUID(int=0)), BigAutoField: "0"}  # what is before every id
 
 
@@ -74,7 +75,7 @@ def build_page(after: TelemetryPosition) -> TelemetryPage:
         LossPoint.objects.all(), after.points, MAX_LOSSES, *MEMBERSHIP_COLUMNS, *POINT_COLUMNS
     )
     events = _select_after(
-        RunEvent.objects.all(), after.events, MAX_EVENTS, "run", "machine__key", "kind", "at"
+        RunEvent.objects.all(), after.events, MAX_EVENTS, "run", "machine__key", *EVENT_COLUMNS
     )
     witnesses, has_more_witnesses = _select_witnesses(after.witnesses)
     now = time.time()
@@ -86,8 +87,8 @@ def build_page(after: TelemetryPosition) -> TelemetryPage:
         rollups=[RollupRow(index_of(run, key), *figures) for _, _, run, key, *figures in rollups],
         points=[LossRow(index_of(run, key), *figures) for _, _, run, key, *figures in points],
         events=[
-            EventRow(index_of(run, key), str(pk), kind, at.timestamp())
-            for _, pk, run, key, kind, at in events
+            EventRow(index_of(run, key), str(pk), kind, at.timestamp(), reason)
+            for _, pk, run, key, kind, at, reason in events
         ],
         witnesses=[
             WitnessRow(index_of(run, key), head, statement)

@@ -264,6 +264,7 @@ def _build_events(
                 run_id=member.run_id,
                 machine_id=member.machine_id,
                 kind=row.kind,
+                reason=row.reason,
                 at=at,
                 mirror=key,
                 changed=None,

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import ConfigDict, Field, model_validator
 
 from barnraise.protocol.coordinator_messages import SignedHeader, SignedStatement
+from barnraise.protocol.enums import PauseReason
 from barnraise.protocol.messages import Signed
 from barnraise.protocol.reports import MachineFigures
 from barnraise.protocol.types import (
@@ -122,6 +123,7 @@ class EventRow(NamedTuple):
     id: Id
     kind: Literal["joined", "paused", "resumed", "finished", "left"]
     at: UnixTime
+    reason: PauseReason | Literal[""] = ""  # of a pause
 
 
 class WitnessRow(NamedTuple):

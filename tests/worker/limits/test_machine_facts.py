@@ -1,0 +1,148 @@
+"""Test what is read of a machine, with answers of each system and with this one's processes."""
+
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+
+from barnraise.limits import machine_facts
+from barnraise.limits.machine_facts import (
+    COMMAND_SECONDS,
+    FactsReader,
+    LinuxFacts,
+    OtherPrograms,
+    PosixPrograms,
+    SlowReading,
+    open_machine_facts,
+    parse_input_registry,
+    parse_sessions,
+    since_tick,
+)
+from barnraise.planning.limits import Limits
+
+SESSIONS = """Type=tty
+State=active
+IdleHint=no
+IdleSinceHint=0
+
+Type=wayland
+State=active
+IdleHint=yes
+IdleSinceHint=1700000000000000
+
+Type=x11
+State=closing
+IdleHint=no
+IdleSinceHint=0
+"""
+REGISTRY = """  | |   "HIDParameters" = {"HIDClickTime"=500000000}
+  | |   "HIDIdleTime" = 4200000000
+"""
+
+
+def test_idle_time_of_login_sessions():
+    assert parse_sessions(SESSIONS, 1_700_000_090.0) == 90.0
+    assert parse_sessions(SESSIONS.replace("IdleHint=yes", "IdleHint=no"), 1.7e9) == 0.0
+    assert parse_sessions("Type=tty\nState=active\nIdleHint=yes\n", 1.7e9) is None
+    assert parse_sessions("", 0.0) is None
+
+
+def test_idle_time_of_macos_and_windows():
+    assert parse_input_registry(REGISTRY) == 4.2
+    assert parse_input_registry("") is None
+    assert since_tick(5_000, 2_000) == 3.0
+    assert since_tick(1_000, (1 << 32) - 1_000) == 2.0, "the count begins again after 49 days"
+
+
+def test_answer_of_a_program_is_asked_for_now_and_then():
+    now, asked = 0.0, []
+
+    def read() -> float:
+        asked.append(now)
+        return now
+
+    reading = SlowReading(read, lambda: now)
+    assert reading.read() == 0.0
+    now = COMMAND_SECONDS - 1
+    assert reading.read() == 0.0
+    now = COMMAND_SECONDS
+    assert reading.read() == COMMAND_SECONDS and len(asked) == 2
+
+
+@pytest.mark.parametrize("reader", [LinuxFacts, PosixPrograms])
+def test_running_programs_are_found_by_name(reader, tmp_path):
+    program = tmp_path / "a-program-with-a-long-name"
+    shutil.copy("/bin/sleep", program)
+    names = (
+        "nothing-of-this-name",
+        "A-Program-With-A-Long-Name",
+        "a-program-with-a-different-name",
+    )
+    assert reader().list_programs(names) == ()
+    process = subprocess.Popen([program, "60"])
+    try:
+        deadline = time.monotonic() + 30
+        while not (found := reader().list_programs(names)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert found == ("A-Program-With-A-Long-Name",)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_other_programs_use_of_the_cpu_excludes_this_one():
+    meter = OtherPrograms()
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        time.sleep(1.5)
+        others = meter.measure()
+    finally:
+        busy.kill()
+        busy.wait()
+    assert others is not None and others > 5
+    own = OtherPrograms()
+    ends = time.process_time() + 0.3
+    while time.process_time() < ends:
+        pass
+    assert own.measure() is not None
+
+
+class HeadlessFacts(LinuxFacts):
+    """A machine without keyboard and mouse."""
+
+    def read_idle_seconds(self) -> float | None:
+        return None
+
+
+def test_rules_that_a_machine_cannot_obey_are_named(monkeypatch):
+    reader = FactsReader(HeadlessFacts())
+    assert reader.explain_missing(Limits()) == ""
+    sentence = reader.explain_missing(Limits(idle=5))
+    assert sentence.startswith("--idle needs to see when keyboard and mouse were used last, and")
+    monkeypatch.setattr(machine_facts, "read_cpu_celsius", lambda: None)
+    assert "reveals no temperature" in reader.explain_missing(Limits(max_temperature=85))
+    monkeypatch.setattr(machine_facts, "read_cpu_celsius", lambda: 61.0)
+    assert reader.explain_missing(Limits(max_temperature=85)) == ""
+    assert reader.read(Limits(max_temperature=85)).celsius == 61.0
+
+
+def test_only_what_a_rule_needs_is_read():
+    facts = FactsReader(HeadlessFacts()).read(Limits())
+    assert facts.idle_seconds is facts.other_cpu is facts.celsius is None and not facts.programs
+
+
+@pytest.mark.parametrize(("answer", "is_on_battery"), [(True, False), (False, True), (None, False)])
+def test_battery_counts_when_it_is_known_that_no_plug_is_in(monkeypatch, answer, is_on_battery):
+    battery = type("Battery", (), {"power_plugged": answer})()
+    monkeypatch.setattr(machine_facts.psutil, "sensors_battery", lambda: battery, raising=False)
+    assert machine_facts.is_on_battery() == is_on_battery
+    monkeypatch.setattr(machine_facts.psutil, "sensors_battery", lambda: None, raising=False)
+    assert not machine_facts.is_on_battery()
+
+
+def test_this_system_has_a_reader():
+    facts = open_machine_facts()
+    idle = facts.read_idle_seconds()
+    assert (idle is None and facts.explain_no_idle()) or idle >= 0

@@ -1,0 +1,180 @@
+"""Decide whether a machine may train now, by its owner's rules and what the machine is like. Pure.
+
+A pause lasts at least `HOLD_SECONDS` after its cause was seen last, and a rule with a threshold
+lets training go on only well below it. So no order of facts lets a machine pause and train more
+often than once a minute.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from barnraise.planning.limits import Limits
+from barnraise.planning.weekly_hours import parse_hours
+from barnraise.protocol.enums import PauseReason
+
+HOLD_SECONDS = 60.0
+CPU_MARGIN = 10  # percentage points below a threshold at which a busy CPU counts as free again
+HEAT_MARGIN = 5.0  # °C below the limit at which a hot machine counts as cool again
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Whether a machine may train.
+
+    Attributes:
+        may_train: whether it may.
+        reason: why not, as a sentence for its owner; "" while it may.
+        until: seconds since 1970 before which it does not train again; None while it may.
+        kind: why not, without details; None while it may.
+        is_offline: whether it leaves its peers meanwhile, because the rule limits traffic.
+    """
+
+    may_train: bool = True
+    reason: str = ""
+    until: float | None = None
+    kind: PauseReason | None = None
+    is_offline: bool = False
+
+
+TRAIN = Decision()
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a machine is like now. None: the system does not reveal it, or no rule needs it.
+
+    Attributes:
+        idle_seconds: since somebody used keyboard or mouse.
+        on_battery: whether the machine runs on its battery.
+        other_cpu: percentage of all cores that other programs used lately.
+        programs: those of the rule `pause_for` that run.
+        celsius: the highest temperature of CPU and GPU.
+        month_sent: bytes sent to peers in this calendar month.
+        last: what was decided last under the same rules.
+    """
+
+    idle_seconds: float | None = None
+    on_battery: bool = False
+    other_cpu: float | None = None
+    programs: tuple[str, ...] = ()
+    celsius: float | None = None
+    month_sent: int = 0
+    last: Decision = TRAIN
+
+
+def decide(limits: Limits, facts: Facts, now: datetime) -> Decision:
+    """Decide whether a machine may train.
+
+    Args:
+        limits: its owner's rules.
+        facts: what it is like.
+        now: the time, in its local zone.
+    """
+    found = (rule(limits, facts, now) for rule in RULES)
+    pause = next((decision for decision in found if decision is not None), None)
+    last = facts.last
+    is_held = last.until is not None and now.timestamp() < last.until
+    if pause is None:
+        return last if is_held else TRAIN
+    if is_held and last.until is not None and pause.until is not None:
+        return replace(pause, until=max(last.until, pause.until))
+    return pause
+
+
+def format_until(moment: datetime, now: datetime) -> str:
+    """Return a moment as people say it: "19:00", "Mon 07:00" or "1 Dec 00:00"."""
+    clock = f"{moment:%H:%M}"
+    if moment.date() == now.date():
+        return clock
+    if moment - now < timedelta(days=6):
+        return f"{moment:%a} {clock}"
+    return f"{moment.day} {moment:%b} {clock}"
+
+
+def _pause(kind: PauseReason, reason: str, now: datetime, seconds: float = 0.0) -> Decision:
+    """Return a pause that lasts so many seconds more, or `HOLD_SECONDS` if that is longer."""
+    until = now.timestamp() + max(HOLD_SECONDS, seconds)
+    return Decision(False, f"paused: {reason}", until, kind)
+
+
+def _check_hours(limits: Limits, facts: Facts, now: datetime) -> Decision | None:
+    hours = parse_hours(limits.hours) if limits.hours else None
+    if hours is None or hours.contains(now):
+        return None
+    last = facts.last
+    if last.kind is PauseReason.HOURS and last.until and now.timestamp() < last.until:
+        return last  # the end of the same pause need not be looked for again
+    opening = hours.next_change(now)
+    assert opening is not None, "hours that can be written cover a minute of every week"
+    reason = f"paused until {format_until(opening, now)} by its hours"
+    return Decision(False, reason, opening.timestamp(), PauseReason.HOURS)
+
+
+def _check_traffic(limits: Limits, facts: Facts, now: datetime) -> Decision | None:
+    if limits.month_up is None or facts.month_sent < limits.month_up:
+        return None
+    next_month = (now.replace(day=1) + timedelta(days=32)).replace(
+        day=1, hour=0, minute=0, second=0, microsecond=0
+    )
+    reason = f"paused until {format_until(next_month, now)}: this month's upload is used up"
+    until = next_month.timestamp()
+    return Decision(False, reason, until, PauseReason.TRAFFIC, is_offline=True)
+
+
+def _check_battery(limits: Limits, facts: Facts, now: datetime) -> Decision | None:
+    if limits.on_battery or not facts.on_battery:
+        return None
+    return _pause(PauseReason.BATTERY, "on battery", now)
+
+
+def _check_programs(limits: Limits, facts: Facts, now: datetime) -> Decision | None:
+    if not facts.programs:
+        return None
+    verb = "is" if len(facts.programs) == 1 else "are"
+    return _pause(PauseReason.PROGRAM, f"{', '.join(facts.programs)} {verb} running", now)
+
+
+def _check_idle(limits: Limits, facts: Facts, now: datetime) -> Decision | None:
+    if limits.idle is None:
+        return None
+    if facts.idle_seconds is None:
+        return _pause(PauseReason.IN_USE, "whether somebody uses it cannot be read", now)
+    missing = 60 * limits.idle - facts.idle_seconds
+    return _pause(PauseReason.IN_USE, "somebody uses it", now, missing) if missing > 0 else None
+
+
+def _check_heat(limits: Limits, facts: Facts, now: datetime) -> Decision | None:
+    if limits.max_temperature is None:
+        return None
+    if facts.celsius is None:
+        return _pause(PauseReason.HOT, "its temperature cannot be read", now)
+    was_hot = facts.last.kind is PauseReason.HOT
+    if facts.celsius < limits.max_temperature - (HEAT_MARGIN if was_hot else 0.0):
+        return None
+    return _pause(PauseReason.HOT, f"{facts.celsius:.0f} °C are too hot", now)
+
+
+def _check_cpu(limits: Limits, facts: Facts, now: datetime) -> Decision | None:
+    if limits.busy_cpu is None or facts.other_cpu is None:
+        return None
+    threshold = limits.busy_cpu
+    if facts.last.kind is PauseReason.BUSY:
+        threshold = max(threshold - CPU_MARGIN, threshold / 2)
+    if facts.other_cpu <= threshold:
+        return None
+    reason = f"other programs use {facts.other_cpu:.0f} % of the CPU"
+    return _pause(PauseReason.BUSY, reason, now)
+
+
+Rule = Callable[[Limits, Facts, datetime], Decision | None]
+# The first that applies is what people are told: those that last longest come first.
+RULES: tuple[Rule, ...] = (
+    _check_traffic,
+    _check_hours,
+    _check_battery,
+    _check_programs,
+    _check_idle,
+    _check_heat,
+    _check_cpu,
+)

@@ -1,0 +1,358 @@
+"""Read what a machine is like: idle time, battery, other programs, temperature.
+
+One class for each system behind the protocol `MachineFacts`. Only what a rule needs is read.
+"""
+
+import ctypes
+import ctypes.util
+import os
+import re
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
+from typing import Any, Protocol
+
+import psutil
+
+from barnraise.coordinator_client.machine_monitor import GpuSensor, read_cpu_celsius
+from barnraise.limits.decision import Facts
+from barnraise.planning.limits import Limits
+
+CPU_READINGS = 5  # over which the use of the CPU is averaged
+COMMAND_SECONDS = 10.0  # between two readings that start a program, whose answer changes slowly
+COMMAND_LIMIT_SECONDS = 5.0  # for such a program
+COMM_LENGTH = 15  # characters of a program's name that Linux keeps
+
+
+class MachineFacts(Protocol):
+    """What a system reveals of the machine."""
+
+    def read_idle_seconds(self) -> float | None:
+        """Return the seconds since somebody used keyboard or mouse; None: it is not revealed."""
+        ...
+
+    def explain_no_idle(self) -> str:
+        """Return why the idle time is not revealed, as a part of a sentence."""
+        ...
+
+    def list_programs(self, names: Collection[str]) -> tuple[str, ...]:
+        """Return those of these programs that run now, whatever the case of their letters."""
+        ...
+
+
+class PosixPrograms:
+    """Find running programs by the names that psutil reads."""
+
+    def list_programs(self, names: Collection[str]) -> tuple[str, ...]:
+        """Return those of these programs that run now."""
+        running = {
+            _plain_name(process.info["name"] or "") for process in psutil.process_iter(["name"])
+        }
+        return tuple(name for name in names if _plain_name(name) in running)
+
+
+def _plain_name(name: str) -> str:
+    return name.lower().removesuffix(".exe")
+
+
+class LinuxFacts:
+    """Linux: X11's screen saver extension, or what logind knows of a graphical session."""
+
+    def __init__(self) -> None:
+        self._screen: _XScreenSaver | None = None
+        if os.environ.get("DISPLAY") and os.environ.get("XDG_SESSION_TYPE") != "wayland":
+            self._screen = _XScreenSaver.open()
+        self._session = SlowReading(lambda: parse_sessions(_run(SESSIONS_COMMAND), time.time()))
+
+    def read_idle_seconds(self) -> float | None:
+        """Return the seconds since the last input; see `MachineFacts`."""
+        if self._screen is not None:
+            return self._screen.idle_seconds()
+        return self._session.read()
+
+    def explain_no_idle(self) -> str:
+        """Return why the idle time is not revealed."""
+        return "there is no X display here, and logind knows no graphical session"
+
+    def list_programs(self, names: Collection[str]) -> tuple[str, ...]:
+        """Return those of these programs that run now.
+
+        Reading the kernel's own files costs a tenth of what psutil's objects do, every 2 s.
+        """
+        if not names:
+            return ()
+        found: set[str] = set()
+        for entry in os.scandir("/proc"):
+            if not entry.name.isdigit():
+                continue
+            try:
+                comm = Path(entry.path, "comm").read_text().strip().lower()
+            except OSError:  # it has ended
+                continue
+            found |= {
+                name
+                for name in names
+                if name.lower()[:COMM_LENGTH] == comm and _has_name(int(entry.name), name, comm)
+            }
+        return tuple(name for name in names if name in found)
+
+
+def _has_name(pid: int, name: str, comm: str) -> bool:
+    """Return whether a process has a name whose beginning is known to be its own."""
+    if len(comm) < COMM_LENGTH:
+        return True
+    try:
+        return psutil.Process(pid).name().lower() == name.lower()
+    except psutil.Error:
+        return False
+
+
+# All sessions with their properties, one block of lines for each.
+SESSIONS_COMMAND = (
+    "sh",
+    "-c",
+    "loginctl list-sessions --no-legend | while read -r id rest; do "
+    'loginctl show-session "$id" -p Type -p State -p IdleHint -p IdleSinceHint; echo; done',
+)
+
+
+def parse_sessions(text: str, now: float) -> float | None:
+    """Return the idle seconds of the graphical session that was used last, from loginctl's answer.
+
+    Returns:
+        None where there is no graphical session.
+    """
+    idle: list[float] = []
+    for block in text.split("\n\n"):
+        fields = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
+        if fields.get("Type") not in ("x11", "wayland", "mir") or fields.get("State") == "closing":
+            continue
+        since = fields.get("IdleSinceHint", "0")
+        is_idle = fields.get("IdleHint") == "yes" and since.isdigit() and since != "0"
+        idle.append(max(0.0, now - int(since) / 1e6) if is_idle else 0.0)
+    return min(idle, default=None)
+
+
+class _XScreenSaverInfo(ctypes.Structure):
+    _fields_ = [
+        ("window", ctypes.c_ulong),
+        ("state", ctypes.c_int),
+        ("kind", ctypes.c_int),
+        ("since", ctypes.c_ulong),
+        ("idle", ctypes.c_ulong),
+        ("event_mask", ctypes.c_ulong),
+    ]
+
+
+class _XScreenSaver:
+    """The idle time of an X display, by the extension MIT-SCREEN-SAVER."""
+
+    def __init__(self, xlib: Any, extension: Any, display: Any) -> None:
+        self._extension = extension
+        self._display = display
+        self._root = xlib.XDefaultRootWindow(display)
+        self._info = _XScreenSaverInfo()
+
+    @classmethod
+    def open(cls) -> "_XScreenSaver | None":
+        """Open the display of this session; None where there is none, or no such extension."""
+        try:
+            xlib, extension = ctypes.CDLL("libX11.so.6"), ctypes.CDLL("libXss.so.1")
+        except OSError:
+            return None
+        xlib.XOpenDisplay.restype = ctypes.c_void_p
+        xlib.XDefaultRootWindow.argtypes = [ctypes.c_void_p]
+        xlib.XDefaultRootWindow.restype = ctypes.c_ulong
+        pointers = [ctypes.POINTER(ctypes.c_int)] * 2
+        extension.XScreenSaverQueryExtension.argtypes = [ctypes.c_void_p, *pointers]
+        extension.XScreenSaverQueryInfo.argtypes = [
+            ctypes.c_void_p,
+            ctypes.c_ulong,
+            ctypes.POINTER(_XScreenSaverInfo),
+        ]
+        display = xlib.XOpenDisplay(None)
+        numbers = (ctypes.c_int(), ctypes.c_int())
+        if not display or not extension.XScreenSaverQueryExtension(
+            display, ctypes.byref(numbers[0]), ctypes.byref(numbers[1])
+        ):
+            return None
+        return cls(xlib, extension, display)
+
+    def idle_seconds(self) -> float | None:
+        """Return the seconds since the last input."""
+        info = ctypes.byref(self._info)
+        if not self._extension.XScreenSaverQueryInfo(self._display, self._root, info):
+            return None
+        return self._info.idle / 1000
+
+
+class MacFacts(PosixPrograms):
+    """macOS: the counter of the input system."""
+
+    def __init__(self) -> None:
+        self._registry = SlowReading(
+            lambda: parse_input_registry(_run(("ioreg", "-c", "IOHIDSystem", "-d", "4")))
+        )
+
+    def read_idle_seconds(self) -> float | None:
+        """Return the seconds since the last input; see `MachineFacts`."""
+        return self._registry.read()
+
+    def explain_no_idle(self) -> str:
+        """Return why the idle time is not revealed."""
+        return "ioreg shows no HIDIdleTime"
+
+
+def parse_input_registry(text: str) -> float | None:
+    """Return the idle seconds that `ioreg` states in nanoseconds; None if it states none."""
+    found = re.search(r'"HIDIdleTime" = (\d+)', text)
+    return int(found[1]) / 1e9 if found else None
+
+
+class _LastInput(ctypes.Structure):
+    _fields_ = [("size", ctypes.c_uint), ("milliseconds", ctypes.c_uint)]
+
+
+class WindowsFacts(PosixPrograms):
+    """Windows: the time of the session's last input."""
+
+    def read_idle_seconds(self) -> float | None:
+        """Return the seconds since the last input; see `MachineFacts`."""
+        # The type checker runs on other systems, whose ctypes have no windll.
+        libraries: Any = ctypes.windll  # pyright: ignore[reportAttributeAccessIssue]
+        last = _LastInput(size=ctypes.sizeof(_LastInput))
+        if not libraries.user32.GetLastInputInfo(ctypes.byref(last)):
+            return None
+        return since_tick(libraries.kernel32.GetTickCount(), last.milliseconds)
+
+    def explain_no_idle(self) -> str:
+        """Return why the idle time is not revealed."""
+        return "this Windows session has no keyboard and mouse"
+
+
+def since_tick(now: int, then: int) -> float:
+    """Return the seconds between two counts of milliseconds that begin again at 2³²."""
+    return ((now - then) % (1 << 32)) / 1000
+
+
+def open_machine_facts(system: str = sys.platform) -> MachineFacts:
+    """Return what reads the facts of this system."""
+    if system == "win32":
+        return WindowsFacts()
+    return MacFacts() if system == "darwin" else LinuxFacts()
+
+
+class SlowReading:
+    """Remember a reading that costs a program's start, for `COMMAND_SECONDS`."""
+
+    def __init__(
+        self, read: Callable[[], float | None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._read = read
+        self._clock = clock
+        self._value: float | None = None
+        self._read_at: float | None = None
+
+    def read(self) -> float | None:
+        """Return the last reading, or a new one when that is old."""
+        now = self._clock()
+        if self._read_at is None or now - self._read_at >= COMMAND_SECONDS:
+            self._value, self._read_at = self._read(), now
+        return self._value
+
+
+def _run(command: Iterable[str]) -> str:
+    """Return what a program prints; "" where it is missing, fails or hangs."""
+    try:
+        done = subprocess.run(
+            list(command),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=COMMAND_LIMIT_SECONDS,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout
+
+
+class OtherPrograms:
+    """Measure how much of the CPU programs other than this one use."""
+
+    def __init__(self) -> None:
+        self._process = psutil.Process()
+        self._cores = psutil.cpu_count() or 1
+        self._last = self._count()
+        self._shares: deque[float] = deque(maxlen=CPU_READINGS)
+
+    def _count(self) -> tuple[float, float, float]:
+        """Return CPU seconds: all there were, those in use, and those of this process."""
+        times = psutil.cpu_times()
+        idle = times.idle + getattr(times, "iowait", 0.0)
+        # Linux counts a guest's time in user time as well.
+        total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
+        own = self._process.cpu_times()
+        return total, total - idle, own.user + own.system
+
+    def measure(self) -> float | None:
+        """Return the percentage of all cores over the last readings; None before two of them."""
+        count = self._count()
+        total, busy, own = (now - before for now, before in zip(count, self._last, strict=True))
+        if total > 0:
+            self._last = count
+            self._shares.append(min(100.0, max(0.0, 100 * (busy - own) / total)))
+        return sum(self._shares) / len(self._shares) if self._shares else None
+
+
+class FactsReader:
+    """Read the facts that a machine's rules need."""
+
+    def __init__(self, machine: MachineFacts | None = None, gpu_index: int | None = None) -> None:
+        """Read from this machine; `gpu_index` is that of the GPU on which it trains."""
+        self.machine = machine or open_machine_facts()
+        self._others = OtherPrograms()
+        self._gpu_index = gpu_index
+        self._gpu: GpuSensor | None = None
+
+    def read(self, limits: Limits) -> Facts:
+        """Read what these limits need."""
+        return Facts(
+            idle_seconds=self.machine.read_idle_seconds() if limits.idle is not None else None,
+            on_battery=not limits.on_battery and is_on_battery(),
+            other_cpu=self._others.measure() if limits.busy_cpu is not None else None,
+            programs=self.machine.list_programs(limits.pause_for) if limits.pause_for else (),
+            celsius=self.read_celsius() if limits.max_temperature is not None else None,
+        )
+
+    def read_celsius(self) -> float | None:
+        """Return the highest temperature of CPU and GPU; None where neither is revealed."""
+        if self._gpu is None and self._gpu_index is not None:
+            self._gpu = GpuSensor(self._gpu_index)
+        gpu = self._gpu.measure().get("gpu_celsius") if self._gpu is not None else None
+        known = [value for value in (read_cpu_celsius(), gpu) if value is not None]
+        return max(known, default=None)
+
+    def explain_missing(self, limits: Limits) -> str:
+        """Return why a rule cannot be obeyed on this machine, as a sentence; "" if all can."""
+        if limits.idle is not None and self.machine.read_idle_seconds() is None:
+            return (
+                "--idle needs to see when keyboard and mouse were used last, and "
+                f"{self.machine.explain_no_idle()}: leave it out here"
+            )
+        if limits.max_temperature is not None and self.read_celsius() is None:
+            return "--max-temperature: this machine reveals no temperature; leave it out here"
+        return ""
+
+
+def is_on_battery() -> bool:
+    """Return whether the machine runs on its battery; one without a battery does not."""
+    read = getattr(psutil, "sensors_battery", None)  # absent on some systems
+    try:
+        battery = read() if read is not None else None
+    except (OSError, RuntimeError, ValueError):  # drivers may answer nonsense
+        return False
+    return battery is not None and battery.power_plugged is False

@@ -1,0 +1,63 @@
+"""Count what this machine sends to peers in a calendar month, over all its runs and restarts."""
+
+import json
+import logging
+from pathlib import Path
+
+from filelock import FileLock
+
+from barnraise.durable_io import write_atomically
+
+log = logging.getLogger("barnraise")
+
+FILE_NAME = "traffic.json"
+SAVE_BYTES = 16 << 20  # that a crash may leave uncounted
+
+
+class MonthlyTraffic:
+    """The bytes sent in this month, in a file of the machine's state directory."""
+
+    def __init__(self, folder: Path) -> None:
+        """Count in a folder that several workers may share."""
+        self._path = folder / FILE_NAME
+        self._lock = FileLock(self._path.with_suffix(".lock"), thread_local=False)
+        self._month = ""
+        self._stored = 0  # bytes in the file
+        self._unsaved = 0
+        self._seen = 0  # this process's bytes at the last call
+
+    def record(self, process_bytes: int, month: str) -> int:
+        """Record how many bytes this process has sent so far.
+
+        Args:
+            process_bytes: since it started, over connections of now and before.
+            month: the current one, like "2026-11".
+
+        Returns:
+            The bytes that this machine has sent in this month.
+        """
+        self._unsaved += max(0, process_bytes - self._seen)
+        self._seen = process_bytes
+        if month != self._month or self._unsaved >= SAVE_BYTES:
+            self._month = month
+            self.save()
+        return self._stored + self._unsaved
+
+    def save(self) -> None:
+        """Add what was not saved yet to the file."""
+        with self._lock:
+            self._stored = self._load() + self._unsaved
+            fields = {"month": self._month, "sent": self._stored}
+            write_atomically(self._path, json.dumps(fields).encode())
+        self._unsaved = 0
+
+    def _load(self) -> int:
+        """Return the bytes in the file, 0 if it is of another month."""
+        try:
+            fields = json.loads(self._path.read_bytes())
+            return int(fields["sent"]) if fields["month"] == self._month else 0
+        except FileNotFoundError:
+            return 0
+        except (ValueError, TypeError, KeyError):
+            log.warning("%s is damaged: the month's traffic is counted from now on", self._path)
+            return 0
