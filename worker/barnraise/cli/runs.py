@@ -282,7 +282,8 @@ def verdict(
 @expand_option_groups
 def members(run: RunArgument, site: SiteOptions) -> None:
     """List the machines in a run."""
-    site.print_answer(site.fetch_all("machines", run=run), _print_members)
+    machines = site.fetch_all("machines", run=run, as_machine=True)
+    site.print_answer(machines, _print_members)
 
 
 def _print_members(machines: list[dict[str, Any]]) -> None:
