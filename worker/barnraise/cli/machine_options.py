@@ -10,6 +10,7 @@ from filelock import FileLock
 from rich.markup import escape
 
 from barnraise.cli.console import errors
+from barnraise.errors import StateError
 from barnraise.planning.hardware import Hardware, printable_name, usable_cpus
 from barnraise.protocol.reports import HardwareView
 from barnraise.state_dir import StateDir
@@ -44,6 +45,21 @@ class MachineOptions:
         int, typer.Option(min=0, help="CPU threads to train with, at most; 0: one per core.")
     ] = 0
     hardware: HardwareOption = None
+
+    def __post_init__(self) -> None:
+        """Refuse several devices.
+
+        Raises:
+            StateError: names the way that works.
+        """
+        first, comma, second = self.device.partition(",")
+        if comma:
+            raise StateError(
+                f"a worker trains on one device, not on {self.device}: start one for each, with a "
+                f"home of its own. `barnraise join RUN --device {first.strip()}` and, in another "
+                f"terminal, `barnraise join RUN --device {second.split(',')[0].strip()} --home "
+                "~/.barnraise-2`, which enrols as a machine of its own"
+            )
 
 
 def open_state_dir(home: Path | None) -> StateDir:

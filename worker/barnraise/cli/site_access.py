@@ -14,7 +14,12 @@ from barnraise.cli.console import errors, out
 from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.coordinator_client.failover import FailoverClient
 from barnraise.coordinator_client.machine_requests import MachineRequests
-from barnraise.errors import CoordinatorError, CoordinatorUnreachableError, StateError
+from barnraise.errors import (
+    CoordinatorError,
+    CoordinatorUnreachableError,
+    RunEndedError,
+    StateError,
+)
 from barnraise.planning.hardware import cpu_name, printable_name
 from barnraise.protocol.coordinator_messages import EnrolmentStatus, MachineDescription, RunView
 from barnraise.protocol.enums import RunStatus
@@ -145,17 +150,17 @@ def check_trainable(run: RunView) -> None:
     """Refuse a run that is over.
 
     Raises:
-        CoordinatorError: it is finished or cancelled.
+        RunEndedError: it is finished or cancelled.
     """
     if run.status is RunStatus.FINISHED:
         name = run.slug or run.id
-        raise CoordinatorError(
+        raise RunEndedError(
             f"the run '{run.name}' is finished: there is nothing to train. "
             f"`barnraise fetch {name} FOLDER` downloads its model; on a machine that trained in "
             f"it, `barnraise export {name} FOLDER` writes it"
         )
     if run.status is RunStatus.CANCELLED:
-        raise CoordinatorError(
+        raise RunEndedError(
             f"the run '{run.name}' was cancelled by its owner: there is nothing to train. "
             "`barnraise runs` lists the others"
         )

@@ -197,6 +197,7 @@ class Worker:
         self._milestone = -1  # number of the last evaluation, in multiples of `evaluate_every`
         self._open_state = ExitStack()  # closes the engine, once there is one
         self._memory_watch: MemoryWatch | None = None
+        self._is_turn_over: Callable[[], bool] = lambda: False
         self._running_mark = RunningMark(joined.folder.path)
         self._leaving_since: float | None = None  # monotonic; when the loop noticed it
         log.info("the plan: %s", self.metrics.plan.sentence)
@@ -210,6 +211,10 @@ class Worker:
             PlanError: The model does not fit the machine.
         """
         return make_plan(hardware, self.spec.model, limits, self.spec.recipe.step_sequences)
+
+    def end_after_round(self, is_over: Callable[[], bool]) -> None:
+        """Leave after the round in which `is_over` becomes true: another run has its turn then."""
+        self._is_turn_over = is_over
 
     def watch_memory(self, watch: MemoryWatch) -> None:
         """Make a smaller plan between two rounds when other programs need the memory."""
@@ -500,6 +505,8 @@ class Worker:
         """Resync if left behind, wait while paused, and return whether to train another round."""
         self.resync_if_behind()
         self.wait_while_suspended()
+        if self._is_turn_over():
+            self.leaving.set()
         return not self.budget_reached and self.wait_while_paused()
 
     def wait_while_suspended(self) -> None:
