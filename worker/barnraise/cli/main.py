@@ -24,6 +24,7 @@ from barnraise.cli.plan import plan
 from barnraise.cli.prepare import prepare
 from barnraise.cli.run_history import runs
 from barnraise.cli.sample import sample
+from barnraise.cli.service.command import service
 from barnraise.cli.status import status
 from barnraise.cli.text import text
 from barnraise.cli.transfer import export, fetch, serve
@@ -61,6 +62,7 @@ COMMANDS = {
 for purpose, functions in COMMANDS.items():
     for function in functions:
         app.command(rich_help_panel=purpose)(function)
+app.add_typer(service, name="service", rich_help_panel="Train")
 app.add_typer(text, name="text", rich_help_panel="Organise runs")
 app.add_typer(runs, name="runs", rich_help_panel="Organise runs")
 app.add_typer(machines, name="machines", rich_help_panel="Organise runs")
