@@ -16,6 +16,7 @@ from barnraise.cli.control import leave, pause, resume, stop
 from barnraise.cli.doctor.command import doctor
 from barnraise.cli.help_format import HelpfulTyper
 from barnraise.cli.join import join
+from barnraise.cli.key import key
 from barnraise.cli.limits import limits
 from barnraise.cli.log_file import logs
 from barnraise.cli.login import login, logout
@@ -62,6 +63,7 @@ COMMANDS = {
 for purpose, functions in COMMANDS.items():
     for function in functions:
         app.command(rich_help_panel=purpose)(function)
+app.add_typer(key, name="key", rich_help_panel="Start")
 app.add_typer(service, name="service", rich_help_panel="Train")
 app.add_typer(text, name="text", rich_help_panel="Organise runs")
 app.add_typer(runs, name="runs", rich_help_panel="Organise runs")
