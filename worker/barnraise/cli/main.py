@@ -23,6 +23,7 @@ from barnraise.cli.login import login, logout
 from barnraise.cli.machines import machines
 from barnraise.cli.plan import plan
 from barnraise.cli.prepare import prepare
+from barnraise.cli.privacy import privacy
 from barnraise.cli.run_history import runs
 from barnraise.cli.sample import sample
 from barnraise.cli.service.command import service
@@ -55,7 +56,7 @@ app = HelpfulTyper(
 
 # `barnraise --help` lists the commands by purpose, in this order.
 COMMANDS = {
-    "Start": (login, doctor, plan, limits, logout),
+    "Start": (login, doctor, plan, limits, privacy, logout),
     "Train": (join, status, logs, pause, resume, stop, leave),
     "Use the model": (fetch, export, serve, sample),
     "Organise runs": (prepare, verdict),
