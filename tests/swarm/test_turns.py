@@ -36,9 +36,9 @@ def test_turn_ends_with_a_whole_round_and_the_next_continues_there(swarm):
 def test_worker_trains_two_runs_in_turns_and_follows_the_next(site):
     person = Person(site)
     settings = ("text.tokenizer=bytes", "recipe.round_steps=4")
-    first = site.launch_run("First turn", 150_000, *settings)
-    second = site.launch_run("Second turn", 60_000, *settings)
-    third = site.launch_run("Third turn", 40_000, *settings)
+    first = site.launch_run("First turn", 60_000, *settings)
+    second = site.launch_run("Second turn", 24_000, *settings)
+    third = site.launch_run("Third turn", 16_000, *settings)
     person.enrol("turner")
     command = ("-c", QUICK_TURNS, "join", first, second, "--share", "70,30", "--next")
     options = ("--threads", "1", "--home", str(site.folder / "turner"))

@@ -6,7 +6,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from barnraise.errors import CoordinatorUnreachableError, StateError
@@ -15,6 +15,7 @@ from barnraise.training import run_turns
 from barnraise.training.run_turns import CYCLE_SECONDS, PlannedTurn, Turn, TurnPlanner
 
 
+@settings(deadline=None, max_examples=50)
 @given(
     shares=st.lists(st.integers(1, 100), min_size=2, max_size=5),
     rounds=st.lists(st.floats(1.0, 4000.0), min_size=5, max_size=5),
@@ -74,6 +75,8 @@ def status(activity: Activity) -> SimpleNamespace:
 
 def test_turn_ends_between_two_rounds_and_not_before():
     turn = Turn(PlannedTurn("a", 0.0, 60.0), threading.Event())
+    turn.observe(status(Activity.PREPARING))
+    assert not turn.end_with_round(), "it has not trained a round"
     turn.observe(status(Activity.TRAINING))
     assert not turn.leaving.wait(0.6), "a round is under way"
     assert turn.end_with_round() and turn.leaving.is_set() and turn.is_passed_on
@@ -96,10 +99,12 @@ def test_only_run_waits_as_long_as_it_takes():
     turn.close()
 
 
-def test_fetching_for_longer_than_the_turn_ends_it():
+def test_run_that_does_not_begin_to_train_passes_its_turn_on(monkeypatch):
+    monkeypatch.setattr(run_turns, "PREPARE_SECONDS", 0.5)
     turn = Turn(PlannedTurn("a", 0.1, 60.0), threading.Event())
     turn.observe(status(Activity.PREPARING))
-    assert turn.leaving.wait(10) and not turn.has_waited
+    assert not turn.leaving.wait(0.3), "its own time begins with the training"
+    assert turn.leaving.wait(10) and turn.has_waited
     turn.close()
 
 

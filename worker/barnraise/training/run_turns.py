@@ -21,6 +21,7 @@ log = logging.getLogger("barnraise")
 
 CYCLE_SECONDS = 3600.0  # in which each run has a turn: fetching what it missed takes a minute
 WAIT_SECONDS = 60.0  # a run that waits passes its turn on after so long
+PREPARE_SECONDS = 900.0  # in which a run must begin to train, or pass its turn on
 RETRY_SECONDS = 900.0  # after which a run that waited is tried again
 
 
@@ -90,9 +91,10 @@ class Turn:
         self.leaving = threading.Event()
         self.has_waited = False
         self._patience = planned.patience
-        self._ends_at = time.monotonic() + planned.seconds
+        self._seconds = planned.seconds
         self._waits_since: float | None = time.monotonic()  # for the launch, at first
-        self._is_preparing = False
+        self._started = time.monotonic()
+        self._trains_since: float | None = None
         self._has_ended = False
         self._closed = threading.Event()
         self._stop = stop
@@ -104,14 +106,19 @@ class Turn:
         return self._has_ended and not self._stop.is_set()
 
     def end_with_round(self) -> bool:
-        """End the turn if its time is over; the worker asks between two rounds."""
-        if time.monotonic() >= self._ends_at:
+        """End the turn if its time is over; the worker asks between two rounds.
+
+        The time begins with the training, so that fetching what the run lacks does not use it up.
+        """
+        since = self._trains_since
+        if since is not None and time.monotonic() - since >= self._seconds:
             self._end()
         return self._has_ended
 
     def observe(self, status: LocalStatus) -> None:
         """Record whether the run waits; the worker calls this between two steps."""
-        self._is_preparing = status.activity in (Activity.JOINING, Activity.PREPARING)
+        if self._trains_since is None and status.activity is Activity.TRAINING:
+            self._trains_since = time.monotonic()
         if status.activity not in (Activity.PAUSED, Activity.SUSPENDED):
             self._waits_since = None
         elif self._waits_since is None:
@@ -126,13 +133,15 @@ class Turn:
         self.leaving.set()
 
     def _watch(self) -> None:
-        """End the turn where no round will end it: the run waits, or is fetched for too long."""
+        """End the turn where no round will end it: the run waits, or does not begin to train."""
+        longest = max(PREPARE_SECONDS, self._seconds)
         while not self._closed.wait(PERSON_POLL_SECONDS):
             now, since = time.monotonic(), self._waits_since
-            self.has_waited = since is not None and now - since > self._patience
+            is_stuck = self._trains_since is None and now - self._started > longest
+            self.has_waited = is_stuck or (since is not None and now - since > self._patience)
             if self._stop.is_set():
                 self.leaving.set()
-            elif self.has_waited or (self._is_preparing and now >= self._ends_at):
+            elif self.has_waited:
                 self._end()
             if self.leaving.is_set():
                 return
