@@ -15,6 +15,7 @@ BarnraiseError
 │   └── MirrorListError    the message's mirror list may not replace the current one
 ├── ExcludedError      a verdict excludes this machine or its owner from the run
 └── CoordinatorError   a coordinator refused a request and gave a reason
+    ├── RunEndedError      the run is finished or cancelled: there is nothing to train
     └── CoordinatorUnreachableError  no coordinator answered; the request can be retried later
 
 An expected failure, such as a peer that disappeared, is a return value where possible. Errors are
@@ -124,3 +125,7 @@ class CoordinatorError(BarnraiseError):
 
 class CoordinatorUnreachableError(CoordinatorError):
     """Report that no coordinator answered."""
+
+
+class RunEndedError(CoordinatorError):
+    """Report a run that is finished or cancelled, so that there is nothing to train."""

@@ -63,6 +63,8 @@ class StateDir:
         StateError: the key in the directory is damaged.
     """
 
+    DEFAULT_NAME = ".barnraise"  # in a person's home folder
+
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
@@ -85,7 +87,7 @@ class StateDir:
         if named:
             return Path(named)
         try:
-            return Path.home() / ".barnraise"
+            return Path.home() / cls.DEFAULT_NAME
         except RuntimeError:
             raise StateError(
                 "this user has no home folder: name a folder for this machine's state with "

@@ -11,7 +11,7 @@ from django.db import IntegrityError, models, transaction
 from django.utils import timezone
 
 from barnraise.protocol import coordinator_messages
-from coordinator.accounts.machines import Machine, strip_unprintable
+from coordinator.accounts.machines import Machine, choose_free_name, strip_unprintable
 from coordinator.audit.log import record
 from coordinator.eventlog import writer
 from coordinator.lib.exceptions import UserError
@@ -97,6 +97,8 @@ class Enrolment(models.Model):
         columns = described.model_dump()
         with writer.log_transaction():
             self._decide(self.Decision.APPROVED, user)
+            names = Machine.names_in_use(user.pk, besides=self.key)
+            columns["hostname"] = choose_free_name(described.hostname, names)
             machine, created = Machine.objects.select_for_update().get_or_create(
                 key=self.key, defaults={"owner": user, **columns}
             )

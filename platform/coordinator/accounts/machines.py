@@ -1,5 +1,7 @@
 """People's machines: what they are called, what is in them, and whether their key was revoked."""
 
+from collections.abc import Collection
+from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from uuid import UUID
 
@@ -24,6 +26,8 @@ BLANK_DESCRIPTION = {  # a `messages.MachineDescription` that says nothing
     "accelerator": "",
 }
 
+NUMBERED_LENGTH = 94  # characters of a name that a number follows
+
 V = TypeVar("V")
 
 
@@ -41,6 +45,14 @@ def strip_unprintable(value: V) -> V:
 def machine_name(hostname: str, key: str) -> str:
     """Return what a machine is called: its host name, or the beginning of its key."""
     return hostname or f"machine {key[:8]}"
+
+
+def choose_free_name(name: str, used: Collection[str]) -> str:
+    """Return a machine's name, with a number behind it if another machine has it. Pure."""
+    if not name or name not in used:
+        return name
+    numbered = (f"{name[:NUMBERED_LENGTH]} {number}" for number in count(2))
+    return next(free for free in numbered if free not in used)
 
 
 class Machine(models.Model):
@@ -111,13 +123,21 @@ class Machine(models.Model):
         """What people see the machine called."""
         return machine_name(self.hostname, self.key)
 
+    @classmethod
+    def names_in_use(cls, owner: UUID, besides: str) -> set[str]:
+        """Return the names of a person's machines, without revoked ones and the one of a key."""
+        others = cls.objects.filter(owner=owner, revoked=None).exclude(key=besides)
+        return set(others.values_list("hostname", flat=True))
+
     def rename(self, name: str, *, actor: Any = None) -> None:
         """Change the name that people see; "" goes back to the key.
 
-        The machine keeps this name when it enrols again.
+        The machine keeps this name when it enrols again. A number follows it if another machine of
+        its owner has it.
         """
         name = " ".join(strip_unprintable(name).split())[:100]
         with writer.log_transaction():
+            name = choose_free_name(name, self.names_in_use(self.owner_id, besides=self.key))
             Machine.objects.filter(pk=self.pk).update(hostname=name)
             self.refresh_from_db()
             self.record_description()

@@ -1,4 +1,4 @@
-"""Endpoints for scripts: a volunteer's machines."""
+"""Endpoints for scripts, and for a machine itself: a volunteer's machines."""
 
 from typing import Literal
 from uuid import UUID
@@ -7,13 +7,16 @@ from django.http import HttpRequest
 
 from coordinator.accounts.models import Machine
 from coordinator.api import schemas
-from coordinator.api.authentication import ApiError, token_auth
+from coordinator.api.authentication import ApiError, machine_or_token_auth, token_auth
 from coordinator.api.errors import EndpointRouter
-from coordinator.api.lookups import paginate, requesting_user
+from coordinator.api.lookups import get_credential, paginate, requesting_user
 from coordinator.fleet.machine_state import MachinePause, is_paused
+from coordinator.ops.read_only import SAFE_METHODS
+from coordinator.ops.write_limits import REFUSAL, count_write
 
 READ = token_auth("machines:read")
-WRITE = token_auth("machines:write")
+READ_BY_MACHINE = machine_or_token_auth("machines:read")
+WRITE = machine_or_token_auth("machines:write")
 router = EndpointRouter(tags=["Machines"])
 
 
@@ -27,9 +30,9 @@ def list_machines(request: HttpRequest, after: UUID | None = None) -> schemas.Ma
     return schemas.MachinePage(items=[machine_out(machine) for machine in page], next=following)
 
 
-@router.get("/machines/{machine}", auth=READ)
+@router.get("/machines/{machine}", auth=READ_BY_MACHINE)
 def get_machine(request: HttpRequest, machine: UUID) -> schemas.MachineOut:
-    """Get one of your machines."""
+    """Get one of your machines; a machine may get itself."""
     return machine_out(get_own_machine(request, machine))
 
 
@@ -37,9 +40,12 @@ def get_machine(request: HttpRequest, machine: UUID) -> schemas.MachineOut:
 def rename_machine(
     request: HttpRequest, machine: UUID, asked: schemas.MachineIn
 ) -> schemas.MachineOut:
-    """Rename a machine; an empty name resets it to the start of its key."""
+    """Rename a machine; an empty name resets it to the start of its key.
+
+    A machine may rename itself. If another one of its owner has the name, a number follows it.
+    """
     own_machine = get_own_machine(request, machine)
-    own_machine.rename(asked.name, actor=requesting_user(request))
+    own_machine.rename(asked.name, actor=own_machine.owner)
     return machine_out(own_machine)
 
 
@@ -47,9 +53,14 @@ def rename_machine(
 def control_machine(
     request: HttpRequest, machine: UUID, action: Literal["pause", "resume", "revoke"]
 ) -> schemas.MachineOut:
-    """Pause or resume a machine in all its runs, or revoke its key permanently."""
+    """Pause or resume a machine in all its runs, or revoke its key permanently.
+
+    A machine may revoke itself: somebody who removes the worker revokes its key as well.
+    """
     own_machine = get_own_machine(request, machine)
-    actor = requesting_user(request)
+    if action != "revoke" and isinstance(get_credential(request), Machine):
+        raise ApiError(403, "use a token: a machine pauses by `barnraise pause`, without the site")
+    actor = own_machine.owner
     actions = {
         "pause": lambda: MachinePause.start(own_machine, actor=actor),
         "resume": lambda: MachinePause.end(own_machine, actor=actor),
@@ -59,17 +70,25 @@ def control_machine(
         unpaused = "paused" if action == "pause" else "not paused"
         state = "revoked" if own_machine.revoked else unpaused
         raise ApiError(409, f"{own_machine.name} is {state} already")
-    return machine_out(get_own_machine(request, machine))
+    own_machine.refresh_from_db()
+    return machine_out(own_machine)
 
 
 def get_own_machine(request: HttpRequest, pk: UUID) -> Machine:
-    """Return a machine of the token's owner.
+    """Return a machine of the token's owner, or the one that signed the request.
 
     Raises:
-        ApiError: There is none with this id.
+        ApiError: There is none with this id, a machine asks for another one, or it has changed
+            itself too often.
     """
-    machines = requesting_user(request).machines.select_related("pause", "measured")
-    machine = machines.filter(pk=pk).first()
+    credential = get_credential(request)
+    owner = credential.owner if isinstance(credential, Machine) else requesting_user(request)
+    if isinstance(credential, Machine) and credential.pk != pk:
+        raise ApiError(403, "a machine sees and changes itself alone: use a token for your others")
+    is_write = request.method not in SAFE_METHODS and isinstance(credential, Machine)
+    if is_write and not count_write(owner.pk):
+        raise ApiError(429, REFUSAL)
+    machine = owner.machines.select_related("pause", "measured").filter(pk=pk).first()
     if machine is None:
         raise ApiError(404, "you have no such machine")
     return machine

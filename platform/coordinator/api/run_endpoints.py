@@ -40,6 +40,7 @@ RUNS_PAGE = 5  # a run's view with its spec may be long
 MAX_INVITATIONS = 200  # in one response
 MAX_VERDICTS = 500  # in one response
 READ = token_auth("runs:read")
+READ_BY_MACHINE = machine_or_token_auth("runs:read")
 WRITE = token_auth("runs:write")
 Action = Literal["launch", "pause", "resume", "finish", "cancel", "archive", "unarchive"]
 
@@ -59,7 +60,7 @@ def get_me(request: HttpRequest) -> schemas.Me:
     )
 
 
-@router.get("/runs", auth=machine_or_token_auth("runs:read"))
+@router.get("/runs", auth=READ_BY_MACHINE)
 def list_runs(request: HttpRequest, after: types.Id | None = None) -> coordinator_messages.RunPage:
     """List the active runs that you or the machine can see, the newest first, five per page."""
     runs = listed_runs(request).exclude(status__in=["finished", "cancelled"])
@@ -71,7 +72,7 @@ def list_runs(request: HttpRequest, after: types.Id | None = None) -> coordinato
     )
 
 
-@router.get("/runs/{name}", auth=machine_or_token_auth("runs:read"))
+@router.get("/runs/{name}", auth=READ_BY_MACHINE)
 def get_run(request: HttpRequest, name: str) -> coordinator_messages.RunView:
     """Get a run by its id or slug."""
     return get_visible_run(request, name).to_message()
@@ -95,7 +96,7 @@ def create_run(request: HttpRequest, asked: schemas.RunIn) -> schemas.RunOut:
     return run_out(request, run)
 
 
-@router.get("/runs/{name}/summary", auth=READ)
+@router.get("/runs/{name}/summary", auth=READ_BY_MACHINE)
 def get_run_summary(request: HttpRequest, name: str) -> schemas.RunOut:
     """Get a run with its configuration, its access and its progress."""
     return run_out(request, get_visible_run(request, name))
@@ -138,7 +139,7 @@ def change_terms(request: HttpRequest, name: str, asked: schemas.TermsIn) -> sch
     return run_out(request, run)
 
 
-@router.get("/runs/{name}/machines", auth=READ)
+@router.get("/runs/{name}/machines", auth=READ_BY_MACHINE)
 def list_run_machines(
     request: HttpRequest, name: str, after: UUID | None = None
 ) -> schemas.MemberPage:
@@ -156,7 +157,7 @@ def list_run_machines(
     return schemas.MemberPage(items=[member_out(member) for member in page], next=following)
 
 
-@router.get("/runs/{name}/history", auth=READ)
+@router.get("/runs/{name}/history", auth=READ_BY_MACHINE)
 def get_history(request: HttpRequest, name: str) -> schemas.HistoryOut:
     """Get the curves of a run's page, each thinned to at most 600 points."""
     return schemas.HistoryOut.model_validate(

@@ -40,6 +40,7 @@ from coordinator.telemetry.attendance import find_standing
 from coordinator.telemetry.checkpoints import list_confirmed_anchors
 from coordinator.telemetry.report_pace import report_pace
 from coordinator.telemetry.rollup import drain_queue
+from coordinator.web.worker_wheel import find_wheel
 
 MAX_CLOCK_DIFFERENCE = 600  # seconds between a machine's clock and ours when it enrols
 ENROLMENT_POLL_SECONDS = 1.0
@@ -55,6 +56,18 @@ def get_mirror(request: HttpRequest, response: HttpResponse) -> coordinator_mess
     if not client_address(request):
         response[CLIENT_HEADER] = "unknown"
     return site_identity.mirror_view()
+
+
+@router.get("/worker")
+def get_worker_release(request: HttpRequest) -> messages.Signed:
+    """Get the version and the digest of the worker that this site offers, signed by the site."""
+    wheel = find_wheel()
+    if wheel is None:
+        raise ApiError(404, "this site offers no worker to download")
+    release = coordinator_messages.WorkerRelease(
+        version=wheel.version, file=wheel.name, size=wheel.size, sha256=wheel.sha256
+    )
+    return site_identity.identity().sign("worker_release", release)
 
 
 @router.post("/enrolments")
@@ -103,6 +116,7 @@ def get_enrolment(request: HttpRequest, code: str) -> coordinator_messages.Enrol
             "status": enrolment.status,
             "machine": str(machine.pk) if machine else None,
             "person": machine.owner.shown_name if machine else "",
+            "name": machine.name if machine else "",
         }
     )
 

@@ -28,6 +28,19 @@ def test_second_login_of_a_machine_updates_its_description(person):
     assert Machine.objects.get().cores == 16
 
 
+def test_name_of_another_machine_of_the_person_gets_a_number(person):
+    ada = person()
+    names = [open_code(seed).approve(ada).name for seed in (5, 6, 7)]
+    assert names == ["barn-pc", "barn-pc 2", "barn-pc 3"]
+    assert open_code(8).approve(person("bob@example.org")).name == "barn-pc"
+    again = open_code(6).approve(ada)
+    assert again.name == "barn-pc 2", "it keeps its name when it enrols again"
+    again.revoke()
+    assert open_code(9).approve(ada).name == "barn-pc 2", "a revoked machine's name is free"
+    long = ABOUT.model_copy(update={"hostname": "x" * 100})
+    assert len({open_code(seed, machine=long).approve(ada).hostname for seed in (1, 2)}) == 2
+
+
 def test_enrolment_of_a_foreign_or_revoked_key_is_refused(person):
     ada = person()
     bob = person("bob@example.org")

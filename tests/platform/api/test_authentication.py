@@ -107,6 +107,11 @@ MIRRORS = [401, 403, 403, 403, 403]  # test_answering tests these routes
 TABLE = [  # method, path, name of the message, status for each role
     ("GET", "/mirror", None, EVERYBODY),
     ("GET", "/enrolments/BCDF-GHJK", None, [404] * 5),
+    ("GET", "/worker", None, [404] * 5),  # the folder of its wheel is empty
+    ("GET", "/runs/launched/summary", None, MACHINES),
+    ("GET", "/runs/draft/summary", None, [401, 401, 403, 404, 200]),
+    ("GET", "/runs/draft/history", None, [401, 401, 403, 404, 200]),
+    ("GET", "/runs/draft/machines", None, [401, 401, 403, 404, 200]),
     ("GET", "/runs", None, MACHINES),
     ("GET", "/runs/launched", None, MACHINES),
     ("GET", "/runs/draft", None, [401, 401, 403, 404, 200]),
@@ -144,7 +149,8 @@ class World:
 
 
 @pytest.fixture
-def world(person, volunteer, draft, launched_run) -> World:
+def world(person, volunteer, draft, launched_run, settings, tmp_path) -> World:
+    settings.WHEEL_DIR = tmp_path
     run, owner = launched_run(person(), name="launched")
     revoked = volunteer(person("bob@example.org"), 2)
     revoked.machine.revoke()

@@ -1,7 +1,9 @@
 """Test `barnraise runs …` and `barnraise machines …` against a real site, as scripts use them."""
 
 import json
+import os
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 from django.utils import timezone
@@ -10,11 +12,13 @@ from helpers.worker.fake_coordinator import enrol
 
 from barnraise.cli.addresses import parse_run_address
 from barnraise.coordinator_client.client import CoordinatorClient
+from barnraise.coordinator_client.machine_requests import MachineRequests
 from barnraise.errors import CoordinatorError, CoordinatorUnreachableError, StateError
 from barnraise.protocol import reports
 from barnraise.protocol.verdicts import Verdict
 from barnraise.state_dir import StateDir
 from coordinator.accounts.models import Machine
+from coordinator.audit.models import AuditEntry
 from coordinator.fleet.machine_state import MachinePause
 from coordinator.lib import site_identity
 from coordinator.runs.models import Run
@@ -176,6 +180,52 @@ def test_cli_pauses_resumes_and_renames_machines_by_name(barnraise, volunteer, p
     assert not MachinePause.objects.exists()
     with pytest.raises(StateError, match="no machine called 'pc-2'"):
         barnraise("machines", "do", "revoke", "pc-2")
+
+
+@pytest.fixture
+def enrolled(barnraise, live_server, tmp_path, monkeypatch):
+    """Return Ada's machine, in whose home the commands run without a token."""
+    home = StateDir(tmp_path)
+    machine = Machine.objects.create(key=home.identity.key, owner=barnraise.owner, hostname="vm")
+    enrol(home, live_server.url, site_identity.identity().key, str(machine.pk))
+    monkeypatch.delenv("BARNRAISE_TOKEN")
+    monkeypatch.delenv("BARNRAISE_SITE")
+    return machine
+
+
+def test_machine_shows_runs_and_renames_itself_without_a_token(
+    barnraise, enrolled, launched_run, draft, person
+):
+    launched_run(barnraise.owner, name="Dawn")
+    assert "Ada" in barnraise("runs", "show", "dawn")
+    assert "No loss has been measured" in barnraise("runs", "history", "dawn")
+    assert "pc-1" in barnraise("runs", "members", "dawn")
+    draft(person("bob@example.org"), name="Secret")
+    with pytest.raises(CoordinatorError, match="there is no run 'secret'"):
+        barnraise("runs", "show", "secret")
+    assert "now called attic." in barnraise("machines", "rename", "attic")
+    assert "now called shed." in barnraise("machines", "rename", "attic", "shed")
+    assert "now called pc-1 2." in barnraise("machines", "rename", "pc-1"), "another one has it"
+    with pytest.raises(StateError, match="create a token on the site"):
+        barnraise("machines", "rename", "somebody-elses", "mine")
+    with pytest.raises(StateError, match="quote what has spaces"):
+        barnraise("machines", "rename", "a", "b", "c")
+    with pytest.raises(StateError, match="create a token on the site"):
+        barnraise("runs", "checkpoints", "dawn")
+
+
+def test_machine_changes_and_sees_no_other_machine(barnraise, enrolled, volunteer):
+    other = volunteer(barnraise.owner).machine
+    home = StateDir(Path(os.environ["BARNRAISE_HOME"]))
+    with closing(MachineRequests(home)) as site:
+        for method, path in (("GET", ()), ("PATCH", ()), ("POST", ("actions", "revoke"))):
+            with pytest.raises(CoordinatorError, match="itself alone"):
+                site.request(method, "machines", str(other.pk), *path, body={"name": "x"})
+        with pytest.raises(CoordinatorError, match="barnraise pause"):
+            site.request("POST", "machines", str(enrolled.pk), "actions", "pause")
+        site.request("POST", "machines", str(enrolled.pk), "actions", "revoke")
+    enrolled.refresh_from_db()
+    assert enrolled.revoked and AuditEntry.objects.filter(action="machine.revoke").count() == 1
 
 
 def test_cli_shows_the_sites_errors_with_their_fields(barnraise):

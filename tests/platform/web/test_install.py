@@ -11,6 +11,10 @@ from django.test import Client
 from helpers.paths import ROOT, WORKER
 from packaging.requirements import Requirement
 
+from barnraise.protocol.coordinator_messages import WorkerRelease
+from barnraise.protocol.messages import Signed
+from barnraise.protocol.signing import open_signed
+from coordinator.lib import site_identity
 from coordinator.web.build_wheel import format_constraints
 from coordinator.web.install_lines import HARDWARE, SYSTEMS, detect_system, install_choices
 
@@ -79,6 +83,15 @@ def test_pages_offer_the_wheel_of_this_site(offered_wheel, valkey):
     assert client.get("/download/constraints.txt").content == b"numpy==2.4.6\n"
     for name in ("barnraise-1.2.2-py3-none-any.whl", "settings.py", "..%2fsettings.py"):
         assert client.get(f"/download/{name}").status_code == 404
+
+
+@pytest.mark.django_db
+def test_site_signs_the_version_and_digest_of_its_wheel(offered_wheel, valkey):
+    signed = Signed.model_validate_json(Client().get("/api/v1/worker").content)
+    own_key = site_identity.identity().key
+    release = open_signed(signed, "worker_release", WorkerRelease, own_key)
+    assert (release.version, release.file, release.size) == ("1.2.3", offered_wheel.name, 7)
+    assert release.sha256 == hashlib.sha256(b"a wheel").hexdigest()
 
 
 @pytest.mark.django_db

@@ -5,18 +5,25 @@ import contextlib
 import logging
 import signal
 import time
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import psutil
 import typer
 from rich.live import Live
 from rich.markup import escape
 
-from barnraise.cli.addresses import RunArgument
+from barnraise.cli.chosen_runs import (
+    ChosenRun,
+    RunsArgument,
+    TurnOptions,
+    find_next_run,
+    find_runs,
+    parse_shares,
+)
 from barnraise.cli.console import (
     STATUS_LOGGER,
     configure_logging,
@@ -38,16 +45,22 @@ from barnraise.cli.option_groups import expand_option_groups
 from barnraise.cli.panel import build_panel, format_status_line
 from barnraise.cli.resource_options import LimitOptions
 from barnraise.cli.signals import silence_terminals, stop_on_signals
-from barnraise.cli.site_access import check_trainable, find_run, open_site
+from barnraise.cli.site_access import open_site
 from barnraise.errors import CoordinatorError, PlanError
 from barnraise.formats import format_bytes
 from barnraise.limits.machine_facts import FactsReader
 from barnraise.limits.rule_watch import RuleWatch
+from barnraise.planning.hardware import Hardware
 from barnraise.planning.limits import Limits
 from barnraise.protocol.coordinator_messages import TextManifest
 from barnraise.protocol.signing import open_signed
+from barnraise.state_dir import SiteMembership, StateDir
 from barnraise.training.local_control import LocalControl, LocalPause
 from barnraise.training.local_status import LocalStatus
+from barnraise.training.run_turns import Turn, train_in_turns
+
+if TYPE_CHECKING:
+    from barnraise.training.train import Worker
 
 log = logging.getLogger("barnraise")
 status_log = logging.getLogger(STATUS_LOGGER)
@@ -60,18 +73,16 @@ LOG_SECONDS = 10.0  # between two lines of the status in a log that people read
 FILE_SECONDS = 60.0  # between two lines of the status in the log file of a terminal's worker
 
 
-@expand_option_groups
-def join(
-    run: RunArgument,
-    machine: MachineOptions,
+@dataclass(frozen=True)
+class WorkerOptions:
+    """How a worker joins and behaves on its machine."""
+
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="UDP port for peers; 0: any free one.")
-    ] = 0,
-    *,
-    resources: LimitOptions,
+    ] = 0
     polite: Annotated[
         bool, typer.Option("--polite/--eager", help="Let the machine's other programs go first.")
-    ] = True,
+    ] = True
     trust_one: Annotated[
         bool,
         typer.Option(
@@ -79,60 +90,171 @@ def join(
             help="On the first join, believe the weights of the connected volunteers, even of a "
             "single one, though the site does not confirm them.",
         ),
-    ] = False,
+    ] = False
+
+
+@expand_option_groups
+def join(
+    runs: RunsArgument,
+    machine: MachineOptions,
+    worker_options: WorkerOptions,
+    turns: TurnOptions,
+    *,
+    resources: LimitOptions,
 ) -> None:
-    """Train in a run until it ends or you press Ctrl-C.
+    """Train in a run until it ends or you press Ctrl-C; in several, one after another by time.
 
     Ctrl-C saves the work; the next join continues it. With the run's address, a machine that is
     not enrolled yet enrols first. Limits given here are saved, as by `barnraise limits`.
 
     Example: barnraise join https://train.example.org/runs/first-barn
     """
-    if polite:
+    if worker_options.polite:
         lower_priority()
+    # What can be refused is refused before anything that takes time.
+    shares = parse_shares(turns.share, len(runs))
     state_dir = open_state_dir(machine.home)
     new_limits = machine.apply_to(resources.apply_to(state_dir.limits))
-    # What can be refused is refused before anything that takes time.
-    membership = open_site(state_dir, run)
-    view = find_run(state_dir, run.name)
-    if view is not None:
-        check_trainable(view)
+    memberships = [open_site(state_dir, run) for run in runs]
+    names = [run.name for run in runs]
+    chosen = find_runs(state_dir, names, skip_ended=turns.follow_next)
 
     # Importing torch takes seconds, so that only the commands that need it do so.
-    from barnraise.peering.transports.iroh_transport import IrohTransport
-    from barnraise.swap.hardware_probe import measure_free
     from barnraise.training.card_restart import run_with_restarts
-    from barnraise.training.join import join_run
-    from barnraise.training.memory_retry import run_within_memory
-    from barnraise.training.memory_watch import MemoryWatch
-    from barnraise.training.mixing_worker import MixingWorker
-    from barnraise.training.offline_pause import OfflinePauses, follow_event
-    from barnraise.training.running_mark import create_within_memory
-    from barnraise.training.train import Worker
-    from barnraise.training.warm_start import fetch_initial_weights
 
     configure_logging(WorkerLogHandler(state_dir.path / LOG_FOLDER))
     leaving = stop_on_signals()
-    shown_name = view.name if view is not None else run.name
-    site_name = escape(membership.mirror.name)
-    text = ""
-    if view is not None and view.manifest is not None:
-        manifest = open_signed(view.manifest, "manifest", TextManifest)
-        text = f"; its text takes {format_bytes(manifest.text_bytes)} of disk"
-    out.print(f"Joining [bold]{escape(shown_name)}[/] on {site_name}{text} …", soft_wrap=True)
+    for run in chosen:
+        _announce_run(run, memberships[0])
     run_first_checkup(state_dir)
-    hardware = measure_machine(state_dir, machine)
-    fetch_weights = partial(fetch_initial_weights, state_dir, leaving, lambda: hardware)
     display = StatusDisplay(summarise_limits(new_limits))
-    watch = MemoryWatch(new_limits)
+    session = TrainingSession(
+        state_dir, measure_machine(state_dir, machine), new_limits, worker_options, display
+    )
+    by_name = dict(zip(names, shares, strict=True))
+    done = [run.id for run in chosen]
 
-    def join_within(limits: Limits) -> Worker | None:
-        joined = join_run(state_dir, run.name, leaving, hardware_view(hardware), fetch_weights)
+    def train_runs() -> None:
+        following = chosen
+        with display.open(), session.rules.running():
+            while True:
+                found = {run.id: run for run in following}
+                time_shares = {run.id: by_name.get(run.name, 1.0) for run in following}
+                have_ended = train_in_turns(
+                    time_shares,
+                    leaving,
+                    lambda run, turn, found=found: session.train(found[run], turn),
+                )
+                if not (have_ended and turns.follow_next):
+                    return
+                next_run = find_next_run(state_dir, done)
+                if next_run is None:
+                    log.info("no other run is open on %s", memberships[0].mirror.name)
+                    return
+                done.append(next_run.id)
+                following = [next_run]
+                _announce_run(next_run, memberships[0])
+
+    run_with_restarts(train_runs, leaving.wait, time.time)
+    for last_words in session.last_words.values():
+        out.print(*last_words, sep="\n", soft_wrap=True)
+
+
+def _announce_run(run: ChosenRun, membership: SiteMembership) -> None:
+    """Print which run this machine joins, and how much disk its text takes."""
+    text = ""
+    if run.view is not None and run.view.manifest is not None:
+        manifest = open_signed(run.view.manifest, "manifest", TextManifest)
+        text = f"; its text takes {format_bytes(manifest.text_bytes)} of disk"
+    site_name = escape(membership.mirror.name)
+    out.print(f"Joining [bold]{escape(run.title)}[/] on {site_name}{text} …", soft_wrap=True)
+
+
+class TrainingSession:
+    """What the runs of one `barnraise join` share: the machine, its limits and the display.
+
+    Attributes:
+        last_words: what to print in the end, by run.
+        rules: when this machine may train.
+    """
+
+    def __init__(
+        self,
+        state_dir: StateDir,
+        hardware: Hardware,
+        limits: Limits,
+        options: WorkerOptions,
+        display: "StatusDisplay",
+    ) -> None:
+        self.last_words: dict[str, list[str]] = {}
+        gpu_index = hardware.device_index if hardware.device == "cuda" else None
+        self.rules = RuleWatch(state_dir, FactsReader(gpu_index=gpu_index))
+        self._state_dir = state_dir
+        self._hardware = hardware
+        self._limits = limits
+        self._options = options
+        self._display = display
+
+    def train(self, run: ChosenRun, turn: Turn) -> None:
+        """Train a run until it ends, or its turn does.
+
+        Raises:
+            BarnraiseError: the run cannot be trained here, or has no place for this machine.
+        """
+        # Importing torch takes seconds, so that only the commands that need it do so.
+        from barnraise.training.memory_retry import run_within_memory
+        from barnraise.training.memory_watch import MemoryWatch
+        from barnraise.training.offline_pause import OfflinePauses
+
+        def show(status: LocalStatus) -> None:
+            turn.observe(status)
+            self._display.show(status)
+
+        watch = MemoryWatch(self._limits)
+
+        def create(limits: Limits) -> "Worker | None":
+            worker = self._create_worker(run, turn, limits, show)
+            if worker is not None:
+                worker.watch_memory(watch)
+                worker.watch_rules(self.rules)
+                worker.end_after_round(turn.end_with_round)
+            return worker
+
+        pauses = OfflinePauses(self._state_dir, self.rules, turn.leaving, show)
+        worker = pauses.run_between(partial(run_within_memory, create, self._limits, watch))
+        if worker is None:
+            return
+        if worker.reporter.refused:
+            raise CoordinatorError(worker.reporter.refused)
+        self.last_words[run.id] = compose_last_words(
+            run.address,
+            worker.joined.folder.path,
+            self._display.last_status,
+            turn.leaving.is_set(),
+            self._state_dir.membership,
+        )
+
+    def _create_worker(
+        self, run: ChosenRun, turn: Turn, limits: Limits, show: Callable[[LocalStatus], None]
+    ) -> "Worker | None":
+        """Join the run and plan the training; None if the turn ends before the launch."""
+        from barnraise.peering.transports.iroh_transport import IrohTransport
+        from barnraise.swap.hardware_probe import measure_free
+        from barnraise.training.join import join_run
+        from barnraise.training.mixing_worker import MixingWorker
+        from barnraise.training.offline_pause import follow_event
+        from barnraise.training.running_mark import create_within_memory
+        from barnraise.training.train import Worker
+        from barnraise.training.warm_start import fetch_initial_weights
+
+        hardware, leaving = self._hardware, turn.leaving
+        fetch_weights = partial(fetch_initial_weights, self._state_dir, leaving, lambda: hardware)
+        joined = join_run(self._state_dir, run.id, leaving, hardware_view(hardware), fetch_weights)
         if joined is None:
             return None
-        joined = replace(joined, trust_one=trust_one)
-        display.control = LocalControl(joined.folder.path)
-        transport = IrohTransport(joined.coordinator.identity.secret, port=port)
+        joined = replace(joined, trust_one=self._options.trust_one)
+        self._display.control = LocalControl(joined.folder.path)
+        transport = IrohTransport(joined.coordinator.identity.secret, port=self._options.port)
 
         def create(limits: Limits) -> Worker:
             worker_class = MixingWorker if joined.spec.recipe.mixes_weights else Worker
@@ -140,41 +262,16 @@ def join(
             free = measure_free(hardware)
             # It may leave by itself for a while, without the command.
             ending = follow_event(leaving)
-            return worker_class(joined, ending, free, limits, display.show, transport)
+            return worker_class(joined, ending, free, limits, show, transport)
 
         try:
             worker = create_within_memory(joined.folder.path, limits, create)
         except PlanError as error:
             joined.folder.close()
             raise explain_limits(error, limits) from None
-        worker.watch_memory(watch)
-        worker.watch_rules(rules)
-        if limits == new_limits:  # and not the smaller ones after a shortage of memory
-            state_dir.limits = new_limits
+        if limits == self._limits:  # and not the smaller ones after a shortage of memory
+            self._state_dir.limits = limits
         return worker
-
-    gpu_index = hardware.device_index if hardware.device == "cuda" else None
-    rules = RuleWatch(state_dir, FactsReader(gpu_index=gpu_index))
-
-    def run_displayed() -> Worker | None:
-        with display.open(), rules.running():
-            pauses = OfflinePauses(state_dir, rules, leaving, display.show)
-            train = partial(run_within_memory, join_within, new_limits, watch)
-            return pauses.run_between(train)
-
-    worker = run_with_restarts(run_displayed, leaving.wait, time.time)
-    if worker is None:
-        return
-    if worker.reporter.refused:
-        raise CoordinatorError(worker.reporter.refused)
-    last_words = compose_last_words(
-        view.slug or view.id if view is not None else run.name,
-        worker.joined.folder.path,
-        display.last_status,
-        leaving.is_set(),
-        membership,
-    )
-    out.print(*last_words, sep="\n", soft_wrap=True)
 
 
 class StatusDisplay:

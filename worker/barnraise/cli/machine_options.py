@@ -10,6 +10,7 @@ from filelock import FileLock
 from rich.markup import escape
 
 from barnraise.cli.console import errors
+from barnraise.errors import StateError
 from barnraise.planning.hardware import Hardware, printable_name, usable_cpus
 from barnraise.planning.limits import Limits
 from barnraise.protocol.reports import HardwareView
@@ -48,6 +49,21 @@ class MachineOptions:
         ),
     ] = 0
     hardware: HardwareOption = None
+
+    def __post_init__(self) -> None:
+        """Refuse several devices.
+
+        Raises:
+            StateError: names the way that works.
+        """
+        first, comma, second = self.device.partition(",")
+        if comma:
+            raise StateError(
+                f"a worker trains on one device, not on {self.device}: start one for each, with a "
+                f"home of its own. `barnraise join RUN --device {first.strip()}` and, in another "
+                f"terminal, `barnraise join RUN --device {second.split(',')[0].strip()} --home "
+                "~/.barnraise-2`, which enrols as a machine of its own"
+            )
 
     def apply_to(self, limits: Limits) -> Limits:
         """Return the limits with the threads that are given here, if any are."""

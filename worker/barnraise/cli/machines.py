@@ -1,7 +1,7 @@
 """Run `barnraise machines …`: what volunteers script for their machines, with a personal token.
 
 Every command prints text for people or, with --json, the site's answer. The token is in
-$BARNRAISE_TOKEN.
+$BARNRAISE_TOKEN; a machine renames itself without one.
 """
 
 from datetime import UTC, datetime
@@ -53,13 +53,32 @@ def control_machine(action: MachineAction, machine: MachineArgument, site: SiteO
 @machines.command()
 @expand_option_groups
 def rename(
-    machine: MachineArgument,
-    name: Annotated[str, typer.Argument(help="The new name, which others see.")],
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[MACHINE] NAME",
+            help="The machine (default: this one), and its new name, which others see.",
+        ),
+    ],
     site: SiteOptions,
 ) -> None:
-    """Rename a machine of yours."""
-    machine_id = _find_machine(site, machine)
-    answer = site.request("PATCH", "machines", machine_id, body={"name": name})
+    """Rename a machine of yours. This one needs no token.
+
+    Example: barnraise machines rename attic
+    """
+    *machine, name = names
+    if len(machine) > 1:
+        raise StateError(f"one machine and one name, not {len(names)} words: quote what has spaces")
+    own_id = site.own_machine
+    if not machine and not own_id:
+        raise StateError("this machine is not enrolled: name one of yours, and then its new name")
+    if not machine or (own_id and _is_own(site, own_id, machine[0])):
+        machine_id = own_id
+    else:
+        machine_id = _find_machine(site, machine[0])
+    answer = site.request(
+        "PATCH", "machines", machine_id, body={"name": name}, as_machine=machine_id == own_id
+    )
     site.print_answer(
         answer, lambda found: out.print(f"The machine is now called {escape(found['name'])}.")
     )
@@ -73,6 +92,14 @@ def _describe_state(machine: dict[str, Any]) -> str:
     is_online = bool(seen) and (datetime.now(UTC) - seen).total_seconds() < ONLINE_SECONDS
     state = "online" if is_online else "offline"
     return f"{state}, paused" if machine["paused"] else state
+
+
+def _is_own(site: SiteOptions, own_id: str, machine: str) -> bool:
+    """Return whether a name or an id, given without a token, is this machine's."""
+    if site.has_token:
+        return False  # the list of all machines decides, which finds two of one name
+    own = site.request("GET", "machines", own_id, as_machine=True)
+    return machine in (own["id"], own["name"])
 
 
 def _find_machine(site: SiteOptions, machine: str) -> str:

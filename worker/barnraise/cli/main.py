@@ -16,14 +16,17 @@ from barnraise.cli.control import leave, pause, resume, stop
 from barnraise.cli.doctor.command import doctor
 from barnraise.cli.help_format import HelpfulTyper
 from barnraise.cli.join import join
+from barnraise.cli.key import key
 from barnraise.cli.limits import limits
 from barnraise.cli.log_file import logs
 from barnraise.cli.login import login, logout
 from barnraise.cli.machines import machines
 from barnraise.cli.plan import plan
 from barnraise.cli.prepare import prepare
+from barnraise.cli.privacy import privacy
 from barnraise.cli.run_history import runs
 from barnraise.cli.sample import sample
+from barnraise.cli.service.command import service
 from barnraise.cli.status import status
 from barnraise.cli.text import text
 from barnraise.cli.transfer import export, fetch, serve
@@ -53,7 +56,7 @@ app = HelpfulTyper(
 
 # `barnraise --help` lists the commands by purpose, in this order.
 COMMANDS = {
-    "Start": (login, doctor, plan, limits, logout),
+    "Start": (login, doctor, plan, limits, privacy, logout),
     "Train": (join, status, logs, pause, resume, stop, leave),
     "Use the model": (fetch, export, serve, sample),
     "Organise runs": (prepare, verdict),
@@ -61,6 +64,8 @@ COMMANDS = {
 for purpose, functions in COMMANDS.items():
     for function in functions:
         app.command(rich_help_panel=purpose)(function)
+app.add_typer(key, name="key", rich_help_panel="Start")
+app.add_typer(service, name="service", rich_help_panel="Train")
 app.add_typer(text, name="text", rich_help_panel="Organise runs")
 app.add_typer(runs, name="runs", rich_help_panel="Organise runs")
 app.add_typer(machines, name="machines", rich_help_panel="Organise runs")

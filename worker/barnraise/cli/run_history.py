@@ -27,12 +27,12 @@ SHOWN_LOSSES = 15  # rows of a table; --csv prints all
 @expand_option_groups
 def show(run: RunArgument, site: SiteOptions) -> None:
     """Show a run: its rules, its terms and its progress."""
-    summary = site.request("GET", "summary", run=run)
+    summary = site.request("GET", "summary", run=run, as_machine=True)
     if site.as_json:
         print_json(summary)
         return
-    curves = site.request("GET", "history", run=run)["curves"]
-    machines = site.fetch_all("machines", run=run)
+    curves = site.request("GET", "history", run=run, as_machine=True)["curves"]
+    machines = site.fetch_all("machines", run=run, as_machine=True)
     print_run(summary)
     for label, text in describe_progress(summary, curves, machines):
         out.print(f"{label:<10} {text}", soft_wrap=True)
@@ -52,7 +52,7 @@ def history(
 
     Example: barnraise runs history first-barn --csv > first-barn.csv
     """
-    answer = site.request("GET", "history", run=run)
+    answer = site.request("GET", "history", run=run, as_machine=True)
     if site.as_json:
         print_json(answer)
     elif as_csv:

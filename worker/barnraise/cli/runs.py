@@ -12,6 +12,7 @@ import typer
 from rich.markup import escape
 
 from barnraise.cli.addresses import RunAddress, RunArgument
+from barnraise.cli.chosen_runs import fetch_all_runs
 from barnraise.cli.console import new_table, out, print_json
 from barnraise.cli.help_format import HelpfulTyper
 from barnraise.cli.machine_options import HomeOption, JsonOption, open_state_dir
@@ -126,7 +127,7 @@ def list_runs(context: typer.Context, home: HomeOption = None, as_json: JsonOpti
     state_dir = open_state_dir(home)
     membership = state_dir.membership
     coordinator = CoordinatorClient(membership.url, state_dir.identity, membership.mirror.key)
-    views = _fetch_runs(coordinator)
+    views = fetch_all_runs(coordinator)
     if as_json:
         print_json(
             [
@@ -143,16 +144,6 @@ def list_runs(context: typer.Context, home: HomeOption = None, as_json: JsonOpti
 
 def _name_status(run: RunSummary) -> str:
     return "launching" if run.launching else run.status
-
-
-def _fetch_runs(coordinator: CoordinatorClient) -> list[RunSummary]:
-    """Fetch all pages of the list of runs."""
-    page = coordinator.fetch_runs(None)
-    views = [*page.runs]
-    while page.next is not None:
-        page = coordinator.fetch_runs(page.next)
-        views += page.runs
-    return views
 
 
 @runs.command()
@@ -282,7 +273,8 @@ def verdict(
 @expand_option_groups
 def members(run: RunArgument, site: SiteOptions) -> None:
     """List the machines in a run."""
-    site.print_answer(site.fetch_all("machines", run=run), _print_members)
+    machines = site.fetch_all("machines", run=run, as_machine=True)
+    site.print_answer(machines, _print_members)
 
 
 def _print_members(machines: list[dict[str, Any]]) -> None:

@@ -13,7 +13,13 @@ from barnraise.cli.browser import open_page
 from barnraise.cli.console import errors, out
 from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.coordinator_client.failover import FailoverClient
-from barnraise.errors import CoordinatorError, CoordinatorUnreachableError, StateError
+from barnraise.coordinator_client.machine_requests import MachineRequests
+from barnraise.errors import (
+    CoordinatorError,
+    CoordinatorUnreachableError,
+    RunEndedError,
+    StateError,
+)
 from barnraise.planning.hardware import cpu_name, printable_name
 from barnraise.protocol.coordinator_messages import EnrolmentStatus, MachineDescription, RunView
 from barnraise.protocol.enums import RunStatus
@@ -51,8 +57,19 @@ def enrol_machine(state_dir: StateDir, site: str, name: str = "") -> SiteMembers
         url=coordinator.url, mirror=mirror, machine=status.machine, person=status.person
     )
     state_dir.save_membership(membership)
-    out.print(f"This machine now works for {escape(status.person) or 'you'}.")
+    shown_name = status.name
+    if name and shown_name and shown_name != name:  # enrolled before, or taken by another machine
+        shown_name = _rename_machine(state_dir, membership, name)
+    suffix = f" and is called {escape(shown_name)} there" if shown_name else ""
+    out.print(f"This machine now works for {escape(status.person) or 'you'}{suffix}.")
     return membership
+
+
+def _rename_machine(state_dir: StateDir, membership: SiteMembership, name: str) -> str:
+    """Rename this machine on the site, and return what the site calls it."""
+    with closing(MachineRequests(state_dir)) as site:
+        answer = site.request("PATCH", "machines", membership.machine, body={"name": name})
+    return str(answer["name"])
 
 
 def _fetch_status(coordinator: CoordinatorClient, code: str) -> EnrolmentStatus:
@@ -133,17 +150,17 @@ def check_trainable(run: RunView) -> None:
     """Refuse a run that is over.
 
     Raises:
-        CoordinatorError: it is finished or cancelled.
+        RunEndedError: it is finished or cancelled.
     """
     if run.status is RunStatus.FINISHED:
         name = run.slug or run.id
-        raise CoordinatorError(
+        raise RunEndedError(
             f"the run '{run.name}' is finished: there is nothing to train. "
             f"`barnraise fetch {name} FOLDER` downloads its model; on a machine that trained in "
             f"it, `barnraise export {name} FOLDER` writes it"
         )
     if run.status is RunStatus.CANCELLED:
-        raise CoordinatorError(
+        raise RunEndedError(
             f"the run '{run.name}' was cancelled by its owner: there is nothing to train. "
             "`barnraise runs` lists the others"
         )

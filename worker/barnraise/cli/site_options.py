@@ -1,5 +1,10 @@
-"""Define the options of the commands that call a site's API with a personal token."""
+"""Define the options of the commands that call a site's API as scripts do.
 
+They send the personal token in $BARNRAISE_TOKEN. What a machine may see and change as well is
+requested with its key where there is no token.
+"""
+
+import os
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
@@ -10,7 +15,13 @@ import typer
 from barnraise.cli.addresses import RunAddress, parse_site_address
 from barnraise.cli.console import print_json
 from barnraise.cli.machine_options import HomeOption, JsonOption, open_state_dir
-from barnraise.coordinator_client.token_client import TokenClient, read_token
+from barnraise.coordinator_client.machine_requests import MachineRequests
+from barnraise.coordinator_client.token_client import (
+    TOKEN_VARIABLE,
+    ScriptClient,
+    TokenClient,
+    read_token,
+)
 from barnraise.errors import StateError
 
 
@@ -29,11 +40,32 @@ class SiteOptions:
     home: HomeOption = None
     as_json: JsonOption = False
 
-    def open_client(self, run: RunAddress | None = None) -> TokenClient:
+    @property
+    def has_token(self) -> bool:
+        """Return whether there is a personal token."""
+        return bool(os.environ.get(TOKEN_VARIABLE, "").strip())
+
+    @property
+    def own_machine(self) -> str:
+        """Return this machine's id at the site; "" if it is not enrolled there."""
+        state_dir = open_state_dir(self.home)
+        if not state_dir.is_enrolled:
+            return ""
+        membership = state_dir.membership
+        is_own_site = not self.site or parse_site_address(self.site) == membership.url
+        return membership.machine if is_own_site else ""
+
+    def open_client(
+        self, run: RunAddress | None = None, *, as_machine: bool = False
+    ) -> ScriptClient:
         """Return a client of the site; the caller closes it.
 
         A token goes to the site that its owner has chosen, and not wherever a pasted address
         points. The address of `run` may name the site as well.
+
+        Args:
+            run: what the requests are about.
+            as_machine: whether this machine's key does where there is no token.
 
         Raises:
             StateError: there is no token, no site is known, or the run is at another site.
@@ -45,19 +77,29 @@ class SiteOptions:
         named = run.site if run is not None else ""
         if named and site and named != site:
             raise StateError(f"that run is at {named}, and not at {site}: choose with --site")
+        is_own_site = state_dir.is_enrolled and site == state_dir.membership.url
+        if as_machine and is_own_site and not self.has_token:
+            return MachineRequests(state_dir)
         token = read_token()
         return TokenClient(site or named or state_dir.membership.url, token)
 
     def request(
-        self, method: str, *path: str, body: Any = None, run: RunAddress | None = None
+        self,
+        method: str,
+        *path: str,
+        body: Any = None,
+        run: RunAddress | None = None,
+        as_machine: bool = False,
     ) -> Any:
-        """Send one request as `TokenClient.request` does; the path is below that of `run`."""
-        with closing(self.open_client(run)) as client:
+        """Send one request as `ScriptClient.request` does; the path is below that of `run`."""
+        with closing(self.open_client(run, as_machine=as_machine)) as client:
             return client.request(method, *_path_below(run), *path, body=body)
 
-    def fetch_all(self, *path: str, run: RunAddress | None = None) -> list[dict[str, Any]]:
+    def fetch_all(
+        self, *path: str, run: RunAddress | None = None, as_machine: bool = False
+    ) -> list[dict[str, Any]]:
         """Fetch all items of a list; the path is below that of `run`."""
-        with closing(self.open_client(run)) as client:
+        with closing(self.open_client(run, as_machine=as_machine)) as client:
             return client.fetch_all(*_path_below(run), *path)
 
     def print_answer(self, answer: Any, print_text: Callable[[Any], object]) -> None:

@@ -99,6 +99,9 @@ def _describe_worker(folder: RunFolder, running: bool, run_status: LocalStatus |
         return f"running; memory ran short {times}, and the plan was made smaller"
     if running:
         return "running"
+    has_ended = run_status is not None and run_status.activity is Activity.FINISHED
+    if folder.other_worker is not None and not has_ended:
+        return "waits for its turn: its worker trains another run"
     if run_status is None or not run_status.at:
         return "not running"
     ago = format_duration(max(0.0, time.time() - run_status.at))

@@ -26,7 +26,9 @@ from barnraise.protocol.coordinator_messages import (
     RunSummary,
     RunView,
     TextManifest,
+    WorkerRelease,
 )
+from barnraise.protocol.messages import Signed
 from barnraise.protocol.mirror_list import MirrorLists, SignedMirrorList
 from barnraise.protocol.reports import Report
 from barnraise.protocol.signed_http import (
@@ -35,7 +37,7 @@ from barnraise.protocol.signed_http import (
     RequestFailedError,
     SignedHttpClient,
 )
-from barnraise.protocol.signing import Identity
+from barnraise.protocol.signing import Identity, open_signed
 from barnraise.protocol.types import Message
 from barnraise.protocol.versions import describe_other_versions, find_common_version
 
@@ -144,6 +146,15 @@ class CoordinatorClient:
     def fetch_enrolment(self, code: str) -> EnrolmentStatus:
         """Fetch whether the code was approved."""
         return self._request("GET", f"/enrolments/{quote(code, safe='')}", None, EnrolmentStatus)
+
+    def fetch_release(self) -> WorkerRelease:
+        """Fetch which worker the site offers, as its pinned key signed it.
+
+        Raises:
+            MessageError: another key signed it.
+        """
+        signed = self._request("GET", "/worker", None, Signed)
+        return open_signed(signed, "worker_release", WorkerRelease, self.mirror)
 
     def fetch_runs(self, after: str | None = None) -> RunPage:
         """Fetch one page of the runs this machine may see."""

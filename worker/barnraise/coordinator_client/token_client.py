@@ -3,6 +3,7 @@
 import json
 import os
 import secrets
+from abc import ABC, abstractmethod
 from typing import Any
 from urllib.parse import quote
 
@@ -43,11 +44,37 @@ def read_token() -> str:
     return token
 
 
-class TokenClient:
-    """One coordinator, as a person's scripts see it.
+class ScriptClient(ABC):
+    """One coordinator, as scripts see it.
 
     Requests raise CoordinatorError with the site's sentence, or CoordinatorUnreachableError.
     """
+
+    @abstractmethod
+    def request(self, method: str, *path: str, body: Any = None, **query: Any) -> Any:
+        """Send one request and return the answer's JSON.
+
+        The parts of the path are below `/api/v1`; each part is quoted.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the connections."""
+
+    def fetch_all(self, *path: str) -> list[dict[str, Any]]:
+        """Fetch all items of a list, page after page."""
+        items: list[dict[str, Any]] = []
+        query: dict[str, Any] = {}
+        while True:
+            page = self.request("GET", *path, **query)
+            items += page["items"]
+            if not page["next"]:
+                return items
+            query = {"after": page["next"]}
+
+
+class TokenClient(ScriptClient):
+    """One coordinator, as a person's scripts see it: they send a personal token."""
 
     def __init__(self, url: str, token: str) -> None:
         self.url = url
@@ -60,10 +87,7 @@ class TokenClient:
         self._http = open_http_client(timeout=timeout, headers=headers)
 
     def request(self, method: str, *path: str, body: Any = None, **query: Any) -> Any:
-        """Send one request and return the answer's JSON.
-
-        The parts of the path are below `/api/v1`; each part is quoted.
-        """
+        """Send one request and return the answer's JSON."""
         url = f"{self.url}/api/v1/" + "/".join(quote(part, safe="") for part in path)
         content = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": "application/json", "X-Request-ID": secrets.token_hex(16)}
@@ -92,17 +116,6 @@ class TokenClient:
         if status >= 500:
             raise CoordinatorUnreachableError(describe_problem(problem), status)
         raise CoordinatorError(describe_problem(problem), status)
-
-    def fetch_all(self, *path: str) -> list[dict[str, Any]]:
-        """Fetch all items of a list, page after page."""
-        items: list[dict[str, Any]] = []
-        query: dict[str, Any] = {}
-        while True:
-            page = self.request("GET", *path, **query)
-            items += page["items"]
-            if not page["next"]:
-                return items
-            query = {"after": page["next"]}
 
     def close(self) -> None:
         """Close the connections."""

@@ -29,6 +29,7 @@ from barnraise.protocol.types import (
     Slug,
     UnixTime,
     Version,
+    WheelName,
 )
 from barnraise.protocol.verdicts import SignedVerdict
 from barnraise.spec import (
@@ -219,6 +220,16 @@ class EnrolmentStatus(Message):
     status: Literal["pending", "approved", "refused", "expired"]
     machine: Id | None = None
     person: ShortText = ""
+    name: ShortText = ""  # which the site shows of the machine
+
+
+class WorkerRelease(Message):
+    """The worker that a coordinator offers at /download/ (kind "worker_release")."""
+
+    version: Version
+    file: WheelName
+    size: Count  # bytes
+    sha256: Digest  # of the file, as installers compare it
 
 
 # ---- runs ------------------------------------------------------------------------------------
@@ -345,6 +356,7 @@ API_MESSAGES: tuple[type[Message], ...] = (
     EnrolmentRequest,
     EnrolmentReply,
     EnrolmentStatus,
+    WorkerRelease,
     RunView,
     RunPage,
     InvitationToken,

@@ -62,6 +62,8 @@ SampleText = Annotated[str, Field(pattern=SAMPLE_PATTERN)]
 # A run's name in addresses, which people copy into a shell.
 Slug = Annotated[str, Field(pattern=r"^[\p{L}\p{M}\p{Nd}_-]{0,100}$")]
 EnrolmentCode = Annotated[str, Field(pattern=r"^[0-9A-Z-]{1,20}$")]
+# The name of the worker's wheel, which people copy into a shell.
+WheelName = Annotated[str, Field(pattern=r"^barnraise-[0-9A-Za-z.+_-]{1,80}\.whl$")]
 Version = Annotated[str, Field(pattern=r"^[0-9A-Za-z.+-]{1,40}$")]
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 Rate = Annotated[float, Field(ge=0, lt=1e15, allow_inf_nan=False)]  # per second

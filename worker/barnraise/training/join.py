@@ -20,6 +20,7 @@ from barnraise.errors import (
     CoordinatorError,
     CoordinatorUnreachableError,
     MessageError,
+    RunEndedError,
     StateError,
     UnsupportedModelError,
 )
@@ -395,7 +396,7 @@ def _post_text(
 
 def _check_not_ended(reply: JoinReply) -> None:
     if reply.run.status in (RunStatus.FINISHED, RunStatus.CANCELLED):
-        raise CoordinatorError(
+        raise RunEndedError(
             f"the run '{reply.run.name}' is {reply.run.status}: there is nothing to train"
         )
 

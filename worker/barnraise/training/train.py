@@ -60,8 +60,8 @@ from barnraise.training.local_status import LocalStatus
 from barnraise.training.memory_return import return_memory
 from barnraise.training.memory_watch import MemoryWatch
 from barnraise.training.metrics import TrainingMetrics
-from barnraise.training.plan_change import find_other_plan
 from barnraise.training.pauses import Pause, choose_pause, frees_memory
+from barnraise.training.plan_change import find_other_plan
 from barnraise.training.prefetch import Prefetch, reserve_text
 from barnraise.training.replay_monitor import ReplayMonitor
 from barnraise.training.resume import SavedState, progress_fields
@@ -206,6 +206,7 @@ class Worker:
         self._cpu_share = CpuShare(lambda: self.owners_limits.cpu)
         self.offline_pause: Pause | None = None  # for which this worker has left its peers
         self.is_freed = False  # a pause has closed the engine
+        self._is_turn_over: Callable[[], bool] = lambda: False
         self._running_mark = RunningMark(joined.folder.path)
         self._leaving_since: float | None = None  # monotonic; when the loop noticed it
         self._logged_probation = ""
@@ -227,6 +228,10 @@ class Worker:
             recipe.step_sequences,
             optimizer=recipe.optimizer,
         )
+
+    def end_after_round(self, is_over: Callable[[], bool]) -> None:
+        """Leave after the round in which `is_over` becomes true: another run has its turn then."""
+        self._is_turn_over = is_over
 
     def watch_memory(self, watch: MemoryWatch) -> None:
         """Make a smaller plan between two rounds when other programs need the memory."""
@@ -568,6 +573,8 @@ class Worker:
         """Resync if left behind, wait while paused, and return whether to train another round."""
         self.resync_if_behind()
         self.wait_while_suspended()
+        if self._is_turn_over():
+            self.leaving.set()
         return not self.budget_reached and self.wait_while_paused()
 
     def wait_while_suspended(self) -> None:

@@ -13,8 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from barnraise import __version__
 from barnraise.cli.doctor.findings import (
     Level,
@@ -25,6 +23,7 @@ from barnraise.cli.doctor.findings import (
 )
 from barnraise.cli.doctor.reach_verdict import NetworkFacts
 from barnraise.cli.doctor.router_hops import find_hops
+from barnraise.cli.mounts import find_mount
 from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.coordinator_client.failover import FailoverClient
 from barnraise.errors import CoordinatorError, PlanError, StateError
@@ -111,15 +110,8 @@ def find_write_error(folder: Path) -> str:
 
 def find_filesystem(folder: Path) -> str:
     """Return the type of the file system on which a folder lies; "" where it is not listed."""
-    try:
-        mounts = psutil.disk_partitions(all=True)
-    except OSError:
-        return ""
-    path = folder.resolve()
-    around = [mount for mount in mounts if path.is_relative_to(mount.mountpoint)]
-    # Of several mounts at the same place, the last one is seen.
-    around.sort(key=lambda mount: len(Path(mount.mountpoint).parts))
-    return around[-1].fstype if around else ""
+    mount = find_mount(folder)
+    return mount.kind if mount is not None else ""
 
 
 def describe_filesystem(folder: Path, kind: str) -> str:

@@ -1,0 +1,88 @@
+"""Install a real service, kill its worker, and see it return; where this user has a systemd."""
+
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from helpers.worker.command_line import run_barnraise
+from helpers.worker.training_site import TrainingSite
+
+from barnraise.cli.service.command import SYSTEMD_MARK
+from barnraise.cli.service.managers import SystemdManager
+from barnraise.cli.service.service_record import choose_service_name
+from barnraise.state_dir import StateDir
+
+PATIENCE_SECONDS = 300.0  # other programs may use the machine
+
+
+@dataclass(frozen=True)
+class ServiceReturn:
+    """What the drill has seen.
+
+    Attributes:
+        returned_seconds: from the kill until another worker trains.
+        was_niced: whether the worker ran with a low priority.
+        ended_in_order: whether the worker left by itself when the service was removed.
+        files_left: of the service, after it was removed.
+    """
+
+    returned_seconds: float
+    was_niced: bool
+    ended_in_order: bool
+    files_left: list[str]
+
+
+def has_user_systemd() -> bool:
+    """Return whether a service of this user can be installed here."""
+    if sys.platform != "linux" or os.geteuid() == 0 or not SYSTEMD_MARK.is_dir():
+        return False
+    return SystemdManager("barnraise").is_reachable
+
+
+def drill_service() -> ServiceReturn:
+    """Install a service, let it train, kill it, see it return, and remove it."""
+    # A folder in memory, as /tmp often is, would be refused: it is empty after a start.
+    with tempfile.TemporaryDirectory(prefix=".barnraise-drill-", dir=Path.home()) as folder:
+        home = StateDir(Path(folder))
+        with closing(TrainingSite(home)) as site:
+            return _drill(home, site)
+
+
+def _drill(home: StateDir, site: TrainingSite) -> ServiceReturn:
+    installed = run_barnraise(home.path, "service", "install", "one", "--threads", "1")
+    assert installed.returncode == 0, installed.stderr
+    manager = SystemdManager(choose_service_name(home.path))
+    try:
+        _wait_until(lambda: site.is_training("one"), "the service trains")
+        before = manager.read_state()
+        niceness = os.getpriority(os.PRIO_PROCESS, before.pid)
+        session = site.sessions["one"]
+        started = time.monotonic()
+        os.kill(before.pid, signal.SIGKILL)
+        _wait_until(lambda: site.is_training("one", session), "another worker trains")
+        seconds = time.monotonic() - started
+        assert manager.read_state().pid not in (0, before.pid)
+    finally:
+        removed = run_barnraise(home.path, "service", "remove")
+    assert removed.returncode == 0, removed.stderr
+    assert not manager.read_state().is_installed
+    units = Path(manager.place).parent.rglob(f"{manager.name}*")
+    return ServiceReturn(
+        returned_seconds=seconds,
+        was_niced=niceness >= 10,
+        ended_in_order=site.last_reports["one"].activity == "left",
+        files_left=[str(path) for path in (*units, *home.path.glob("service*"))],
+    )
+
+
+def _wait_until(condition: Callable[[], bool], description: str) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {PATIENCE_SECONDS:.0f} s: {description}"
+        time.sleep(0.1)

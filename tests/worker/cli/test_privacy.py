@@ -1,0 +1,72 @@
+"""Test that `barnraise privacy` names everything that this machine sends, and nothing else."""
+
+import json
+from collections import Counter
+
+import pytest
+from helpers.worker.command_line import invoke
+from helpers.worker.fake_coordinator import enrol
+
+from barnraise.cli.disclosures import (
+    SENT_BY_SITE,
+    SENT_TO_PEERS,
+    SENT_TO_SITE,
+    TO_NOBODY,
+    TO_OTHERS,
+    TO_PEERS,
+    TO_SITE,
+    find_sent_fields,
+)
+from barnraise.protocol.coordinator_messages import API_MESSAGES, Reports
+from barnraise.protocol.types import Message
+from barnraise.state_dir import StateDir
+
+
+@pytest.mark.parametrize(
+    ("disclosures", "roots"), [(TO_SITE, SENT_TO_SITE), (TO_PEERS, SENT_TO_PEERS)]
+)
+def test_every_field_that_is_sent_is_described_once(disclosures, roots):
+    described = Counter(field for each in disclosures for field in each.list_fields())
+    sent = set(find_sent_fields(roots))
+    assert sent - described.keys() == set(), "describe these fields in cli/disclosures.py"
+    assert described.keys() - sent == set(), "no message has these fields"
+    assert [field for field, times in described.items() if times > 1] == []
+
+
+def test_every_message_of_the_api_is_sent_by_somebody():
+    assert set(API_MESSAGES) <= {*SENT_TO_SITE, *SENT_BY_SITE}
+    assert not {*SENT_TO_SITE} & {*SENT_BY_SITE}
+
+
+def test_new_field_and_new_message_are_found():
+    class Biography(Message):
+        age: int
+
+    class LongReports(Reports):
+        biographies: list[Biography] | None = None
+
+    new = {*find_sent_fields((LongReports,))} - {*find_sent_fields((Reports,))}
+    assert {"LongReports.biographies", "Biography.age"} <= new
+
+
+def test_every_phrase_is_printed_and_names_the_site(tmp_path, monkeypatch):
+    monkeypatch.setenv("BARNRAISE_HOME", str(tmp_path / "home"))
+    for columns in ("80", "120"):
+        monkeypatch.setenv("COLUMNS", columns)
+        output = invoke("privacy")
+        words = " ".join(output.split())
+        for disclosure in (*TO_SITE, *TO_PEERS):
+            for phrase in (disclosure.occasion, *disclosure.fields):
+                assert phrase in words
+        assert (
+            all(phrase in words for phrase in (*TO_OTHERS, *TO_NOBODY))
+            and "To the site of a run" in output
+        )
+        assert max(map(len, output.splitlines())) <= int(columns)
+    assert not (tmp_path / "home").exists(), "looking creates no key"
+    home = StateDir(tmp_path / "home")
+    enrol(home, "https://train.example.org", home.identity.key)
+    assert "To https://train.example.org" in invoke("privacy")
+    listed = json.loads(invoke("privacy", "--json"))
+    assert "MachineDescription.hostname" in listed["site"][1]["fields"]
+    assert listed["nobody"] == list(TO_NOBODY)

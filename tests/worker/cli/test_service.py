@@ -1,0 +1,344 @@
+"""Test `barnraise service`: its texts on every system, its refusals, and a real one on Linux."""
+
+import dataclasses
+import json
+import plistlib
+import shutil
+import subprocess
+from contextlib import closing
+from xml.etree import ElementTree
+
+import pytest
+from helpers.worker.command_line import assert_fails, invoke, run_barnraise
+from helpers.worker.service_drill import drill_service, has_user_systemd
+from helpers.worker.training_site import RUNS, TrainingSite
+
+from barnraise.cli.mounts import Mount
+from barnraise.cli.service import command
+from barnraise.cli.service.managers import (
+    ServiceManager,
+    ServiceState,
+    call_system,
+    parse_launchd_state,
+    parse_systemd_state,
+)
+from barnraise.cli.service.refusals import ServiceFacts, find_refusal, read_boot_mounts
+from barnraise.cli.service.service_record import ServiceRecord, choose_service_name
+from barnraise.cli.service.service_texts import (
+    TASK_NAMESPACE,
+    ServiceText,
+    render_launchd_agent,
+    render_scheduled_task,
+    render_systemd_unit,
+)
+from barnraise.errors import RunEndedError, StateError
+from barnraise.protocol.enums import RunStatus
+from barnraise.state_dir import StateDir
+from barnraise.training.local_control import LocalControl
+
+AWKWARD = '/home/ida/a "b" 100% $HOME & <c> \\d'
+SERVICE = ServiceText(
+    name="barnraise",
+    description="Barnraise: trains in the runs of /home/ida",
+    command=("/bin/sh", "-m", "barnraise", "service", "run", "--home", AWKWARD),
+    folder="/tmp",
+    environment={"HTTPS_PROXY": "http://ida:p%40$ss@proxy:3128", "PYTHONPATH": "/a b"},
+)
+
+
+# ---- texts -------------------------------------------------------------------------------------
+
+
+def test_systemd_unit_is_polite_and_restarts_with_a_limit():
+    lines = render_systemd_unit(SERVICE).splitlines()
+    for line in (
+        "Nice=10",
+        "IOSchedulingClass=idle",
+        "Restart=on-failure",
+        "RestartSec=5",
+        "StartLimitBurst=5",
+        "StartLimitIntervalSec=600",
+        "WantedBy=default.target",
+        'Environment="HTTPS_PROXY=http://ida:p%%40$ss@proxy:3128"',
+    ):
+        assert line in lines
+    (start,) = [line for line in lines if line.startswith("ExecStart=")]
+    assert start.endswith(r'"--home" "/home/ida/a \"b\" 100%% $$HOME & <c> \\d"')
+    assert not any(line.startswith("User=") for line in lines)
+
+
+def test_service_of_the_system_runs_as_its_user_when_the_machine_starts():
+    lines = render_systemd_unit(dataclasses.replace(SERVICE, user="ida")).splitlines()
+    assert "User=ida" in lines and "WantedBy=multi-user.target" in lines
+
+
+@pytest.mark.parametrize("user", ["", "root"])
+def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path, user):
+    unit = tmp_path / "barnraise.service"
+    unit.write_text(render_systemd_unit(dataclasses.replace(SERVICE, user=user)))
+    if shutil.which("systemd-analyze"):
+        scope = "--system" if user else "--user"
+        done = subprocess.run(
+            ["systemd-analyze", scope, "--man=no", "verify", unit],
+            capture_output=True,
+            text=True,
+            env={"XDG_RUNTIME_DIR": str(tmp_path), "HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
+        )
+        about_unit = [line for line in done.stderr.splitlines() if unit.name in line]
+        assert done.returncode == 0 and not about_unit, done.stderr
+    sections = [line for line in unit.read_text().splitlines() if line.startswith("[")]
+    assert sections == ["[Unit]", "[Service]", "[Install]"]
+
+
+def test_launchd_agent_starts_at_login_and_after_a_crash_alone():
+    agent = plistlib.loads(render_launchd_agent(SERVICE))
+    assert agent["Label"] == "org.barnraise.barnraise"
+    assert agent["ProgramArguments"] == list(SERVICE.command)
+    assert agent["EnvironmentVariables"] == SERVICE.environment
+    assert agent["RunAtLoad"] and agent["KeepAlive"] == {"SuccessfulExit": False}
+    assert (agent["Nice"], agent["LowPriorityIO"], agent["ThrottleInterval"]) == (10, True, 60)
+
+
+def test_scheduled_task_starts_at_log_on_with_a_low_priority():
+    text = render_scheduled_task(dataclasses.replace(SERVICE, user="PC\\Ida & Bo"))
+    task = ElementTree.fromstring(text.encode("utf-16"))
+    namespace = {"t": TASK_NAMESPACE}
+
+    def value(path: str) -> str | None:
+        return task.findtext(path, namespaces=namespace)
+
+    assert value("t:Triggers/t:LogonTrigger/t:UserId") == "PC\\Ida & Bo"
+    assert value("t:Settings/t:Priority") == "7" and value("t:Settings/t:RestartOnFailure/t:Count")
+    assert value("t:Settings/t:ExecutionTimeLimit") == "PT0S", "no limit: the default is 3 days"
+    assert value("t:Actions/t:Exec/t:Command") == "/bin/sh"
+    arguments = value("t:Actions/t:Exec/t:Arguments")
+    assert arguments is not None
+    assert arguments == subprocess.list2cmdline(SERVICE.command[1:]) and "& <c>" in arguments
+
+
+def test_states_are_read_from_what_systemd_and_launchd_print():
+    running = parse_systemd_state("LoadState=loaded\nActiveState=active\nMainPID=42\n")
+    assert running == ServiceState(True, True, False, 42)
+    failed = parse_systemd_state("LoadState=loaded\nActiveState=failed\nMainPID=0\n")
+    assert failed == ServiceState(True, False, True, 0)
+    missing = parse_systemd_state("LoadState=not-found\nActiveState=inactive\n")
+    assert missing == ServiceState(False)
+    text = "gui/501/org.barnraise.barnraise = {\n\tstate = running\n\tpid = 77\n}\n"
+    assert parse_launchd_state(text) == ServiceState(True, True, False, 77)
+    text = "x = {\n\tstate = not running\n\tlast exit code = 1\n}\n"
+    assert parse_launchd_state(text) == ServiceState(True, False, True, 0)
+
+
+# ---- refusals ----------------------------------------------------------------------------------
+
+LINUX = ServiceFacts(system="linux", home=Mount("/", "ext4"))
+FROM_LOGIN = "start `barnraise join RUN` from your login instead"
+
+
+@pytest.mark.parametrize(
+    ("facts", "sentence"),
+    [
+        ({}, ""),
+        ({"system": "darwin"}, ""),
+        ({"system": "win32", "home": Mount("C:\\", "NTFS", "rw,fixed")}, ""),
+        ({"system": "freebsd14"}, f"no service manager of freebsd14: {FROM_LOGIN}"),
+        ({"system": "darwin", "wants_system": True}, "--system is for Linux"),
+        ({"has_systemd": False}, f"systemd does not run on this machine: {FROM_LOGIN}"),
+        ({"has_systemd": False, "is_container": True}, "this container has no systemd"),
+        (
+            {"has_systemd": False, "kernel": "4.4.0-19041-Microsoft"},
+            f"this Windows Subsystem for Linux has no systemd: {FROM_LOGIN}",
+        ),
+        (
+            {"has_systemd": False, "kernel": "5.15.90.1-microsoft-standard-WSL2"},
+            "enable systemd in /etc/wsl.conf",
+        ),
+        ({"is_root": True}, "train with root's rights: run this as your own user"),
+        ({"is_root": True, "system": "darwin"}, "run this as your own user"),
+        ({"is_root": True, "wants_system": True}, ""),
+        ({"wants_system": True}, "which only root may: use sudo"),
+        ({"is_user_manager_reachable": False}, "your user's systemd does not answer"),
+        ({"home": Mount("/media/ida/STICK", "vfat")}, "/media/ida/STICK, where this machine's"),
+        ({"home": Mount("/mnt/nas", "nfs4")}, "may not be mounted when the service starts"),
+        ({"home": Mount("/run/media/ida/x", "btrfs")}, "may not be mounted"),
+        ({"home": Mount("/tmp", "tmpfs")}, "may not be mounted"),
+        ({"home": Mount("/data", "ext4")}, "add the drive to /etc/fstab"),
+        ({"home": Mount("/data", "ext4"), "mounted_at_boot": ["/data"]}, ""),
+        ({"home": Mount("/home", "ext4"), "person_home": "/home"}, ""),
+        ({"home": Mount("/tank/ida", "zfs")}, ""),
+        ({"system": "darwin", "home": Mount("/Volumes/Stick", "apfs")}, "/Volumes/Stick, where"),
+        ({"system": "win32", "home": Mount("E:\\", "FAT", "rw,removable")}, "E:\\, where"),
+        ({"system": "win32", "home": Mount("Z:\\", "NTFS", "rw,remote")}, "Z:\\, where"),
+        ({"home": None}, ""),
+    ],
+)
+def test_service_is_refused_where_it_cannot_work(facts, sentence):
+    refusal = find_refusal(dataclasses.replace(LINUX, **facts))
+    assert sentence in refusal and bool(refusal) == bool(sentence)
+
+
+def test_mounts_at_the_start_are_read_from_the_table():
+    table = """
+    # a comment
+    UUID=1 / ext4 errors=remount-ro 0 1
+    UUID=2 /big\\040drive ext4 defaults 0 2
+    UUID=3 /backup ext4 noauto,user 0 0   # not at the start
+    tmpfs
+    """
+    assert read_boot_mounts(table) == ["/", "/big drive"]
+
+
+def test_each_home_has_a_service_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert choose_service_name(tmp_path / ".barnraise") == "barnraise"
+    names = {choose_service_name(tmp_path / name) for name in ("a", "b")}
+    assert len(names) == 2 and all(name.startswith("barnraise-") for name in names)
+
+
+# ---- the commands ------------------------------------------------------------------------------
+
+
+class MemoryManager(ServiceManager):
+    """A service manager that starts nothing."""
+
+    installed: ServiceText | None = None
+    refuses = False
+
+    @property
+    def place(self) -> str:
+        return "a list in memory"
+
+    def install(self, service: ServiceText) -> None:
+        if self.refuses:
+            raise StateError("`systemctl enable` failed: no bus")
+        type(self).installed = service
+
+    def remove(self) -> None:
+        type(self).installed = None
+
+    def read_state(self) -> ServiceState:
+        return ServiceState(is_installed=self.installed is not None)
+
+
+@pytest.fixture
+def manager(monkeypatch):
+    """Let the commands use a service manager in memory, on a machine that allows services."""
+    monkeypatch.setattr(MemoryManager, "installed", None)
+    monkeypatch.setattr(MemoryManager, "refuses", False)
+    monkeypatch.setattr(
+        command, "choose_manager", lambda name, folder, is_system: MemoryManager(name)
+    )
+    monkeypatch.setattr(command, "gather_facts", lambda *facts, **more: LINUX)
+    return MemoryManager
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("BARNRAISE_HOME", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "200")
+    return StateDir(tmp_path)
+
+
+@pytest.fixture
+def site(home):
+    with closing(TrainingSite(home)) as training_site:
+        yield training_site
+
+
+def test_install_records_the_runs_and_remove_leaves_nothing(site, home, manager, monkeypatch):
+    monkeypatch.setenv("https_proxy", "http://proxy:3128")
+    monkeypatch.setenv("SECRET_OF_SOMETHING_ELSE", "x")
+    output = invoke("service", "install", "one", "two", "--share", "70,30", "--threads", "1")
+    assert "trains Run one, Run two" in output and "starts when you log in" in output
+    assert manager.installed.command[-2:] == ("--home", str(home.path))
+    assert manager.installed.environment["https_proxy"] == "http://proxy:3128"
+    assert "SECRET_OF_SOMETHING_ELSE" not in manager.installed.environment
+    record = ServiceRecord.load(home.path)
+    assert (record.runs, record.share) == (list(RUNS.values()), "70,30")
+    assert record.options == {"threads": 1}
+    with pytest.raises(StateError, match=r"installed already \(a list in memory\)"):
+        invoke("service", "install", "one")
+    shown = json.loads(invoke("service", "status", "--json"))
+    assert shown["is_installed"] and not shown["is_running"] and shown["share"] == "70,30"
+    assert "stopped" in invoke("service", "status")
+    assert "is removed" in invoke("service", "remove")
+    assert manager.installed is None and not list(home.path.glob("service*"))
+    for name in ("remove", "status", "logs", "run"):
+        with pytest.raises(StateError, match="no service is installed here"):
+            invoke("service", name)
+
+
+def test_install_without_a_run_takes_the_one_that_was_trained_last(site, home, manager):
+    with pytest.raises(StateError, match="no run is named"):
+        invoke("service", "install")
+    for slug, at in (("one", 100.0), ("two", 200.0)):
+        status = {"at": at, "activity": "left", "name": slug}
+        (home.path / "runs" / RUNS[slug] / "status.json").write_text(json.dumps(status))
+    invoke("service", "install")
+    assert ServiceRecord.load(home.path).runs == [RUNS["two"]]
+
+
+def test_install_with_next_alone_takes_an_open_run(site, home, manager):
+    invoke("service", "install", "--next")
+    assert ServiceRecord.load(home.path).runs == [RUNS["one"]]
+    assert "then the site's next open run" in invoke("service", "status")
+
+
+def test_install_refuses_an_ended_run_and_a_running_worker(site, home, manager):
+    site.statuses["one"] = RunStatus.FINISHED
+    with pytest.raises(RunEndedError, match="is finished"):
+        invoke("service", "install", "one")
+    LocalControl(home.path / "runs" / RUNS["two"]).register_worker()
+    with pytest.raises(StateError, match="a worker of this machine is running"):
+        invoke("service", "install", "two")
+    assert ServiceRecord.load(home.path) is None and manager.installed is None
+
+
+def test_install_that_the_system_refuses_leaves_nothing(site, home, manager, monkeypatch):
+    monkeypatch.setattr(manager, "refuses", True)
+    with pytest.raises(StateError, match="no bus"):
+        invoke("service", "install", "one")
+    assert ServiceRecord.load(home.path) is None
+
+
+def test_service_whose_run_has_ended_says_so_and_stops(site, home):
+    ServiceRecord("barnraise", [RUNS["one"]], options={"threads": 1}).save(home.path)
+    site.statuses["one"] = RunStatus.FINISHED
+    result = run_barnraise(home.path, "service", "run")
+    assert result.returncode == 0, "another start would only repeat it"
+    log = invoke("service", "logs")
+    assert "is finished: there is nothing to train" in log and "the service stops" in log
+
+
+def test_service_that_reaches_no_site_fails_and_is_started_again(site, home):
+    site.close()
+    ServiceRecord("barnraise", ["unheard-of"], options={"threads": 1}).save(home.path)
+    assert run_barnraise(home.path, "service", "run").returncode == 1
+    assert "does not answer" in invoke("service", "logs")
+
+
+def test_damaged_record_is_refused_with_the_remedy(home):
+    for content in ("{", "[]", '{"name": "x", "unknown": 1}'):
+        (home.path / "service.json").write_text(content)
+        with pytest.raises(StateError, match=r"service.json is damaged: remove it"):
+            invoke("service", "status")
+
+
+def test_command_of_the_system_that_fails_is_quoted():
+    with pytest.raises(StateError, match=r"`ls /nowhere/at/all` failed: .*No such file"):
+        call_system("ls", "/nowhere/at/all")
+    with pytest.raises(StateError, match="`barnraise-nonsense` failed"):
+        call_system("barnraise-nonsense")
+
+
+@pytest.mark.integration
+def test_real_service_trains_returns_after_a_kill_and_is_removed(tmp_path):
+    """Without a systemd of this user, the real command says why, and installs nothing."""
+    if has_user_systemd():
+        seen = drill_service()
+        assert seen.returned_seconds < 300 and seen.was_niced and seen.ended_in_order
+        assert not seen.files_left
+        return
+    result = run_barnraise(tmp_path, "service", "install", "one")
+    assert_fails(result, "instead" if result.stderr.count("instead") else "own user")
+    assert not list(tmp_path.glob("service*"))

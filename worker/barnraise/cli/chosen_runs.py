@@ -1,0 +1,170 @@
+"""Choose the runs that a worker trains: those that a person names, and what comes after them."""
+
+from collections.abc import Collection, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from barnraise.cli.addresses import RunAddress, run_argument
+from barnraise.cli.run_folders import list_run_folders
+from barnraise.cli.site_access import check_trainable, find_run
+from barnraise.coordinator_client.client import CoordinatorClient
+from barnraise.errors import RunEndedError, StateError
+from barnraise.protocol.coordinator_messages import RunSummary, RunView
+from barnraise.protocol.enums import RunStatus
+from barnraise.state_dir import StateDir
+
+MAX_SHARE = 100
+SHARE_EXAMPLE = "like --share 70,30 for two runs"
+OPEN_STATUSES = (RunStatus.TRAINING, RunStatus.RECRUITING)  # which to join, in this order
+
+RunsArgument = Annotated[
+    list[RunAddress],
+    run_argument("Each run's address in the browser, its name in that address, or its id."),
+]
+
+
+@dataclass(frozen=True)
+class TurnOptions:
+    """How a worker divides its time, and what it does when its runs have ended."""
+
+    share: Annotated[
+        str, typer.Option(help="Shares of the time of several runs, in their order, like 70,30.")
+    ] = ""
+    follow_next: Annotated[
+        bool,
+        typer.Option("--next", help="Join the site's next open run when these have ended."),
+    ] = False
+
+
+@dataclass(frozen=True)
+class ChosenRun:
+    """A run to train.
+
+    Attributes:
+        name: as a person named it.
+        view: as the site describes it; None while no site answers.
+    """
+
+    name: str
+    view: RunView | None = None
+
+    @property
+    def id(self) -> str:
+        """Return its id, or what stands for it while no site answers."""
+        return self.view.id if self.view is not None else self.name
+
+    @property
+    def title(self) -> str:
+        """Return what people call it."""
+        return self.view.name if self.view is not None else self.name
+
+    @property
+    def address(self) -> str:
+        """Return what commands call it."""
+        return (self.view.slug or self.view.id) if self.view is not None else self.name
+
+
+def parse_shares(text: str, runs: int) -> list[float]:
+    """Read the shares of the time of so many runs; all are equal if there is no text. Pure.
+
+    Raises:
+        StateError: there are not as many, or one is no number from 1 to 100.
+    """
+    if not text:
+        return [1.0] * runs
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) != runs:
+        runs_named = "1 run is" if runs == 1 else f"{runs} runs are"
+        raise StateError(
+            f"--share {text} has {len(parts)} numbers and {runs_named} named: give one for each, "
+            f"{SHARE_EXAMPLE}"
+        )
+    for part in parts:
+        if not (part.isascii() and part.isdecimal() and 1 <= int(part) <= MAX_SHARE):
+            raise StateError(
+                f"--share {text}: '{part}' is no share from 1 to {MAX_SHARE}; write whole numbers, "
+                f"{SHARE_EXAMPLE}"
+            )
+    return [float(part) for part in parts]
+
+
+def find_runs(state_dir: StateDir, names: Sequence[str], *, skip_ended: bool) -> list[ChosenRun]:
+    """Look the runs up that a person names, before anything that takes time.
+
+    Args:
+        state_dir: of this machine.
+        names: in addresses, or ids.
+        skip_ended: whether runs that have ended are left out, because another one follows.
+
+    Raises:
+        CoordinatorError: there is no such run.
+        RunEndedError: one has ended.
+        StateError: one is named twice, or another worker of this machine trains it.
+    """
+    chosen: list[ChosenRun] = []
+    for name in names:
+        run = ChosenRun(name, find_run(state_dir, name))
+        if run.id in [other.id for other in chosen]:
+            raise StateError(f"the run '{run.title}' is named twice: name each run once")
+        refuse_second_worker(state_dir, run)
+        try:
+            if run.view is not None:
+                check_trainable(run.view)
+        except RunEndedError:
+            if not skip_ended:
+                raise
+            continue
+        chosen.append(run)
+    return chosen
+
+
+def refuse_second_worker(state_dir: StateDir, run: ChosenRun) -> None:
+    """Refuse a run that another process of this machine trains.
+
+    Raises:
+        StateError: names the process.
+    """
+    for folder in list_run_folders(state_dir):
+        worker = folder.other_worker
+        is_named = run.name in (folder.path.name, folder.slug) or run.id == folder.path.name
+        if is_named and worker is not None:
+            raise StateError(
+                f"process {worker.pid} trains '{run.title}' on this machine already: "
+                "`barnraise status` shows it, and `barnraise stop` ends it. A second worker needs "
+                "a home of its own (--home FOLDER) and enrols as a machine of its own"
+            )
+
+
+def find_next_run(state_dir: StateDir, done: Collection[str]) -> ChosenRun | None:
+    """Find the next open run of this machine's site; None if there is none.
+
+    Raises:
+        CoordinatorError: the site does not answer.
+    """
+    membership = state_dir.membership
+    site = CoordinatorClient(membership.url, state_dir.identity, membership.mirror.key)
+    with closing(site):
+        found = choose_next(fetch_all_runs(site), done)
+        return None if found is None else ChosenRun(found.id, site.fetch_run(found.id))
+
+
+def fetch_all_runs(site: CoordinatorClient) -> list[RunSummary]:
+    """Fetch all pages of the list of runs."""
+    page = site.fetch_runs(None)
+    runs = [*page.runs]
+    while page.next is not None:
+        page = site.fetch_runs(page.next)
+        runs += page.runs
+    return runs
+
+
+def choose_next(runs: Sequence[RunSummary], done: Collection[str]) -> RunSummary | None:
+    """Return the run to join next: one that trains before one that waits for machines. Pure."""
+    for status in OPEN_STATUSES:
+        for run in runs:
+            if run.status is status and run.id not in done:
+                return run
+    return None

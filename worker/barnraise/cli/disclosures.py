@@ -1,0 +1,267 @@
+"""Describe every field that this machine sends, for `barnraise privacy`. Pure.
+
+`find_sent_fields` finds the fields in the classes of the messages; a test fails until each is
+described here.
+"""
+
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from barnraise.protocol import checkups, coordinator_messages, messages, opinions, verdicts
+from barnraise.protocol.types import Message
+
+# What a machine sends to a site, and the signed documents in it.
+SENT_TO_SITE: tuple[type[Message], ...] = (
+    coordinator_messages.EnrolmentRequest,
+    coordinator_messages.InvitationToken,
+    coordinator_messages.JoinRequest,
+    coordinator_messages.Reports,
+    coordinator_messages.AttestationStatement,
+    coordinator_messages.TextManifest,
+    checkups.Checkup,
+    messages.Signed,
+)
+# What a site sends: nothing of this machine is in it.
+SENT_BY_SITE: tuple[type[Message], ...] = (
+    coordinator_messages.MirrorView,
+    coordinator_messages.EnrolmentReply,
+    coordinator_messages.EnrolmentStatus,
+    coordinator_messages.WorkerRelease,
+    coordinator_messages.RunView,
+    coordinator_messages.RunPage,
+    coordinator_messages.JoinReply,
+    coordinator_messages.ReportReply,
+    coordinator_messages.Problem,
+)
+SENT_TO_PEERS: tuple[type[Message], ...] = (
+    *typing.get_args(messages.PeerMessage),
+    messages.Ticket,
+    messages.Update,
+    messages.WorkerSession,
+    messages.DialNow,
+    messages.ChannelGreeting,
+    messages.ChannelProof,
+    verdicts.Verdict,
+    opinions.SignedOpinions,
+    opinions.Opinions,
+)
+
+
+@dataclass(frozen=True)
+class Disclosure:
+    """What is sent on one occasion.
+
+    Attributes:
+        occasion: when, or for whom.
+        fields: a description → the fields that it describes, as "Message: field field; Message: …".
+    """
+
+    occasion: str
+    fields: dict[str, str]
+
+    def list_fields(self) -> list[str]:
+        """List the fields as "Message.field"."""
+        return [
+            f"{name.strip()}.{field}"
+            for texts in self.fields.values()
+            for name, _, rest in (part.partition(":") for part in texts.split(";"))
+            for field in rest.split()
+        ]
+
+
+TO_SITE = (
+    Disclosure(
+        "With every request",
+        {
+            "the address of your network, as every web server sees it": "",
+            "the version of barnraise, and a signature by this machine's key": (
+                "Signed: key body signature"
+            ),
+        },
+    ),
+    Disclosure(
+        "When you enrol this machine (you and the site's staff see it; its name, everybody)",
+        {
+            "its name: the host name, or what --name says": "MachineDescription: hostname",
+            "its public key, the site's, and the time": "EnrolmentRequest: mirror key issued",
+            "operating system, processor, cores, memory and graphics card": (
+                "EnrolmentRequest: machine; MachineDescription: system processor cores "
+                "memory_bytes accelerator"
+            ),
+        },
+    ),
+    Disclosure(
+        "When you join a run",
+        {
+            "the secret part of an invitation's link": "InvitationToken: token",
+            "version, and whether you train or only download": "JoinRequest: version purpose",
+            "the addresses at which peers reach this machine (the run's machines see them)": (
+                "JoinRequest: addresses; Report: addresses"
+            ),
+            "how fast and large the machine is, as it measured itself": (
+                "JoinRequest: hardware; HardwareView: device name cores memory device_memory disk "
+                "dtype matmul attention elementwise to_device from_device stream adam disk_read "
+                "disk_write products attention_contexts attention_heads attention_backward logits "
+                "updates processor; ProductsView: dtype forward backward; "
+                "UpdatesView: where dtype bits rate"
+            ),
+        },
+    ),
+    Disclosure(
+        "Every few seconds while you train, for everybody who may see the run",
+        {
+            "what it does: activity, steps, tokens, speed, losses, learning rate, gradient norm": (
+                "Reports: reports; Report: version activity step abandoned_steps tokens "
+                "ledger_tokens rate step_seconds learning_rate gradient_norm points seq at; "
+                "MeasuredLoss: kind tokens loss"
+            ),
+            "its plan: device, memory, disk and layers that training uses": (
+                "Report: plan; PlanView: device device_bytes host_bytes disk_bytes groups "
+                "micro_batches micro_tokens layers resident clipping crash_safety binding "
+                "predicted_seconds disk_written_per_day sentence"
+            ),
+            "its exchange: bytes, rates, links by the starts of the peers' keys": (
+                "Report: updates_sent updates_received peers peer_bytes_sent peer_bytes_received "
+                "exchange links; ExchangeView: round_steps scheme density bits_per_parameter "
+                "sent_rate received_rate uplink_rate lag relayed reached suspended; "
+                "LinkView: peer sent_rate received_rate agrees relayed"
+            ),
+            "digests of its weights and updates, from which nobody can compute them": (
+                "Report: incarnation vector anchor checkpoint; "
+                "CheckpointView: tokens vector digest checksum size; Reports: verdicts_after "
+                "session attestations; Attestation: head statement; "
+                "SignedHeader: key body signature; SignedStatement: key body signature; "
+                "AttestationStatement: run author head"
+            ),
+            "short samples that the model wrote after the run's prompts": (
+                "Report: samples; SamplesView: tokens texts; Sample: prompt text"
+            ),
+        },
+    ),
+    Disclosure(
+        "Every few seconds while you train, for you and the site's staff alone",
+        {
+            "how busy the machine is: processor, memory, graphics card, temperatures": (
+                "Report: system; SystemView: cpu worker_cpu memory_used memory_total gpu "
+                "gpu_memory_used gpu_memory_total cpu_celsius gpu_celsius"
+            ),
+            "your limits": (
+                "Report: limits; LimitsView: memory device_memory disk disk_writes_per_day uplink"
+            ),
+            "the last lines of the worker's log, which may name folders but no password": (
+                "Report: log; LogLine: at level text"
+            ),
+            "what `barnraise doctor` found, before the first join and when you run it": (
+                "Checkup: version reach findings; CheckupFinding: subject level sentence"
+            ),
+        },
+    ),
+    Disclosure(
+        "When you prepare the text of a run of yours",
+        {
+            "sizes and digests of the parts of the text, and how much was read": (
+                "TextManifest: run vocabulary tokenizer train held_out start model counts; "
+                "Shard: digest tokens; ModelShape: layers width heads context vocabulary; "
+                "TextCounts: files left_out documents duplicates skipped_rows bytes characters"
+            ),
+            "the tokens of the run's prompts": "TextManifest: prompts",
+        },
+    ),
+)
+TO_PEERS = (
+    Disclosure(
+        "Who you are: a key and a digest, and no name",
+        {
+            "the address of your network, as everybody sees who is connected": "",
+            "version, run, public key, and the site's permission to take part": (
+                "Hello: type protocols version run spec incarnation ticket session; "
+                "Signed: key body signature; Ticket: run peer machine volunteer roles standing "
+                "max_tokens_per_second issued expires mirror; "
+                "WorkerSession: run peer session started issued; ChannelGreeting: key nonce; "
+                "ChannelProof: certificate peer nonce; CopiedKeyNotice: type statement; "
+                "Goodbye: type reason"
+            ),
+            "addresses: yours, the peer's own, and those of other peers": (
+                "Hello: addresses observed; PeerList: type peers; Peer: key addresses; "
+                "DialNow: run peer target addresses issued is_answer; "
+                "DialNowRelay: type statement; DialBackRequest: type ports met; "
+                "DialBackErrand: type number peer addresses; "
+                "DialBackResult: type number outcome by_another"
+            ),
+        },
+    ),
+    Disclosure(
+        "What you train",
+        {
+            "your updates: what a round has changed in the model, signed, with tokens and times": (
+                "UpdatePush: type header ticket has_payloads; Update: run peer incarnation seq "
+                "previous tokens total started_ms time_ms ticket volunteer fragments; "
+                "FragmentUpdate: digest size sketch"
+            ),
+            "which updates you have, how fast you train, and what you ask for": (
+                "PeerState: type vector pruned declined full anchor_vector anchor_digest rate "
+                "complete verdicts_digest heads_digest mirror_list_version; "
+                "UpdateRequest: type author first last headers"
+            ),
+            "weights and the run's text, to who asks for them": (
+                "BlobRequest: type digest offset; BlobPart: type digest offset total; "
+                "BlobMissing: type digest; SnapshotRequest: type vector confirmed; "
+                "SnapshotManifest: type vector fragments heads tickets verdicts proofs"
+            ),
+        },
+    ),
+    Disclosure(
+        "What keeps a run honest",
+        {
+            "whose updates you found useless, and decisions of owners and sites": (
+                "Opinions: run peer time_ms doubted agreeing; Doubt: since_ms kept; "
+                "SignedOpinions: type opinions ticket; SignedVerdict: type body signatures; "
+                "Verdict: run after updates keys volunteers cleared mirror_list_version reason "
+                "issued; VerdictSummary: type prefix digests; VerdictNames: type prefix names "
+                "is_answer; DirectiveRelay: type directive"
+            ),
+            "bytes without meaning, to measure a line": (
+                "LineTestRequest: type size; LineTestPart: type is_last; "
+                "LineTestReceipt: type size seconds"
+            ),
+        },
+    ),
+)
+TO_OTHERS = (
+    "your router: the request to forward a port (none with `barnraise limits --no-port-mapping`)",
+    "a relay server that the site's operator has chosen, where two machines do not reach each "
+    "other without it: who talks to whom and how much, never what",
+    "Hugging Face, or the address of a text: requests for what a run of yours names, when this "
+    "machine prepares its text",
+)
+TO_NOBODY = (
+    "your files: barnraise reads its own folder, and the text that `barnraise prepare` is given",
+    "what you type, see or visit, your contacts and your place",
+    "this machine's private key, the passphrase of its backup, your site's password and tokens",
+    "your name and email: the site has them from you, and peers see a digest",
+    "statistics for the authors of barnraise: there are none",
+)
+
+
+def find_sent_fields(roots: tuple[type[Message], ...]) -> Iterator[str]:
+    """Yield the fields of messages, and of those in them, as "Message.field"."""
+    seen: set[type[Message]] = set()
+    waiting = list(roots)
+    while waiting:
+        message = waiting.pop()
+        if message in seen:
+            continue
+        seen.add(message)
+        for name, field in message.model_fields.items():
+            yield f"{message.__name__}.{name}"
+            waiting += _find_messages(field.annotation)
+
+
+def _find_messages(annotation: Any) -> Iterator[type[Message]]:
+    """Yield the messages that a type names, also within lists and unions."""
+    if isinstance(annotation, type) and issubclass(annotation, Message):
+        yield annotation
+    for part in typing.get_args(annotation):
+        yield from _find_messages(part)

@@ -1,0 +1,1 @@
+"""Start training with the computer: `barnraise service`."""
