@@ -10,7 +10,7 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_POST, require_safe
 
 from barnraise import __version__
-from barnraise.protocol import coordinator_messages
+from barnraise.protocol import coordinator_messages, enums
 from coordinator.accounts.models import Enrolment, Machine, UserError
 from coordinator.accounts.requests import AuthenticatedRequest
 from coordinator.fleet.machine_state import MachinePause, measured_hardware
@@ -121,6 +121,9 @@ def control_machine(request: AuthenticatedRequest, pk: uuid.UUID, action: str) -
         if machine.revoked:
             present_state = "revoked"
         messages.error(request, f"{machine.name} is {present_state} already.")
+    own_run = request.user.runs.filter(slug=request.POST.get("run", "")).first()
+    if own_run is not None:  # the button was on its page
+        return redirect(own_run)
     return redirect("machines") if action == "revoke" else redirect("machine", pk=pk)
 
 
@@ -145,8 +148,12 @@ def decide_enrolment(request: AuthenticatedRequest, code: str) -> HttpResponse:
     refusal = ""
     if request.method == "POST":
         try:
-            if request.POST.get("answer") == "approve":
-                enrolment.approve(request.user)
+            answer = request.POST.get("answer")
+            if answer in ("approve", "confirm"):
+                machine = enrolment.approve(request.user)
+                if answer == "confirm":
+                    machine.confirm(actor=request.user)
+                    enrolment.refresh_from_db()
             else:
                 enrolment.refuse(request.user)
         except UserError as error:
@@ -156,6 +163,12 @@ def decide_enrolment(request: AuthenticatedRequest, code: str) -> HttpResponse:
         "enrolment": enrolment,
         "description": description,
         "refusal": refusal,
+        # The person's newest run that waits for its text, which a confirmed machine prepares.
+        "own_run": Run.objects.filter(
+            owner=request.user, status=enums.RunStatus.DRAFT.value, manifest__isnull=True
+        )
+        .order_by("-pk")
+        .first(),
         "runs": [],
     }
     if enrolment.status == "approved" and not refusal:

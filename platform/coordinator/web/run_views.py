@@ -16,11 +16,10 @@ from django.views.decorators.cache import cache_control
 from django.views.decorators.http import require_POST, require_safe
 
 from barnraise.protocol import enums
-from coordinator.accounts.models import Machine, User
+from coordinator.accounts.models import User
 from coordinator.accounts.requests import AuthenticatedRequest
 from coordinator.fleet.doubts import find_suspended_people
 from coordinator.fleet.marked_names import list_keys, mark_name
-from coordinator.fleet.models import Membership
 from coordinator.fleet.suspension import reports_suspension
 from coordinator.lib import csp
 from coordinator.lib.ttl_cache import TtlCache
@@ -140,7 +139,7 @@ def _run_context(
             f"{count(snapshot.run['budget'])} tokens trained by volunteers' machines."
         ),
         "has_checklist": has_checklist,
-        **(checklist_context(request, run, own_machines) if has_checklist else {}),
+        **(owner_checklist.checklist_context(run, site_url(request)) if has_checklist else {}),
         "snapshot": snapshot,
         "share": min(1.0, share),
         "suspended": reports_suspension(
@@ -165,7 +164,6 @@ def _run_context(
         "site": site_url(request),
         "mirrors": json.dumps([site.page_data(f"/runs/{run.pk}/") for site in mirrors]),
         "has_failover": is_public,
-        "unconfirmed_machines": unconfirmed_machines(request, run),
         "has_machine": own_machines > 0,
     }
 
@@ -199,27 +197,6 @@ def count_machines(request: HttpRequest) -> int:
     if not isinstance(request.user, User):
         return 0
     return request.user.machines.filter(revoked=None).count()
-
-
-def checklist_context(request: HttpRequest, run: Run, machines: int) -> dict[str, Any]:
-    """Return what the owner's checklist shows."""
-    context = owner_checklist.checklist_context(run, site_url(request), machines)
-    return {**context, "unconfirmed_machines": unconfirmed_machines(request, run)}
-
-
-def unconfirmed_machines(request: HttpRequest, run: Run) -> list[Machine]:
-    """List the owner's machines that wait for a confirmation to prepare this draft's text.
-
-    Once one machine is confirmed, it prepares the text and the others need no confirmation.
-    """
-    is_owner = isinstance(request.user, User) and request.user.pk == run.owner_id
-    if not is_owner or run.status != "draft" or run.manifest is not None:
-        return []
-    members = Membership.objects.alive_in(run).filter(machine__owner=run.owner_id)
-    machines = [member.machine for member in members.select_related("machine").order_by("joined")]
-    if any(machine.confirmed for machine in machines):
-        return []
-    return machines
 
 
 @require_safe
@@ -289,7 +266,7 @@ def show_run_card(request: HttpRequest, slug: str) -> HttpResponse:
 def show_checklist(request: AuthenticatedRequest, slug: str) -> HttpResponse:
     """Render the owner's checklist alone, for htmx."""
     run = get_owned_run(request, slug)
-    context = checklist_context(request, run, count_machines(request))
+    context = owner_checklist.checklist_context(run, site_url(request))
     return render(request, "parts/checklist.html", context)
 
 

@@ -26,7 +26,7 @@ from barnraise.cli.console import (
 from barnraise.cli.doctor.command import run_first_checkup
 from barnraise.cli.keys import read_keys
 from barnraise.cli.last_words import compose_last_words
-from barnraise.cli.limits import explain_limits, summarise_limits
+from barnraise.cli.limits import check_fit, explain_limits, summarise_limits
 from barnraise.cli.log_file import LOG_FOLDER, WorkerLogHandler
 from barnraise.cli.machine_options import (
     MachineOptions,
@@ -42,8 +42,9 @@ from barnraise.cli.site_access import check_trainable, find_run, open_site
 from barnraise.errors import CoordinatorError, PlanError
 from barnraise.formats import format_bytes
 from barnraise.planning.limits import Limits
-from barnraise.protocol.coordinator_messages import TextManifest
+from barnraise.protocol.coordinator_messages import RunView, TextManifest
 from barnraise.protocol.signing import open_signed
+from barnraise.spec import RunSpec
 from barnraise.training.local_status import LocalStatus
 
 if TYPE_CHECKING:
@@ -96,6 +97,8 @@ def join(
     view = find_run(state_dir, run.name)
     if view is not None:
         check_trainable(view)
+    if machine.device or new_limits.has_sizes:
+        _check_request(view, machine, new_limits, state_dir.path)
 
     # Importing torch takes seconds, so that only the commands that need it do so.
     from barnraise.peering.transports.iroh_transport import IrohTransport
@@ -158,6 +161,22 @@ def join(
         membership,
     )
     out.print(*last_words, sep="\n", soft_wrap=True)
+
+
+def _check_request(
+    view: RunView | None, machine: MachineOptions, limits: Limits, folder: Path
+) -> None:
+    """Refuse a device that is not here, or limits that are too low, before the measuring.
+
+    Raises:
+        StateError: there is no such device.
+        PlanError: the run's model does not fit.
+    """
+    from barnraise.swap.device import choose_device
+
+    device = choose_device(machine.device).name
+    if device == "cpu" and view is not None:
+        check_fit(RunSpec.from_json(view.spec), limits, folder)
 
 
 class StatusDisplay:

@@ -2,6 +2,10 @@
 
 import dataclasses
 import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
 
 from barnraise.cli.console import new_table, out, print_json
 from barnraise.cli.machine_options import HomeOption, JsonOption, open_state_dir
@@ -10,7 +14,30 @@ from barnraise.cli.resource_options import LimitOptions
 from barnraise.errors import PlanError
 from barnraise.formats import format_byte_rate, format_bytes
 from barnraise.planning.budgets import DRIVE_WRITES_PER_DAY, daily_write_limit
-from barnraise.planning.limits import Limits
+from barnraise.planning.hardware import Hardware
+from barnraise.planning.limits import UNLIMITED, Limits
+from barnraise.planning.search import make_plan
+from barnraise.spec import RunSpec
+
+# The rates of a PC's CPU, for questions that no rate decides.
+TYPICAL_CPU = Hardware(
+    device="cpu",
+    name="this machine",
+    cores=4,
+    memory=0,
+    device_memory=0,
+    disk=0,
+    dtype="float32",
+    matmul=((1024, 1.5e11),),
+    attention=5e10,
+    elementwise=1.2e10,
+    to_device=1.2e10,
+    from_device=1.2e10,
+    stream=2e10,
+    adam=6e8,
+    disk_read=1.5e9,
+    disk_write=8e8,
+)
 
 
 @expand_option_groups
@@ -53,6 +80,31 @@ def explain_limits(error: PlanError, limits: Limits) -> PlanError:
         f"{error} (your limits: {in_force}; `barnraise limits --memory auto --disk auto` "
         "lifts those that are saved)"
     )
+
+
+def check_fit(spec: RunSpec, limits: Limits, folder: Path) -> None:
+    """Refuse limits within which a run's model cannot train on this machine's CPU.
+
+    Nothing is measured: sizes alone decide what fits.
+
+    Args:
+        spec: the run's rules.
+        limits: the owner's.
+        folder: where the state will lie.
+
+    Raises:
+        PlanError: with what would fit.
+    """
+    sizes = replace(
+        TYPICAL_CPU,
+        memory=psutil.virtual_memory().total,
+        disk=shutil.disk_usage(folder).free,
+    )
+    of_sizes = replace(limits, disk_writes_per_day=UNLIMITED)
+    try:
+        make_plan(sizes, spec.model, of_sizes, spec.recipe.step_sequences)
+    except PlanError as error:
+        raise explain_limits(error, limits) from None
 
 
 def _describe_limits(limits: Limits, drive: int) -> list[tuple[str, str]]:

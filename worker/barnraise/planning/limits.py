@@ -51,6 +51,11 @@ class Limits:
     announce: tuple[str, ...] = ()
     port_mapping: bool = True
 
+    @property
+    def has_sizes(self) -> bool:
+        """Whether memory or disk is limited."""
+        return any(size is not None for size in (self.memory, self.device_memory, self.disk))
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "announce", tuple(self.announce))  # JSON has lists
         for name in ("memory", "device_memory", "disk", "disk_writes_per_day", "uplink"):
