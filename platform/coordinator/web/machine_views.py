@@ -14,6 +14,7 @@ from barnraise.protocol import coordinator_messages, enums
 from coordinator.accounts.models import Enrolment, Machine, UserError
 from coordinator.accounts.requests import AuthenticatedRequest
 from coordinator.fleet.machine_state import MachinePause, measured_hardware
+from coordinator.fleet.marked_names import twin_names
 from coordinator.fleet.models import Membership
 from coordinator.runs.models import Run
 from coordinator.telemetry import machine_history
@@ -37,7 +38,8 @@ def machines_of_person(request: AuthenticatedRequest) -> QuerySet[Machine]:
 @require_safe
 def list_machines(request: AuthenticatedRequest) -> HttpResponse:
     """List the person's machines."""
-    context = {"machines": machines_of_person(request), "site": site_url(request)}
+    machines = list(machines_of_person(request))
+    context = {"machines": machines, "twins": twin_names(machines), "site": site_url(request)}
     return render(request, "machines.html", context)
 
 

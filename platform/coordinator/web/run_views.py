@@ -15,6 +15,7 @@ from django.shortcuts import redirect, render
 from django.views.decorators.cache import cache_control
 from django.views.decorators.http import require_POST, require_safe
 
+from barnraise.formats import format_count, format_duration
 from barnraise.protocol import enums
 from coordinator.accounts.models import User
 from coordinator.accounts.requests import AuthenticatedRequest
@@ -30,11 +31,12 @@ from coordinator.runs import markdown
 from coordinator.runs.join_policy import Access
 from coordinator.runs.models import Run
 from coordinator.telemetry import samples
+from coordinator.telemetry.run_state import Card, RunState, Tile, describe_state
+from coordinator.telemetry.run_table import state_facts
 from coordinator.web import owner_checklist
 from coordinator.web.forms import RunForm
 from coordinator.web.model_card import load_model_card
 from coordinator.web.share_cards import draw_card
-from coordinator.web.templatetags.barnraise import count
 from coordinator.web.text_facts import read_text_facts
 from coordinator.web.text_size import text_size
 
@@ -127,6 +129,9 @@ def _run_context(
     is_owner = isinstance(request.user, User) and request.user.pk == run.owner_id
     own_machines = count_machines(request)
     has_checklist = is_owner and owner_checklist.is_shown(run)
+    model = load_model_card(run)
+    state = describe_state(state_facts(snapshot.run, has_model=model.last is not None))
+    groups = samples.list_sample_groups(run)
     return {
         "run": run,
         "spec": spec,
@@ -135,8 +140,9 @@ def _run_context(
         "text_size": text_size(spec, text),
         "parent": Run.objects.mentioned_to(request.user).filter(pk=run.parent_id).first(),
         "share_sentence": (
-            f"{count(spec.model.parameters)} parameters, {count(snapshot.run['tokens'])} of "
-            f"{count(snapshot.run['budget'])} tokens trained by volunteers' machines."
+            f"{format_count(spec.model.parameters)} parameters, "
+            f"{format_count(snapshot.run['tokens'])} of {format_count(snapshot.run['budget'])} "
+            "tokens trained by volunteers' machines."
         ),
         "has_checklist": has_checklist,
         **(owner_checklist.checklist_context(run, site_url(request)) if has_checklist else {}),
@@ -156,8 +162,12 @@ def _run_context(
             key=lambda machine: (machine["person"], machine["name"], machine["id"]),
         )[:MAX_ROWS],
         "may_control": may_control,
-        "model": load_model_card(run),
-        "samples": samples.list_sample_groups(run),
+        "model": model,
+        "cards": state.cards,
+        "tiles": order_tiles(state),
+        "elapsed": format_elapsed(snapshot),
+        "samples": groups,
+        "awaits_samples": bool(spec.prompts) and Card.SAMPLES in state.cards and not run.is_over,
         "notes": markdown.render_html(run.notes),
         "refusal": join_problem(request, run),
         **(_invitation_context(run) if may_control else {}),
@@ -166,6 +176,22 @@ def _run_context(
         "has_failover": is_public,
         "has_machine": own_machines > 0,
     }
+
+
+def order_tiles(state: RunState) -> list[dict[str, Any]]:
+    """Return all tiles for the page: those of the state in their order, then hidden ones. Pure."""
+    hidden = [tile for tile in Tile if tile not in state.tiles]
+    return [
+        {"name": tile.value, "is_shown": tile in state.tiles} for tile in (*state.tiles, *hidden)
+    ]
+
+
+def format_elapsed(snapshot: RunSnapshot) -> str:
+    """Write how long a run has trained, to its end or until now. Pure."""
+    started, ended = snapshot.run["started"], snapshot.run["ended"]
+    if started is None:
+        return "–"
+    return format_duration(max(0.0, (ended or snapshot.now) - started))
 
 
 def list_suspended(run: Run) -> list[dict[str, object]]:
@@ -252,8 +278,8 @@ def show_run_card(request: HttpRequest, slug: str) -> HttpResponse:
 
     def draw() -> bytes:
         facts = [
-            f"{count(run.spec.model.parameters)} parameters",
-            f"{count(run.ledger_tokens)} of {count(run.token_budget)} tokens",
+            f"{format_count(run.spec.model.parameters)} parameters",
+            f"{format_count(run.ledger_tokens)} of {format_count(run.token_budget)} tokens",
             f"{run.status.capitalize()}, by {run.owner.shown_name}",
         ]
         return draw_card(run.name, facts, min(1.0, run.ledger_tokens / max(1, run.token_budget)))
