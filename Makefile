@@ -52,7 +52,7 @@ build/wheel/.built: .venv/.installed $(shell find worker -name '*.py' -not -path
 
 # PORT=9000: another port than 8000. MIRRORS=3: three sites that replace each other, in a state folder of their own.
 demo: setup
-	@$(if $(MIRRORS),BARNRAISE_STATE=.state/mirrors-$(MIRRORS) BARNRAISE_NAME="Mirror 1") $(BIN)/python manage.py demo $(if $(MIRRORS),--mirrors $(MIRRORS)) $(if $(TOKENS),--tokens $(TOKENS)) $(if $(PORT),--port $(PORT))
+	@$(if $(MIRRORS),BARNRAISE_STATE=.state/mirrors-$(MIRRORS) BARNRAISE_NAME="Mirror 1") $(BIN)/python manage.py demo $(if $(MIRRORS),--mirrors $(MIRRORS)) $(if $(TOKENS),--tokens $(TOKENS)) $(if $(PORT),--port $(PORT)) $(if $(NEW),--new)
 
 # Everything but what is marked slow: 8 to 10 minutes on two cores. The last lines list the time of each suite.
 test: setup

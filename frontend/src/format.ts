@@ -1,5 +1,5 @@
-// Numbers as the page shows them. Neighbouring values get texts of the same width, so that the
-// page does not move while values change. Pure.
+// Numbers as pages show them. Bytes, counts, durations, losses and shares are written as in
+// templates and terminals (worker/barnraise/formats.py). Pure.
 
 const UNITS = ["", " K", " M", " B", " T", " P"];
 const UNKNOWN = "–";
@@ -7,10 +7,6 @@ const UNKNOWN = "–";
 const MINUTE = 60; // seconds
 const HOUR = 3600;
 const DAY = 86_400;
-
-const MEBIBYTE = 2 ** 20;
-const GIBIBYTE = 2 ** 30;
-const TEBIBYTE = 2 ** 40;
 
 /** Format a count: 1234567 → "1.23 M", three significant digits from a thousand on. */
 export function formatCount(value: number): string {
@@ -37,7 +33,7 @@ export function formatAxisCount(value: number): string {
 }
 
 // Creating a format costs far more than using it, and `toLocaleString` creates one at each call.
-const INTEGERS = new Intl.NumberFormat("en-US");
+const INTEGERS = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
 
 /** Format a whole number with commas: 1234567 → "1,234,567". */
 export function formatInteger(value: number): string {
@@ -45,8 +41,8 @@ export function formatInteger(value: number): string {
 }
 
 /** Format a loss with three decimals. */
-export function formatLoss(value: number | undefined): string {
-  return value === undefined || !Number.isFinite(value) ? UNKNOWN : value.toFixed(3);
+export function formatLoss(value: number | null | undefined): string {
+  return value == null || !Number.isFinite(value) ? UNKNOWN : value.toFixed(3);
 }
 
 /** Format a share of 1 as a percentage; it is "100 %" only when the share is complete. */
@@ -67,20 +63,19 @@ export function formatStepTime(seconds: number): string {
   return `${(seconds / HOUR).toFixed(1)} h`;
 }
 
-/** Format a number of bytes: "412 MiB", "3.0 GiB", "1.2 TiB". */
+/** Format a number of bytes in decimal units: "3 kB", "1.5 MB", "24 GB", "1.2 TB". */
 export function formatBytes(bytes: number): string {
-  if (bytes >= TEBIBYTE) return `${(bytes / TEBIBYTE).toFixed(1)} TiB`;
-  if (bytes >= GIBIBYTE) return `${(bytes / GIBIBYTE).toFixed(1)} GiB`;
-  if (bytes > 0 && bytes < MEBIBYTE) return "<1 MiB";
-  return `${Math.round(bytes / MEBIBYTE)} MiB`;
+  if (!Number.isFinite(bytes)) return UNKNOWN;
+  if (bytes < 999_500) return `${INTEGERS.format(bytes / 1e3)} kB`;
+  if (bytes < 999.95e6) return `${trimNumber(bytes / 1e6)} MB`;
+  if (bytes < 999.95e9) return `${trimNumber(bytes / 1e9)} GB`;
+  return `${trimNumber(bytes / 1e12)} TB`;
 }
 
 /** Format bytes per second: "85 kB/s", "1.2 MB/s". */
 export function formatByteRate(bytesPerSecond: number): string {
-  if (!Number.isFinite(bytesPerSecond)) return UNKNOWN;
-  if (bytesPerSecond < 999_500) return `${Math.round(bytesPerSecond / 1000)} kB/s`;
-  const decimals = bytesPerSecond < 9.95e6 ? 1 : 0;
-  return `${(bytesPerSecond / 1e6).toFixed(decimals)} MB/s`;
+  const size = formatBytes(bytesPerSecond);
+  return size === UNKNOWN ? UNKNOWN : `${size}/s`;
 }
 
 /** Format bits per parameter: "8.0 bits", "0.23 bits". */

@@ -51,7 +51,6 @@ interface MachineMetric {
 }
 
 const formatCelsius = (value: number) => `${Math.round(value)} °C`;
-const formatGibibytes = (value: number) => `${(value / 2 ** 30).toFixed(1)} GiB`;
 
 const METRICS: Record<string, MachineMetric> = {
   rate: {
@@ -77,15 +76,16 @@ const METRICS: Record<string, MachineMetric> = {
     top: 1,
   },
   memory: {
-    curves: [{ name: "memory_used", colour: "--machine-2" }],
+    curves: [
+      { name: "memory_used", colour: "--machine-2" },
+      { name: "worker_memory", colour: "--train", dash: [6, 3] },
+    ],
     format: formatBytes,
-    formatMark: formatGibibytes,
   },
   gpu: { curves: [{ name: "gpu", colour: "--machine-1" }], format: formatPercent, top: 1 },
   gpu_memory: {
     curves: [{ name: "gpu_memory_used", colour: "--machine-2" }],
     format: formatBytes,
-    formatMark: formatGibibytes,
   },
   temperature: {
     curves: [

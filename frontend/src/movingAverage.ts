@@ -1,11 +1,9 @@
 // The smoothed curves of the charts, their common x axis, and the range of their y axis. Pure.
 
-import { findFirstAfter } from "./chartAxes";
 import type { Point } from "./types";
 
 export const DEFAULT_SMOOTHING = 0.92;
 const SMOOTHING_STEPS = 1000; // steps of the weight in the whole range of a curve
-const FORGOTTEN_SCALES = 15; // further back a point weighs less than rounding
 const MIN_POINTS_WITH_OUTLIERS = 20; // of fewer points none counts as an outlier
 const OUTLIER_SHARE = 0.04; // of the points at each end that the y axis may leave out
 const OUTLIER_FACTOR = 1.5; // by which they must widen the range to be left out
@@ -40,14 +38,6 @@ export function smoothingScale(points: Point[], weight = DEFAULT_SMOOTHING): num
   if (weight <= 0) return 0;
   const range = (points.at(-1)?.[0] ?? 0) - (points[0]?.[0] ?? 0);
   return range / SMOOTHING_STEPS / -Math.log(Math.min(weight, 0.9999));
-}
-
-/** Return the last loss of the curve with the usual smoothing; undefined without points. */
-export function lastSmoothedLoss(points: Point[]): number | undefined {
-  const scale = smoothingScale(points);
-  const first = (points.at(-1)?.[0] ?? 0) - FORGOTTEN_SCALES * scale;
-  const recent = scale ? points.slice(findFirstAfter(points, first)) : points;
-  return smoothPoints(recent, scale).at(-1)?.[1];
 }
 
 /**

@@ -5,6 +5,9 @@
 /** What a machine does in a run now. */
 export type Activity = "preparing" | "joining" | "training" | "paused" | "suspended" | "finishing" | "finished" | "left" | "fetching";
 
+/** A part of the page below its head that some states lack. */
+export type Card = "steps" | "samples" | "charts" | "progress" | "join" | "model" | "machines" | "connections" | "checkpoints";
+
 /** What changed since the delta before it. A field without changes is absent. */
 export interface Delta {
   type: "delta";
@@ -181,10 +184,26 @@ export interface Run {
   ended: number | null;
   /** Updates that all machines have published. */
   updates: number;
-  /** Machines that ever joined. */
+  /** Machines that have trained, or that are here to train. */
   workers_known: number;
-  /** Machines that report. */
+  /** The people whose machines these are. */
+  people_known: number;
+  /** Those of them that report. */
   workers_alive: number;
+  /** Nats per token over the last section of the curve, a median over people; null before any. */
+  training_loss: number | null;
+  /** The last one, in nats per token, a median over people; null before the first. */
+  validation_loss: number | null;
+  /** People who report the final weights; 0 until the run is finished. */
+  confirmed_by: number;
+  /** The figures in the page's head, in their order. */
+  tiles: Tile[];
+  /** The parts of the page below its head. */
+  cards: Card[];
+  /** A sentence about how the run stands. */
+  notice: string;
+  /** Whether figures can still change. */
+  is_live: boolean;
   /** Whether machines with the same updates have the same weights; null if unknown. */
   agree: boolean | null;
   /** A sentence about what the run waits for; null if it waits for nothing. */
@@ -214,10 +233,26 @@ export interface RunChanges {
   ended?: number | null;
   /** Updates that all machines have published. */
   updates?: number;
-  /** Machines that ever joined. */
+  /** Machines that have trained, or that are here to train. */
   workers_known?: number;
-  /** Machines that report. */
+  /** The people whose machines these are. */
+  people_known?: number;
+  /** Those of them that report. */
   workers_alive?: number;
+  /** Nats per token over the last section of the curve, a median over people; null before any. */
+  training_loss?: number | null;
+  /** The last one, in nats per token, a median over people; null before the first. */
+  validation_loss?: number | null;
+  /** People who report the final weights; 0 until the run is finished. */
+  confirmed_by?: number;
+  /** The figures in the page's head, in their order. */
+  tiles?: Tile[];
+  /** The parts of the page below its head. */
+  cards?: Card[];
+  /** A sentence about how the run stands. */
+  notice?: string;
+  /** Whether figures can still change. */
+  is_live?: boolean;
   /** Whether machines with the same updates have the same weights; null if unknown. */
   agree?: boolean | null;
   /** A sentence about what the run waits for; null if it waits for nothing. */
@@ -308,6 +343,9 @@ export interface SwarmNode {
   rate: number;
   agrees: boolean | null;
 }
+
+/** A figure in the page's head. */
+export type Tile = "validation" | "train" | "final" | "rate" | "machines" | "agree" | "tokens" | "contributors" | "elapsed" | "confirmed";
 
 /** The training losses and the speed that one machine measured. */
 export interface WorkerCurve {

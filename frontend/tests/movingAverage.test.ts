@@ -1,5 +1,5 @@
 import { describe, expect, test } from "vitest";
-import { alignCurves, findRange, lastSmoothedLoss, smoothingScale, smoothPoints } from "../src/movingAverage";
+import { alignCurves, findRange, smoothingScale, smoothPoints } from "../src/movingAverage";
 import type { Point } from "../src/types";
 
 test("smoothPoints of a constant returns the constant", () => {
@@ -12,14 +12,6 @@ test("smoothPoints follows a jump after some points", () => {
   const smoothed = smoothPoints(jump, 3);
   expect(smoothed[25]![1]).toBeGreaterThan(3);
   expect(smoothed[49]![1]).toBeCloseTo(2, 2);
-});
-
-test("lastSmoothedLoss is where the chart's smoothed curve ends", () => {
-  const falling: Point[] = Array.from({ length: 10 }, (_, i) => [i * 100, 5 - i / 10]);
-  const end = smoothPoints(falling, smoothingScale(falling)).at(-1)![1];
-  expect(lastSmoothedLoss(falling)).toBeCloseTo(end, 6);
-  expect(Math.abs(end - 4.1)).toBeLessThan(0.05);
-  expect(lastSmoothedLoss([])).toBeUndefined();
 });
 
 test("smoothingScale grows with the weight and is 0 without smoothing", () => {

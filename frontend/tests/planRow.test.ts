@@ -47,9 +47,9 @@ describe("describePlan", () => {
     expect(describePlan(createPlan(), 5.1)).toEqual({
       sentence: "The disk is what limits.",
       device: "CPU",
-      device_bytes: "0 MiB",
-      host_bytes: "3.0 GiB",
-      disk_bytes: "9.0 GiB",
+      device_bytes: "0 kB",
+      host_bytes: "3.2 GB",
+      disk_bytes: "9.7 GB",
       predicted_seconds: "5.4 s",
       step_seconds: "5.1 s",
       deviation: "As planned",
@@ -58,7 +58,7 @@ describe("describePlan", () => {
       groups: "12",
       resident: "3 of 50",
       clipping: "Exact, over all layers",
-      disk_written_per_day: "384.0 GiB",
+      disk_written_per_day: "412.3 GB",
       crash_safety: "Its unfinished step",
     });
   });

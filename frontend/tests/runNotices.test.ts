@@ -1,6 +1,6 @@
 import { describe, expect, test } from "vitest";
 import { Store } from "../src/store";
-import { findDelay, summarizeRun } from "../src/views/runNotices";
+import { findDelay } from "../src/views/runNotices";
 import { createSnapshot } from "./messages";
 
 const RENDERED_AT = 900;
@@ -34,28 +34,5 @@ describe("findDelay", () => {
     const store = new Store();
     store.setSilent(true);
     expect(findDelay(store, RENDERED_AT)).toBe(RENDERED_AT);
-  });
-});
-
-describe("summarizeRun", () => {
-  const { run } = createSnapshot(1);
-
-  test("says how many machines train and how long it takes", () => {
-    expect(summarizeRun(run)).toBe("1 machine trains, about 15 min left.");
-    const several = { ...run, workers_alive: 3, rate: 0 };
-    expect(summarizeRun(several)).toBe("3 machines train.");
-  });
-
-  test("explains a loss that does not fall before the first exchange", () => {
-    const sentence = summarizeRun({ ...run, workers_alive: 4, rate: 0, updates: 0 });
-    expect(sentence).toMatch(/^4 machines train\. The shared weights are still those of the start/);
-    expect(summarizeRun({ ...run, workers_alive: 0, updates: 0 })).not.toContain("exchange");
-  });
-
-  test("has a sentence for each status", () => {
-    const statuses = ["draft", "recruiting", "paused", "finished", "cancelled"] as const;
-    const sentences = statuses.map((status) => summarizeRun({ ...run, status }));
-    expect(new Set(sentences).size).toBe(statuses.length);
-    expect(sentences.every((sentence) => sentence.endsWith("."))).toBe(true);
   });
 });

@@ -1,4 +1,8 @@
-"""Write sizes, rates and durations for people, and read the sizes that they type. Pure."""
+"""Write sizes, rates and durations for people, and read the sizes that they type. Pure.
+
+Terminals, pages and the frontend's `src/format.ts` write each of them alike: bytes in decimal
+units, counts with three significant digits. `tests/contract/golden/formats.json` has examples.
+"""
 
 from barnraise.errors import StateError
 
@@ -7,10 +11,12 @@ BYTE_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 def format_bytes(count: float) -> str:
     """Write a number of bytes in decimal units: 3 kB, 1.5 MB, 24 GB, 1.2 TB."""
-    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
-        if count >= scale:
-            return f"{count / scale:,.1f}".removesuffix(".0") + f" {unit}"
-    return f"{count / 1e3:,.0f} kB"
+    if count < 999_500:
+        return f"{count / 1e3:,.0f} kB"
+    for unit, scale in (("MB", 1e6), ("GB", 1e9)):
+        if count < 999.95 * scale:
+            return f"{count / scale:.1f}".removesuffix(".0") + f" {unit}"
+    return f"{count / 1e12:,.1f}".removesuffix(".0") + " TB"
 
 
 def format_byte_rate(bytes_per_second: float) -> str:
@@ -18,16 +24,40 @@ def format_byte_rate(bytes_per_second: float) -> str:
     return f"{format_bytes(bytes_per_second)}/s"
 
 
-def format_count(count: int) -> str:
-    """Write a large number in few characters: 850, 12.3 K, 3.2 M, 1.56 B."""
-    for unit, scale, decimals in (("B", 1e9, 2), ("M", 1e6, 1), ("K", 1e3, 1)):
-        if count >= scale:
-            return f"{count / scale:,.{decimals}f} {unit}"
-    return f"{count:,}"
+def format_count(count: float) -> str:
+    """Write a number with three significant digits: 850, 12.3 K, 3.20 M, 1.56 B."""
+    if count < 999.5:
+        return f"{count:.0f}"
+    value = float(count)
+    for unit in ("K", "M", "B", "T"):
+        value /= 1000
+        if value < 999.5:
+            return f"{_three_digits(value)} {unit}"
+    return f"{_three_digits(value / 1000)} P"
+
+
+def _three_digits(value: float) -> str:
+    """Write a number from 1 to 999 with three significant digits."""
+    if value < 9.995:
+        return f"{value:.2f}"
+    return f"{value:.1f}" if value < 99.95 else f"{value:.0f}"
+
+
+def format_loss(loss: float | None) -> str:
+    """Write a loss with three decimals; – without one."""
+    return "–" if loss is None else f"{loss:.3f}"
+
+
+def format_share(share: float) -> str:
+    """Write a share of 1 as a percentage; it is 100 % only when it is complete."""
+    value = max(0.0, min(1.0, float(share))) * 100
+    if value in (0, 100):
+        return f"{value:.0f} %"
+    return f"{value:.1f} %" if value < 9.95 else f"{int(value)} %"
 
 
 def format_parameters(count: int) -> str:
-    """Write a model's size: 850 parameters, 12.3 K, 3.2 M or 1.56 B parameters."""
+    """Write a model's size: 850 parameters, 12.3 K, 3.20 M or 1.56 B parameters."""
     return f"{format_count(count)} parameters"
 
 

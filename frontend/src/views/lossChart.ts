@@ -140,15 +140,15 @@ export class LossChart {
   private updateSummary(store: Store, run: Run): void {
     if (performance.now() - this.summarizedAt < SUMMARY_INTERVAL_MS) return;
     this.summarizedAt = performance.now();
-    const { train, validation } = store.curves;
+    const { validation } = store.curves;
     const first = validation[0];
     const last = validation.at(-1);
     const start = first && last !== first ? `, from ${formatLoss(first[1])} at the start` : "";
     const progress = `${formatPercent(run.tokens / run.budget)} of the budget`;
     this.summary.textContent = [
       `After ${formatCount(run.tokens)} tokens (${progress}):`,
-      `training loss ${formatLoss(train.at(-1)?.[1])},`,
-      `validation loss ${formatLoss(last?.[1])}${start}.`,
+      `training loss ${formatLoss(run.training_loss)},`,
+      `validation loss ${formatLoss(run.validation_loss)}${start}.`,
       "The arrow keys move along the curves, plus and minus zoom, 0 shows everything.",
     ].join(" ");
   }
@@ -165,8 +165,14 @@ export class LossChart {
     );
     const position = index === null ? Infinity : (xs[index] ?? Infinity);
     const format = (points: Point[]) => this.scale.format(findLastUpTo(points, position)?.[1]);
-    const train = format(this.trainCurve);
-    const validation = format(this.validationCurve);
+    // At the end stand the figures of the page's head.
+    const run = index === null ? this.store?.run : undefined;
+    const figure = (loss: number | null | undefined, points: Point[]) =>
+      loss == null || !points.length
+        ? format(points)
+        : this.scale.format(this.scale.convert(loss));
+    const train = figure(run?.training_loss, this.trainCurve);
+    const validation = figure(run?.validation_loss, this.validationCurve);
     const machineLosses = this.machineCurves.map((curve) => format(curve.points));
 
     setText(this.readouts.get("x-label"), label);

@@ -32,6 +32,8 @@ interface Row {
   cells: Map<string, HTMLElement>; // by data-cell
   planButton: HTMLButtonElement;
   planRow: PlanRow | null; // while the plan is open
+  /** Whether its weights were those of the others when they could last be compared. */
+  agrees: boolean | null;
   /** What its cells show; null until they were filled. */
   shown: { machine: Machine; plan: PlanView | undefined; aliveMachines: number } | null;
 }
@@ -52,7 +54,6 @@ const CELL_TEXTS: Record<string, (machine: Machine, run: RunContext) => string> 
   peers: (machine, { aliveMachines }) => formatPeers(machine, aliveMachines),
   upload: (machine) => (machine.alive ? formatUpload(machine.exchange) : UNKNOWN),
   lag: ({ alive, exchange }) => (alive && exchange ? formatInteger(exchange.lag) : UNKNOWN),
-  agrees: (machine) => formatAgreement(machine.agrees),
 };
 
 /** Draws the machines and, where a reader opens it, their plans. */
@@ -143,6 +144,7 @@ export class MachineTable {
       cells: new Map(cells.map((cell) => [cell.dataset.cell!, cell])),
       planButton: requireElement(element, "[data-plan-button]"),
       planRow: null,
+      agrees: null,
       shown: null,
     };
     row.planButton.addEventListener("click", () => {
@@ -177,7 +179,10 @@ function fillRow(
   row.shown = { machine, plan, aliveMachines };
   element.dataset.alive = String(machine.alive);
   element.dataset.activity = machine.activity;
-  element.dataset.agrees = String(machine.agrees);
+  // While it cannot be compared, the last result stays, as in the page's head.
+  row.agrees = machine.alive ? (machine.agrees ?? row.agrees) : null;
+  element.dataset.agrees = String(row.agrees);
+  setText(cells.get("agrees"), formatAgreement(row.agrees));
   for (const [name, formatCell] of Object.entries(CELL_TEXTS)) {
     setText(cells.get(name), formatCell(machine, context));
   }

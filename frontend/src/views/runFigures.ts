@@ -8,9 +8,8 @@ import {
   formatLoss,
   formatPercent,
 } from "../format";
-import { lastSmoothedLoss } from "../movingAverage";
 import type { Store } from "../store";
-import type { Run, RunStatus } from "../types";
+import type { Card, Run, RunStatus, Tile } from "../types";
 import { formatAgreement } from "./exchangeSummary";
 
 export const STATUS_LABELS: Record<RunStatus, string> = {
@@ -40,11 +39,13 @@ const UNKNOWN = "–";
 export class RunFigures {
   private readonly elements = new Map<string, HTMLElement[]>(); // by data-figure
   private readonly statusChip: HTMLElement;
+  private readonly tiles: HTMLElement;
   private agree: boolean | null = null;
   private drawnStatus: RunStatus | null = null;
 
   constructor(private readonly page: HTMLElement) {
     this.statusChip = requireElement(page, "[data-status-chip]");
+    this.tiles = requireElement(page, "[data-tiles]");
     for (const element of page.querySelectorAll<HTMLElement>("[data-figure]")) {
       const name = element.dataset.figure!;
       this.elements.set(name, [...(this.elements.get(name) ?? []), element]);
@@ -58,13 +59,17 @@ export class RunFigures {
     this.agree = run.agree ?? this.agree;
     const figures = {
       status: formatStatus(run.status, "launching" in this.statusChip.dataset),
-      validation: formatLoss(store.curves.validation.at(-1)?.[1]),
-      train: formatLoss(lastSmoothedLoss(store.curves.train)),
+      validation: formatLoss(run.validation_loss),
+      train: formatLoss(run.training_loss),
+      final: formatLoss(run.validation_loss ?? run.training_loss),
+      contributors: formatInteger(run.workers_known),
+      people_known: formatPeople(run.people_known),
+      confirmed: formatConfirmations(run.confirmed_by),
       rate: formatCount(run.rate),
       workers_alive: formatInteger(run.workers_alive),
       workers_known: formatInteger(run.workers_known),
       updates: formatInteger(run.updates),
-      people: run.people === 1 ? "1 person" : `${formatInteger(run.people)} people`,
+      people: formatPeople(run.people),
       tokens: formatCount(run.tokens),
       budget: formatCount(run.budget),
       progress: formatPercent(run.tokens / run.budget),
@@ -75,14 +80,40 @@ export class RunFigures {
     for (const [name, text] of Object.entries(figures)) {
       for (const element of this.elements.get(name) ?? []) setText(element, text);
     }
+    this.showTiles(run.tiles);
+    this.showCards(run.cards);
     if (this.page.dataset.status !== run.status) this.hideOldNotices();
     this.page.dataset.status = run.status;
+    this.page.dataset.live = String(run.is_live);
     this.page.dataset.agree = String(this.agree);
     this.statusChip.dataset.status = run.status;
     if (run.status !== this.drawnStatus) this.updateControls(run.status);
     this.drawnStatus = run.status;
     const title = [...summarizeInTitle(run, figures), run.name, "Barnraise"].join(" · ");
     if (title !== document.title) document.title = title;
+  }
+
+  /** Show the tiles of the run's state in their order, the others after them, hidden. */
+  private showTiles(tiles: Tile[]): void {
+    const names = tiles.join(" ");
+    if (this.tiles.dataset.shown === names) return;
+    this.tiles.dataset.shown = names;
+    this.tiles.hidden = tiles.length === 0;
+    const all = [...this.tiles.querySelectorAll<HTMLElement>("[data-tile]")];
+    const place = (tile: HTMLElement) => tiles.indexOf(tile.dataset.tile as Tile);
+    for (const tile of all) {
+      tile.hidden = place(tile) < 0;
+      tile.classList.toggle("is-main", place(tile) === 0);
+    }
+    const shown = all.filter((tile) => !tile.hidden).sort((a, b) => place(a) - place(b));
+    this.tiles.append(...shown, ...all.filter((tile) => tile.hidden));
+  }
+
+  /** Show cards that the run's state has now; none disappears under the reader. */
+  private showCards(cards: Card[]): void {
+    for (const card of this.page.querySelectorAll<HTMLElement>("[data-card][hidden]")) {
+      card.hidden = !cards.includes(card.dataset.card as Card);
+    }
   }
 
   /** Hide what the server wrote above the page ("Resumed."), which is no longer true. */
@@ -117,6 +148,15 @@ function summarizeInTitle(run: Run, figures: Record<string, string>): string[] {
 export function formatElapsed(run: Run, now: number): string {
   if (run.started === null) return UNKNOWN;
   return formatDuration(Math.max(0, (run.ended ?? now) - run.started));
+}
+
+/** How many people confirm the final weights. */
+function formatConfirmations(people: number): string {
+  return people === 0 ? "Nobody yet" : formatPeople(people);
+}
+
+function formatPeople(people: number): string {
+  return people === 1 ? "1 person" : `${formatInteger(people)} people`;
 }
 
 function formatTimeLeft(run: Run): string {

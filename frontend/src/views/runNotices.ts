@@ -2,13 +2,8 @@
 // it stands.
 
 import { requireElement, setText } from "../dom";
-import { formatDuration, formatInteger, formatMoment } from "../format";
+import { formatMoment } from "../format";
 import type { Store } from "../store";
-import type { Run } from "../types";
-
-const BEFORE_FIRST_EXCHANGE =
-  "The shared weights are still those of the start: until the first exchange is through the " +
-  "validation loss does not fall.";
 
 /** Shows one of three notices. Unlike other views it also draws before the first snapshot. */
 export class RunNotices {
@@ -19,6 +14,7 @@ export class RunNotices {
   private readonly waitingText: HTMLElement;
   private readonly summary: HTMLElement;
   private readonly summaryText: HTMLElement;
+  private readonly modelLink: HTMLElement;
   /** Whether it was drawn while no messages arrive. */
   isSilent = false;
   private readonly renderedAt: number; // when what the server wrote was true, as far as it knows
@@ -32,6 +28,7 @@ export class RunNotices {
     this.waitingText = requireElement(this.waiting, "[data-waiting-text]");
     this.summary = requireElement(page, "[data-summary-line]");
     this.summaryText = requireElement(this.summary, "[data-summary-text]");
+    this.modelLink = requireElement(this.summary, "[data-model-link]");
     this.renderedAt = Number(this.delayedSince.dataset.delayedSince) || loadedAt;
   }
 
@@ -45,35 +42,12 @@ export class RunNotices {
     if (run) {
       this.goesOn.hidden = run.status !== "training";
       if (run.waiting) setText(this.waitingText, run.waiting);
-      setText(this.summaryText, summarizeRun(run));
+      setText(this.summaryText, run.notice);
+      this.modelLink.hidden = run.status !== "finished";
     }
     // What a run waits for follows from figures: delayed ones would state what is no longer true.
     this.waiting.hidden = since !== null || !run?.waiting;
     this.summary.hidden = since !== null || Boolean(run?.waiting);
-  }
-}
-
-/** Return how a run stands, in a sentence. */
-export function summarizeRun(run: Run): string {
-  const count = run.workers_alive;
-  const machines = count === 1 ? "1 machine" : `${formatInteger(count)} machines`;
-  switch (run.status) {
-    case "draft":
-      return "A draft: it starts once it is launched.";
-    case "recruiting":
-      return "Open to machines: training starts when they are ready.";
-    case "training": {
-      const seconds = (run.budget - run.tokens) / run.rate;
-      const left = run.rate > 0 && seconds > 0 ? `, about ${formatDuration(seconds)} left` : "";
-      const trains = count === 1 ? `1 machine trains${left}.` : `${machines} train${left}.`;
-      return count > 0 && run.updates === 0 ? `${trains} ${BEFORE_FIRST_EXCHANGE}` : trains;
-    }
-    case "paused":
-      return `Paused. ${count === 1 ? "1 machine waits" : `${machines} wait`} with all its progress.`;
-    case "finished":
-      return "Finished: the final weights are below, under Checkpoints.";
-    case "cancelled":
-      return "Cancelled. Machines keep what they have trained.";
   }
 }
 

@@ -42,6 +42,9 @@ def strip_unprintable(value: V) -> V:
     return cast("V", "".join(c for c in value if c.isprintable()))
 
 
+MARK_DIGITS = 8  # of a key behind a name
+
+
 def machine_name(hostname: str, key: str) -> str:
     """Return what a machine is called: its host name, or the beginning of its key."""
     return hostname or f"machine {key[:8]}"
@@ -53,6 +56,11 @@ def choose_free_name(name: str, used: Collection[str]) -> str:
         return name
     numbered = (f"{name[:NUMBERED_LENGTH]} {number}" for number in count(2))
     return next(free for free in numbered if free not in used)
+
+
+def marked_name(name: str, key: str) -> str:
+    """Return the name of one of a person's machines that are called alike: with its key's start."""
+    return f"{name} ({key[:MARK_DIGITS]})"
 
 
 class Machine(models.Model):

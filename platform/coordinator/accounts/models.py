@@ -14,7 +14,12 @@ from django.utils.functional import cached_property
 from uuid6 import uuid7
 
 from coordinator.accounts.enrolment import Enrolment
-from coordinator.accounts.machines import Machine, machine_name, strip_unprintable
+from coordinator.accounts.machines import (
+    Machine,
+    machine_name,
+    marked_name,
+    strip_unprintable,
+)
 from coordinator.accounts.site_settings import SiteSettings
 from coordinator.accounts.teams import Team, TeamInvitation, TeamMember
 from coordinator.audit.log import record
@@ -36,6 +41,7 @@ __all__ = [
     "User",
     "UserError",
     "machine_name",
+    "marked_name",
     "shown_name",
 ]
 

@@ -35,6 +35,7 @@ from coordinator.runs.reference_machines import REFERENCE_MACHINES
 from coordinator.runs.spec_form import OFFERED, spec_from_fields
 from coordinator.telemetry import checkpoints
 from coordinator.telemetry.history import load_history
+from coordinator.telemetry.run_cards import load_losses
 
 RUNS_PAGE = 5  # a run's view with its spec may be long
 MAX_INVITATIONS = 200  # in one response
@@ -311,6 +312,7 @@ def merge_terms(terms: JoinPolicy, asked: schemas.TermsIn) -> JoinPolicy:
 
 def run_out(request: HttpRequest, run: Run) -> schemas.RunOut:
     """Describe a run with its spec, and with its address at the site that was asked."""
+    losses = load_losses([run])[run.pk]
     return schemas.describe(
         schemas.RunOut,
         run,
@@ -318,6 +320,8 @@ def run_out(request: HttpRequest, run: Run) -> schemas.RunOut:
         parameters=run.spec.model.parameters,
         tokens=run.ledger_tokens,
         people=run.ledger_people,
+        training_loss=losses.training,
+        validation_loss=losses.validation,
         url=request.build_absolute_uri(run.get_absolute_url()),
         spec=json.loads(run.to_message().spec),
     )

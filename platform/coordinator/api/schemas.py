@@ -116,6 +116,8 @@ class RunOut(Schema):
     parameters: int
     tokens: int = Field(description="In the run's ledger, the median over people")
     people: int = Field(description="People who vouch for that number")
+    training_loss: float | None = Field(description="Nats per token, as on the run's page")
+    validation_loss: float | None = Field(description="The last one, as on the run's page")
     token_budget: int
     access: str
     visibility: str
@@ -140,6 +142,8 @@ class RunOut(Schema):
         parameters=124_439_808,
         tokens=61_440,
         people=3,
+        training_loss=3.066,
+        validation_loss=3.214,
         token_budget=1_000_000_000,
         access="anyone",
         visibility="public",

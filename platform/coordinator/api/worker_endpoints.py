@@ -21,7 +21,12 @@ from coordinator.api.authentication import (
 from coordinator.api.errors import EndpointRouter
 from coordinator.api.lookups import get_visible_run, requesting_machine, require_membership
 from coordinator.api.manifest_check import check_manifest
-from coordinator.fleet.directives import build_directive, peer_hints, renew_ticket
+from coordinator.fleet.directives import (
+    build_directive,
+    peer_hints,
+    renew_ticket,
+    signing_right,
+)
 from coordinator.fleet.join import admit_machine, join_refusal, update_addresses
 from coordinator.fleet.lifecycle_facts import advance_run
 from coordinator.fleet.machine_state import MachineCheckup
@@ -184,6 +189,7 @@ def join_run(
             report_queue.newest_report_number(run.pk, machine.pk),
         ),
         source_ip=source_ip(request),
+        signing=signing_right(run, machine),
     )
 
 
@@ -231,11 +237,12 @@ def require_signer(request: HttpRequest, run: Run) -> None:
         ApiError: It is not the owner's, or the owner has not confirmed it.
     """
     machine = requesting_machine(request)
-    if machine.owner != run.owner:
+    right = signing_right(run, machine)
+    if right is enums.SigningRight.REFUSED:
         raise ApiError(403, "only a machine of the run's owner may say what its text is")
     if not count_write(machine.owner_id):  # each text is an event that all mirrors keep
         raise ApiError(429, REFUSAL)
-    if machine.confirmed is None:
+    if right is enums.SigningRight.UNCONFIRMED:
         page = request.build_absolute_uri(f"/machines/{machine.pk}/")
         raise ApiError(
             403,

@@ -1,4 +1,4 @@
-"""Print the emails of the demo's site, above all the codes with which people sign up."""
+"""Print the emails of the demo's site, above all their codes and links."""
 
 import email
 import email.policy
@@ -6,6 +6,7 @@ import re
 from email.message import EmailMessage
 from pathlib import Path
 
+LINK = re.compile(r"https?://\S+")
 CODE = re.compile(r"^\s*([A-Z0-9]{3,}-[A-Z0-9]{3,})\s*$", re.MULTILINE)
 
 
@@ -37,8 +38,11 @@ class EmailPrinter:
 
 
 def describe_email(message: EmailMessage) -> str:
-    """Return who receives an email, and its code or its subject."""
+    """Return who receives an email, and its code, or its subject and its first link."""
     content = message.get_body(("plain",))
-    match = CODE.search(content.get_content()) if content else None
-    about = f"code {match[1]}" if match else f"“{message['Subject']}”"
+    text = content.get_content() if content else ""
+    code, link = CODE.search(text), LINK.search(text)
+    about = f"“{message['Subject']}”" + (f" {link[0]}" if link else "")
+    if code:
+        about = f"code {code[1]}"
     return f"email to {message['To']}: {about}"

@@ -99,6 +99,14 @@ def should_prepare_text(membership: Membership) -> bool:
     return candidates.order_by("joined", "pk").first() == membership
 
 
+def signing_right(run: Run, machine: Machine) -> enums.SigningRight:
+    """Return whether a machine may prepare the run's text, and so sign for it as its owner."""
+    if machine.owner_id != run.owner_id:
+        return enums.SigningRight.REFUSED
+    confirmed = machine.confirmed is not None
+    return enums.SigningRight.ALLOWED if confirmed else enums.SigningRight.UNCONFIRMED
+
+
 def peer_hints(membership: Membership) -> list[messages.Peer]:
     """List other machines of the run to try: some that strangers reach, then those seen last.
 

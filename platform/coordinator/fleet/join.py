@@ -2,6 +2,7 @@
 
 from django.utils import timezone
 
+from barnraise.formats import format_bytes
 from barnraise.protocol import coordinator_messages, enums, reports
 from coordinator.accounts.models import Machine
 from coordinator.fleet.machine_state import HardwareMeasurement
@@ -71,8 +72,8 @@ def memory_shortfall(run: Run, memory: int, device_memory: int) -> str:
     ):
         if actual < USABLE_SHARE * least:
             return (
-                f"the run {run.name} asks for {_format_gigabytes(least)} of {label}; "
-                f"this machine has {_format_gigabytes(actual)}"
+                f"the run {run.name} asks for {format_bytes(least)} of {label}; "
+                f"this machine has {format_bytes(actual)}"
             )
     return ""
 
@@ -83,10 +84,6 @@ def _memory_bytes(machine: Machine, hardware: reports.HardwareView | None) -> tu
     if hardware is None and measurement:
         hardware = reports.HardwareView.model_validate(measurement.hardware_view)
     return (hardware.memory, hardware.device_memory) if hardware else (machine.memory_bytes, 0)
-
-
-def _format_gigabytes(size: int) -> str:
-    return f"{size / 1e9:,.1f} GB"
 
 
 def update_addresses(membership: Membership, addresses: list[str], source_address: str) -> None:

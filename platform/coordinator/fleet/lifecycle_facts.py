@@ -23,6 +23,7 @@ COLUMNS = (
     "machine",
     "mirror",
     "machine__owner",
+    "machine__confirmed",
     "tokens",
     "final_checkpoint_at",
     "ledger_tokens",
@@ -60,9 +61,11 @@ def _gather(run: Run) -> tuple[LifecycleFacts, RunCount]:
     count = count_tokens(ledgers_by_person(alive), run.owner_id, signed)
     # Without a machine that reports, what was last vouched for stands.
     count = count or RunCount(run.ledger_tokens, run.ledger_people)
+    owners = [row for row in alive if row["machine__owner"] == run.owner_id]
     facts = LifecycleFacts(
         launch_requested=run.launch_requested,
         manifest=run.manifest is not None,
+        unconfirmed=bool(owners) and not any(row["machine__confirmed"] for row in owners),
         quorum=run.quorum,
         # A machine with neither a ticket nor a report has only prepared the text. Other mirrors
         # name only machines that report.

@@ -1,9 +1,10 @@
-"""Name people where somebody judges them: two may have one name, but never one key."""
+"""Name people and machines by their keys where a name stands for two of them."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from uuid import UUID
 
-from coordinator.accounts.models import User
+from coordinator.accounts.models import Machine, User, marked_name
 from coordinator.runs.models import Run
 
 KEY_DIGITS = 16  # of a key, as the worker prints it
@@ -24,3 +25,20 @@ def mark_name(person: User, keys: dict[UUID, list[str]]) -> str:
     more = ["…"] if len(starts) > KEYS_SHOWN else []
     marks = ", ".join([*starts[:KEYS_SHOWN], *more]) or "no machine"
     return f"{person.shown_name} ({marks})"
+
+
+def twin_names(machines: Iterable[Machine]) -> dict[UUID, str]:
+    """Return the names of those machines whose owner has two of one name, with their keys."""
+    machines = list(machines)
+    names = Counter((machine.owner_id, machine.name) for machine in machines)
+    return {
+        machine.pk: marked_name(machine.name, machine.key)
+        for machine in machines
+        if names[machine.owner_id, machine.name] > 1
+    }
+
+
+def twin_names_in(run: Run) -> dict[UUID, str]:
+    """Return the same of the machines of a run."""
+    fields = ("pk", "owner_id", "hostname", "key")
+    return twin_names(Machine.objects.filter(memberships__run=run).distinct().only(*fields))

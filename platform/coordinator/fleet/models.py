@@ -183,6 +183,11 @@ class Membership(models.Model):
         return PAUSE_TEXTS[PauseReason(pause["reason"])]
 
     @property
+    def has_reported(self) -> bool:
+        """Whether it ever reported: until then it has not trained."""
+        return self.last_report > NEVER
+
+    @property
     def is_alive(self) -> bool:
         """Whether the machine reports."""
         return is_alive(

@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
+from uuid import UUID
 
 from django.core.cache import cache
 from django.db.models import QuerySet
 
 from barnraise.protocol.enums import PAUSE_TEXTS, Activity, PauseReason
 from coordinator.audit.models import AuditEntry
+from coordinator.fleet.marked_names import twin_names_in
 from coordinator.fleet.models import Membership
 from coordinator.notify.models import Notification
 from coordinator.notify.notification_types import NotificationType
@@ -119,6 +121,7 @@ def _list_sources(run: Run) -> list[_Source]:
         subject_kind="run", subject_id=str(run.pk), action__in=DECISIONS
     )
     revoked = Membership.objects.filter(run=run, machine__revoked__isnull=False)
+    names = twin_names_in(run)
     stalls = Notification.objects.filter(
         person=run.owner, key__startswith=f"{NotificationType.RUN_STALLED.value}:{run.pk}"
     )
@@ -131,9 +134,13 @@ def _list_sources(run: Run) -> list[_Source]:
         _Source(
             RunEvent.objects.filter(run=run).select_related("machine"),
             "at",
-            _describe_machine_event,
+            lambda event: _describe_machine_event(event, names),
         ),
-        _Source(revoked.select_related("machine"), "machine__revoked", _describe_revocation),
+        _Source(
+            revoked.select_related("machine"),
+            "machine__revoked",
+            lambda membership: _describe_revocation(membership, names),
+        ),
         _Source(Checkpoint.objects.filter(run=run), "announced", _describe_checkpoint),
         _Source(stalls, "created", _describe_stall),
     ]
@@ -160,17 +167,19 @@ def _actor_name(run: Run, entry: AuditEntry) -> str:
     return SITE
 
 
-def _describe_machine_event(event: RunEvent) -> dict[str, Any]:
+def _describe_machine_event(event: RunEvent, names: dict[UUID, str]) -> dict[str, Any]:
     text = MACHINES[RunEvent.Kind(event.kind)]
     if event.reason in set(PauseReason):
         text = PAUSE_TEXTS[PauseReason(event.reason)]
-    return _build_event(event.pk, event.at.timestamp(), "machine", event.machine.name, text)
+    who = names.get(event.machine_id, event.machine.name)
+    return _build_event(event.pk, event.at.timestamp(), "machine", who, text)
 
 
-def _describe_revocation(membership: Membership) -> dict[str, Any]:
+def _describe_revocation(membership: Membership, names: dict[UUID, str]) -> dict[str, Any]:
     machine = membership.machine
+    who = names.get(machine.pk, machine.name)
     at = machine.revoked.timestamp()  # pyright: ignore[reportOptionalMemberAccess]  # see the filter
-    return _build_event(f"revoked-{machine.pk}", at, "machine", machine.name, "was revoked")
+    return _build_event(f"revoked-{machine.pk}", at, "machine", who, "was revoked")
 
 
 def _describe_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing_extensions import TypeAliasType
 
 from barnraise.protocol.enums import Activity, RunStatus
 from barnraise.protocol.reports import ExchangeView, PauseView, PlanView
+from coordinator.telemetry.run_state import Card, Tile
 
 Point = TypeAliasType(
     "Point", Annotated[tuple[float, float], Field(description="One point of a curve: [x, y].")]
@@ -55,9 +56,25 @@ class LiveRun(LiveMessage):
     updates: int
     """Updates that all machines have published."""
     workers_known: int
-    """Machines that ever joined."""
+    """Machines that have trained, or that are here to train."""
+    people_known: int
+    """The people whose machines these are."""
     workers_alive: int
-    """Machines that report."""
+    """Those of them that report."""
+    training_loss: float | None
+    """Nats per token over the last section of the curve, a median over people; null before any."""
+    validation_loss: float | None
+    """The last one, in nats per token, a median over people; null before the first."""
+    confirmed_by: int
+    """People who report the final weights; 0 until the run is finished."""
+    tiles: list[Tile]
+    """The figures in the page's head, in their order."""
+    cards: list[Card]
+    """The parts of the page below its head."""
+    notice: str
+    """A sentence about how the run stands."""
+    is_live: bool
+    """Whether figures can still change."""
     agree: bool | None
     """Whether machines with the same updates have the same weights; null if unknown."""
     waiting: str | None

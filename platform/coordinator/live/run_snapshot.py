@@ -62,8 +62,9 @@ class RunSnapshot:
         """Read the run's state from the database and from Valkey."""
         now = time.time()
         all_rows = run_table.machine_rows(run, now)
-        rows = sorted(all_rows, key=_row_order)[:MAX_ROWS]
-        activity = collect_activity(run, all_rows)
+        counted = run_table.counted_rows(all_rows)
+        rows = sorted(counted, key=_row_order)[:MAX_ROWS]
+        activity = collect_activity(run, counted)
         summary = run_table.run_summary(run, all_rows) | {"event_count": activity.total}
         return cls(
             now=now,
@@ -73,7 +74,7 @@ class RunSnapshot:
             },
             plans={row["id"]: row["plan"] for row in rows if row["plan"]},
             events={event["id"]: event for event in activity.events},
-            timelines={"rate": summary["rate"], **run_table.sum_traffic(all_rows)},
+            timelines={"rate": summary["rate"], **run_table.sum_traffic(counted)},
         )
 
     def to_message(self, number: int) -> dict[str, Any]:

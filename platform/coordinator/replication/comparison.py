@@ -16,6 +16,16 @@ from coordinator.replication.lease_election import PEER_TIMEOUT
 from coordinator.replication.models import PeerStatus
 from coordinator.replication.protocol import PROTOCOLS
 
+LATE_SECONDS = 60.0  # for which a mirror may lack events before its page warns
+
+
+@dataclass(frozen=True)
+class OwnState:
+    """What this site holds."""
+
+    hash: str  # of its state
+    heads: dict[str, int]  # each log's last event
+
 
 @dataclass(frozen=True)
 class MirrorComparison:
@@ -26,6 +36,7 @@ class MirrorComparison:
     last_seen: datetime | None
     state_hash: str
     is_in_sync: bool | None  # its state equalled ours when it was last seen; None if unknown
+    events_behind: int  # events that are stored here and that it lacked then
     diverged_since: datetime | None  # None while it is equal
     last_error: str  # of the last attempt
     clock_offset: float | None  # seconds that it is ahead of ours; None if unknown
@@ -42,7 +53,12 @@ class MirrorComparison:
             return "never"
         if (timezone.now() - self.last_seen).total_seconds() > PEER_TIMEOUT:
             return "quiet"
-        return "same" if self.is_in_sync else "apart"
+        if self.is_in_sync is None:
+            return "never"
+        # Every event needs a moment to reach all mirrors.
+        since = self.diverged_since
+        is_late = since is not None and (timezone.now() - since).total_seconds() > LATE_SECONDS
+        return "apart" if is_late else "same"
 
 
 @dataclass(frozen=True)
@@ -65,13 +81,13 @@ def compare_mirrors() -> list[MirrorComparison]:
     if newest is None:
         return []
     own_key = site_identity.identity().key
-    own_hash = local_state_hash()
+    own = OwnState(local_state_hash(), {log: head[0] for log, head in writer.log_heads().items()})
     statuses = PeerStatus.objects.in_bulk()
     offsets = dict(PeerClock.objects.values_list("key", "offset_seconds"))
     mirrors = [
-        _describe_local(entry, own_hash)
+        _describe_local(entry, own.hash)
         if entry.key == own_key
-        else _describe_peer(entry, own_hash, statuses.get(entry.key), offsets.get(entry.key))
+        else _describe_peer(entry, statuses.get(entry.key), offsets.get(entry.key), own)
         for entry in newest.mirrors
     ]
     return sorted(
@@ -86,6 +102,7 @@ def _describe_local(entry: MirrorEntry, own_hash: str) -> MirrorComparison:
         last_seen=timezone.now(),
         state_hash=own_hash,
         is_in_sync=True,
+        events_behind=0,
         diverged_since=None,
         last_error="",
         clock_offset=None,
@@ -94,21 +111,27 @@ def _describe_local(entry: MirrorEntry, own_hash: str) -> MirrorComparison:
 
 
 def _describe_peer(
-    entry: MirrorEntry, own_hash: str, status: PeerStatus | None, offset: float | None
+    entry: MirrorEntry, status: PeerStatus | None, offset: float | None, own: OwnState
 ) -> MirrorComparison:
     status = status or PeerStatus(key=entry.key)
-    in_sync = status.state_hash == own_hash if status.state_hash else None
+    in_sync = status.state_hash == own.hash if status.state_hash else None
     return MirrorComparison(
         listed=entry,
         is_local=False,
         last_seen=status.last_seen,
         state_hash=status.state_hash,
         is_in_sync=in_sync,
+        events_behind=0 if in_sync else _count_missing(status, own),
         diverged_since=None if in_sync else status.diverged_since,
         last_error=status.last_error,
         clock_offset=offset,
         protocols=status.protocols,
     )
+
+
+def _count_missing(status: PeerStatus, own: OwnState) -> int:
+    """Count the events of all logs that this site has and the mirror lacked at its last contact."""
+    return sum(max(0, head - status.heads.get(log, 0)) for log, head in own.heads.items())
 
 
 def compare_logs(mirrors: Sequence[MirrorComparison]) -> list[LogComparison]:

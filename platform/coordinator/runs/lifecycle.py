@@ -40,6 +40,7 @@ class LifecycleFacts:
 
     launch_requested: bool = False  # by the owner
     manifest: bool = False  # a worker has posted it
+    unconfirmed: bool = False  # only unconfirmed machines of the owner could prepare the text
     quorum: int = 1  # machines that must be alive before training starts
     alive: int = 0  # machines that are alive
     ledger_tokens: int = 0  # tokens trained so far
@@ -77,6 +78,8 @@ def missing_confirmations(facts: LifecycleFacts) -> str:
 
 def waiting_reason(status: RunStatus, facts: LifecycleFacts) -> str:
     """Return a sentence on what the run waits for; "" if for nothing."""
+    if status is RunStatus.DRAFT and facts.launch_requested and facts.unconfirmed:
+        return "Waiting for the owner to confirm the machine that prepares the text."
     if status is RunStatus.DRAFT and facts.launch_requested:
         return "Waiting for one of the owner's machines to prepare the text."
     if status is RunStatus.RECRUITING:

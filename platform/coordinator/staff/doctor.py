@@ -23,6 +23,7 @@ from websockets.sync.client import connect
 
 from barnraise import __version__
 from barnraise.errors import StateError
+from barnraise.formats import format_bytes
 from barnraise.protocol.clock import estimate_offset
 from barnraise.protocol.http_client import open_http_client
 from coordinator.eventlog import writer
@@ -264,7 +265,7 @@ def check_clock() -> Iterator[Finding]:
 def check_disk() -> Iterator[Finding]:
     """Check the space where the state folder lies."""
     usage = shutil.disk_usage(settings.STATE_DIR)
-    free = f"{usage.free / 2**30:.1f} GiB of {usage.total / 2**30:.0f} GiB are free"
+    free = f"{format_bytes(usage.free)} of {format_bytes(usage.total)} are free"
     if usage.free < MIN_FREE_BYTES:
         yield _report_failure("disk", f"Only {free} in {settings.STATE_DIR}.")
     elif usage.free < MIN_FREE_SHARE * usage.total:

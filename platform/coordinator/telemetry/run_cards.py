@@ -14,7 +14,8 @@ from coordinator.fleet.models import Membership
 from coordinator.runs.models import Run
 
 CURVE_POINTS = 24
-ACTIVE_SECONDS = 15  # for which the losses of a run in training are cached
+ACTIVE_SECONDS = 5  # for which the losses of a run in training are cached
+FIRST_SECONDS = 1  # the same before its first loss
 OVER_SECONDS = 3600
 
 
@@ -53,7 +54,7 @@ class RunCard:
 def load_run_cards(runs: Iterable[Run]) -> dict[UUID, RunCard]:
     """Load the figures of runs, by at most four queries."""
     runs = list(runs)
-    losses = _cached_losses(runs)
+    losses = load_losses(runs)
     alive = Membership.everywhere.newest().alive().filter(run__in=runs)
     sums = alive.values("run").annotate(machines=Count("machine"), speed=Sum("rate"))
     speeds = {row["run"]: (row["speed"] or 0.0, row["machines"]) for row in sums}
@@ -61,33 +62,45 @@ def load_run_cards(runs: Iterable[Run]) -> dict[UUID, RunCard]:
     for run in runs:
         loss = losses[run.pk]
         rate, machines = speeds.get(run.pk, (0.0, 0))
-        training = loss.curve[-1] if loss.curve else None
-        cards[run.pk] = RunCard(loss.validation, loss.best, training, loss.curve, rate, machines)
+        cards[run.pk] = RunCard(
+            loss.validation, loss.best, loss.training, loss.curve, rate, machines
+        )
     return cards
 
 
-class _Losses(NamedTuple):
-    """The losses of a `RunCard`."""
+class RunLosses(NamedTuple):
+    """The losses of a `RunCard`: the one source of a run's losses wherever they are a figure."""
 
     validation: float | None
     best: float | None
     curve: tuple[float, ...]
 
+    @property
+    def training(self) -> float | None:
+        """The training loss: the mean over the last section of the curve; None before any."""
+        return self.curve[-1] if self.curve else None
 
-def _cached_losses(runs: list[Run]) -> dict[UUID, _Losses]:
+
+def load_losses(runs: list[Run]) -> dict[UUID, RunLosses]:
     """Return each run's losses, from the cache where it is recent."""
     keys = {run.pk: f"runs:{run.pk}:losses:{int(run.is_over)}" for run in runs}
     cached: dict[str, Any] = cache.get_many(keys.values())
-    found = {pk: _Losses(*cached[key]) for pk, key in keys.items() if key in cached}
+    found = {pk: RunLosses(*cached[key]) for pk, key in keys.items() if key in cached}
     missing = [run for run in runs if run.pk not in found]
     if missing:
         loaded = _load_losses(missing)
-        for seconds, is_over in ((ACTIVE_SECONDS, False), (OVER_SECONDS, True)):
-            same = [run for run in missing if run.is_over == is_over]
+        for seconds in (FIRST_SECONDS, ACTIVE_SECONDS, OVER_SECONDS):
+            same = [run for run in missing if _seconds_cached(run, loaded[run.pk]) == seconds]
             fresh = {keys[run.pk]: tuple(loaded[run.pk]) for run in same}
             cache.set_many(fresh, seconds)
         found |= loaded
     return found
+
+
+def _seconds_cached(run: Run, losses: RunLosses) -> int:
+    if run.is_over:
+        return OVER_SECONDS
+    return ACTIVE_SECONDS if losses.curve else FIRST_SECONDS
 
 
 # The losses of one kind in some runs. A point beyond `Run.max_plausible_tokens` is wrong: it would
@@ -100,7 +113,7 @@ _POINTS = """
 """
 
 
-def _load_losses(runs: list[Run]) -> dict[UUID, _Losses]:
+def _load_losses(runs: list[Run]) -> dict[UUID, RunLosses]:
     curves: dict[UUID, list[float]] = defaultdict(list)
     bounds = [[run.pk for run in runs], [run.max_plausible_tokens for run in runs]]
     with connection.cursor() as cursor:
@@ -139,6 +152,6 @@ def _load_losses(runs: list[Run]) -> dict[UUID, _Losses]:
         )
         validation = {run: (last, best) for run, last, best in cursor.fetchall()}
     return {
-        run.pk: _Losses(*validation.get(run.pk, (None, None)), tuple(curves[run.pk]))
+        run.pk: RunLosses(*validation.get(run.pk, (None, None)), tuple(curves[run.pk]))
         for run in runs
     }

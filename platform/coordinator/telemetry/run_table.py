@@ -9,7 +9,7 @@ from django.db.models import FloatField, Func, TextField
 from django.db.models.functions import Cast
 
 from barnraise.protocol.enums import Activity, RunStatus
-from coordinator.accounts.models import Machine, machine_name, shown_name
+from coordinator.accounts.models import Machine, machine_name, marked_name, shown_name
 from coordinator.fleet.lifecycle_facts import ACTIVITIES_WITH_LEDGER, gather_facts
 from coordinator.fleet.models import FIGURE_COLUMNS, Membership, complete_figures, is_alive
 from coordinator.fleet.people_count import (
@@ -21,10 +21,18 @@ from coordinator.fleet.people_count import (
 from coordinator.fleet.token_limits import volunteer_rate
 from coordinator.fleet.witnesses import vouched_people
 from coordinator.lib import heartbeats
+from coordinator.lib.ttl_cache import TtlCache
 from coordinator.runs import lifecycle
 from coordinator.runs.models import Run
 from coordinator.telemetry import report_queue
 from coordinator.telemetry.checkpoint_votes import PEOPLE_NEEDED, count_votes
+from coordinator.telemetry.checkpoints import list_checkpoint_rows
+from coordinator.telemetry.run_cards import load_losses
+from coordinator.telemetry.run_state import StateFacts, describe_state
+
+FINAL_CHECKPOINTS = 4  # the newest ones, of which the first that anybody reports is the final one
+# By run: how many people report the final weights.
+_confirmations: TtlCache[object, int] = TtlCache(10.0)
 
 
 class EpochSeconds(Func):
@@ -46,6 +54,7 @@ COLUMNS = (
     Cast("machine", TextField()),
     EpochSeconds("last_seen"),
     EpochSeconds("last_report"),
+    "ticket_expires",
     "report_interval",
     "latest",
     "machine__revoked",
@@ -63,16 +72,17 @@ def machine_rows(run: Run, now: float | None = None) -> list[dict[str, Any]]:
     If several mirrors have figures of a machine, those of its newest report count.
 
     Returns:
-        Rows with id, name, person, owner (the person's id), mirror (the key of the mirror whose
-        figures these are; "" for this site), alive, last_seen, agrees (`weights_agree`, of this
-        machine) and all of `MachineFigures`; the rate of a machine that is gone is 0.
+        Rows with id, name, key, person, owner (the person's id), mirror (the key of the mirror
+        whose figures these are; "" for this site), alive, counts (`counted_rows`), last_seen,
+        agrees (`weights_agree`, of this machine) and all of `MachineFigures`; the rate of a machine
+        that is gone is 0.
     """
     now = time.time() if now is None else now
     live = report_queue.live_rows(run.pk)
     members = _select_newest(run, live)
     pks = [
         pk
-        for pk, mirror, machine, _, _, _, latest, *_ in members
+        for pk, mirror, machine, _, _, _, _, latest, *_ in members
         if mirror or not _is_whole(live.get(machine), latest)
     ]
     stored = _load_figures(pks) if pks else {}
@@ -82,7 +92,8 @@ def machine_rows(run: Run, now: float | None = None) -> list[dict[str, Any]]:
         mirror,
         machine,
         last_seen,
-        _,
+        last_report,
+        ticket,
         interval,
         latest,
         revoked,
@@ -95,6 +106,7 @@ def machine_rows(run: Run, now: float | None = None) -> list[dict[str, Any]]:
         row = {
             "id": machine,
             "name": machine_name(hostname, key),
+            "key": key,
             "person": shown_name(owner, name, left),
             "owner": owner,
             "mirror": mirror,
@@ -112,6 +124,10 @@ def machine_rows(run: Run, now: float | None = None) -> list[dict[str, Any]]:
             row["last_seen"], row["activity"], max(run.report_every, interval), now
         )
         row["rate"] = row["rate"] if row["alive"] else 0.0
+        # One with neither a ticket nor a report has only prepared the text. Other mirrors name only
+        # machines that report.
+        may_train = bool(mirror or ticket or newer or last_report > 0)
+        row["counts"] = bool(row["tokens"] or (row["alive"] and may_train))
         if row["activity"] != Activity.FETCHING or row["tokens"]:
             machines.append(row)  # and not a machine that has downloaded the weights alone
     common = {
@@ -121,7 +137,21 @@ def machine_rows(run: Run, now: float | None = None) -> list[dict[str, Any]]:
     for row in machines:
         compared = row["alive"] and row["anchor"] and row["vector"] in common
         row["agrees"] = row["anchor"] == common[row["vector"]] if compared else None
+    _mark_twins(machines)
     return machines
+
+
+def counted_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows of machines that have trained, or that are here to train."""
+    return [row for row in rows if row["counts"]]
+
+
+def _mark_twins(rows: list[dict[str, Any]]) -> None:
+    """Set the start of its key behind the name of each machine whose owner has two of that name."""
+    names = Counter((row["owner"], row["name"]) for row in rows)
+    for row in rows:
+        if names[row["owner"], row["name"]] > 1:
+            row["name"] = marked_name(row["name"], row["key"])
 
 
 def _select_newest(run: Run, live: dict[str, dict[str, Any]]) -> list[tuple]:
@@ -149,7 +179,8 @@ def _is_whole(row: dict[str, Any] | None, latest: int) -> bool:
 
 def run_summary(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Build the run's own line from `machine_rows`. Times are in seconds since 1970."""
-    alive = sum(row["alive"] for row in rows)
+    counted = counted_rows(rows)
+    alive = sum(row["alive"] for row in counted)
     owner = str(run.owner_id)
     has_others = any(row["owner"] != owner for row in rows)
     vouched = vouched_people(run) if has_others else {}
@@ -163,7 +194,8 @@ def run_summary(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
     waiting = text_waiting_reason(run, rows) or None
     if not waiting and not is_training:
         waiting = lifecycle.waiting_reason(run.state, gather_facts(run)) or None
-    return {
+    losses = load_losses([run])[run.pk]
+    figures = {
         "id": str(run.pk),
         "name": run.name,
         "status": run.status,
@@ -174,12 +206,47 @@ def run_summary(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "started": run.started.timestamp() if run.started else None,
         "ended": run.finished.timestamp() if run.finished else None,
         "updates": round(sum_over_people(_sum_by_person(rows, "updates_sent"), owner, updates)),
-        "workers_known": len(rows),
+        "workers_known": len(counted),
+        "people_known": len({row["owner"] for row in counted}),
         "workers_alive": alive,
+        "training_loss": losses.training,
+        "validation_loss": losses.validation,
+        "confirmed_by": _count_confirmations(run) if run.state is RunStatus.FINISHED else 0,
         "agree": weights_agree(rows),
         "waiting": waiting,
         "delayed_since": heartbeats.delayed_since(),
     }
+    state = describe_state(state_facts(figures))
+    return figures | {
+        "tiles": list(state.tiles),
+        "cards": list(state.cards),
+        "notice": state.notice,
+        "is_live": state.is_live,
+    }
+
+
+def state_facts(figures: dict[str, Any], has_model: bool = False) -> StateFacts:
+    """Return what the description of a run's state follows from, by its own line."""
+    return StateFacts(
+        status=RunStatus(figures["status"]),
+        tokens=figures["tokens"],
+        budget=figures["budget"],
+        rate=figures["rate"],
+        has_loss=figures["training_loss"] is not None or figures["validation_loss"] is not None,
+        updates=figures["updates"],
+        alive=figures["workers_alive"],
+        has_model=has_model,
+    )
+
+
+def _count_confirmations(run: Run) -> int:
+    """Count the people who report the final weights of a run that is finished."""
+
+    def count() -> int:
+        rows = list_checkpoint_rows(run, FINAL_CHECKPOINTS)
+        return next((row.people for row in rows if row.people), 0)
+
+    return _confirmations.get(run.pk, count)
 
 
 def text_waiting_reason(run: Run, rows: list[dict[str, Any]]) -> str:

@@ -7,13 +7,13 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.cache import cache_control
 from django.views.decorators.http import require_safe
 
+from barnraise.formats import format_count
 from coordinator.accounts.models import Machine, User
 from coordinator.credit import leaderboard as credit_leaderboard
 from coordinator.credit import progress
 from coordinator.lib.ttl_cache import TtlCache
 from coordinator.runs.models import Run
 from coordinator.web.share_cards import draw_card
-from coordinator.web.templatetags.barnraise import count
 
 GROUP_LABELS = {"people": "People", "teams": "Teams", "machines": "Machines", "runs": "Runs"}
 PERIOD_LABELS = {"week": "7 days", "month": "30 days", "year": "A year", "all": "All time"}
@@ -68,7 +68,9 @@ def show_volunteer(request: HttpRequest, pk: uuid.UUID) -> HttpResponse:
         "rank": progress.rank_change(volunteer),
         "current_streak": current,
         "longest_streak": longest,
-        "share_sentence": f"{count(record.tokens)} tokens for models that people train together.",
+        "share_sentence": (
+            f"{format_count(record.tokens)} tokens for models that people train together."
+        ),
     }
     return render(request, "volunteer.html", context)
 
@@ -85,7 +87,7 @@ def show_volunteer_card(request: HttpRequest, pk: uuid.UUID) -> HttpResponse:
             raise Http404
         models = f"{len(record.runs)} model{'' if len(record.runs) == 1 else 's'}"
         facts = [
-            f"{count(record.tokens)} tokens for {models}",
+            f"{format_count(record.tokens)} tokens for {models}",
             f"{record.machines} machine{'' if record.machines == 1 else 's'}",
             f"Badge: {record.badges[-1]}",
         ]

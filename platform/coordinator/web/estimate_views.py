@@ -16,6 +16,7 @@ from coordinator.accounts.models import Machine, User
 from coordinator.accounts.requests import AuthenticatedRequest
 from coordinator.fleet.join import join_refusal, memory_shortfall
 from coordinator.fleet.machine_state import measured_hardware
+from coordinator.fleet.marked_names import twin_names
 from coordinator.fleet.models import Membership
 from coordinator.runs.estimate import MachineEstimate, download_seconds, estimate
 from coordinator.runs.join_policy import Access
@@ -109,9 +110,16 @@ def _prepared_text(request: AuthenticatedRequest, spec: RunSpec) -> TextFacts | 
 def show_fit(request: HttpRequest, slug: str) -> HttpResponse:
     """Show whether the visitor's machines and typical machines fit the run."""
     run = get_visible_run(request, slug)
+    machines = list(latest_machines(request))
+    names = twin_names(machines)
     own = [
-        estimate_fit(run, machine.name, measured_hardware(machine), join_refusal(run, machine))
-        for machine in latest_machines(request)
+        estimate_fit(
+            run,
+            names.get(machine.pk, machine.name),
+            measured_hardware(machine),
+            join_refusal(run, machine),
+        )
+        for machine in machines
     ]
     typical = [
         estimate_fit(

@@ -8,6 +8,7 @@ from uuid import UUID
 from django import forms
 
 from barnraise.errors import SpecError
+from barnraise.formats import format_bytes
 from barnraise.spec import (
     FAMILIES,
     PRESETS,
@@ -53,6 +54,9 @@ MAX_GIGABYTES = 1e9
 
 Number = TypeVar("Number", int, float)
 
+STATE_BYTES, DISK_STATE_BYTES = 24, 28  # a parameter, of a machine that trains and exchanges
+GPU_BYTES = 24 * 10**9  # of a large GPU at home
+
 
 class ProblemForm(forms.Form):
     """A form that shows the problems of a run or spec at the fields they concern."""
@@ -68,7 +72,7 @@ class ProblemForm(forms.Form):
     def problems(self) -> list[tuple[str, str]]:
         """List (id of the field, sentence) for the summary above the form."""
         return [
-            (self[name].auto_id, str(next(iter(self.errors[name]))))
+            (self[name].auto_id, f"{self[name].label}: {next(iter(self.errors[name]))}")
             for name in self.fields
             if name in self.errors
         ]
@@ -172,24 +176,42 @@ class PresetFamily:
 
     Attributes:
         name: the family's.
-        presets: preset → its model.
+        presets: the name of each, its model, and what training it takes.
         chosen: the chosen preset, of this family or of another.
     """
 
     name: str
-    presets: dict[str, ModelSpec]
+    presets: list[tuple[str, ModelSpec, str]]
     chosen: str
 
     @property
     def is_open(self) -> bool:
         """Whether the chosen preset is one of them."""
-        return self.chosen in self.presets
+        return self.chosen in [name for name, _, _ in self.presets]
 
     @property
     def sizes(self) -> list[int]:
         """Return the numbers of parameters of the smallest and the largest model."""
-        sizes = [model.parameters for model in self.presets.values()]
+        sizes = [model.parameters for _, model, _ in self.presets]
         return [min(sizes), max(sizes)]
+
+
+def _describe_preset(name: str) -> tuple[str, ModelSpec, str]:
+    model = preset(name)
+    return name, model, describe_need(model.parameters)
+
+
+def describe_need(parameters: int) -> str:
+    """Return the memory that holds the state of a model in training, and what does without. Pure.
+
+    The weights, AdamW's moments and what the exchange keeps take 24 bytes a parameter; on disk, for
+    machines with less memory, 28.
+    """
+    memory = f"{format_bytes(STATE_BYTES * parameters)} of memory"
+    if STATE_BYTES * parameters <= GPU_BYTES:
+        return memory
+    disk = format_bytes(DISK_STATE_BYTES * parameters)
+    return f"{memory}, more than one GPU has; or {disk} of disk"
 
 
 class RunForm(ProblemForm):
@@ -297,8 +319,8 @@ class RunForm(ProblemForm):
         """List the presets by family."""
         chosen = self["preset"].value()
         return [
-            PresetFamily(name, {preset_name: preset(preset_name) for preset_name in names}, chosen)
-            for name, names in FAMILIES.items()
+            PresetFamily(family, [_describe_preset(name) for name in names], chosen)
+            for family, names in FAMILIES.items()
         ]
 
     def basic_fields(self) -> list[forms.BoundField]:

@@ -14,10 +14,11 @@ from django.views.decorators.http import require_POST, require_safe
 from barnraise import __version__
 from barnraise.errors import StateError
 from barnraise.planning.pause_times import find_pause_end
-from barnraise.protocol import coordinator_messages
+from barnraise.protocol import coordinator_messages, enums
 from coordinator.accounts.models import Enrolment, Machine, UserError
 from coordinator.accounts.requests import AuthenticatedRequest
 from coordinator.fleet.machine_state import MachinePause, measured_hardware
+from coordinator.fleet.marked_names import twin_names
 from coordinator.fleet.models import Membership
 from coordinator.runs.models import Run
 from coordinator.telemetry import machine_history
@@ -41,7 +42,10 @@ def machines_of_person(request: AuthenticatedRequest) -> QuerySet[Machine]:
 @require_safe
 def list_machines(request: AuthenticatedRequest) -> HttpResponse:
     """List the person's machines."""
-    context = {"machines": machines_of_person(request), "site": site_url(request)}
+    machines = list(machines_of_person(request))
+    context = {"machines": machines, "twins": twin_names(machines), "site": site_url(request)}
+    if not machines:
+        context["runs"] = Run.objects.listed_for(request.user).filter(status__in=UNFINISHED)[:3]
     return render(request, "machines.html", context)
 
 
@@ -130,6 +134,9 @@ def control_machine(request: AuthenticatedRequest, pk: uuid.UUID, action: str) -
         if machine.revoked:
             present_state = "revoked"
         messages.error(request, f"{machine.name} is {present_state} already.")
+    own_run = request.user.runs.filter(slug=request.POST.get("run", "")).first()
+    if own_run is not None:  # the button was on its page
+        return redirect(own_run)
     return redirect("machines") if action == "revoke" else redirect("machine", pk=pk)
 
 
@@ -169,8 +176,12 @@ def decide_enrolment(request: AuthenticatedRequest, code: str) -> HttpResponse:
     refusal = ""
     if request.method == "POST":
         try:
-            if request.POST.get("answer") == "approve":
-                enrolment.approve(request.user)
+            answer = request.POST.get("answer")
+            if answer in ("approve", "confirm"):
+                machine = enrolment.approve(request.user)
+                if answer == "confirm":
+                    machine.confirm(actor=request.user)
+                    enrolment.refresh_from_db()
             else:
                 enrolment.refuse(request.user)
         except UserError as error:
@@ -180,6 +191,12 @@ def decide_enrolment(request: AuthenticatedRequest, code: str) -> HttpResponse:
         "enrolment": enrolment,
         "description": description,
         "refusal": refusal,
+        # The person's newest run that waits for its text, which a confirmed machine prepares.
+        "own_run": Run.objects.filter(
+            owner=request.user, status=enums.RunStatus.DRAFT.value, manifest__isnull=True
+        )
+        .order_by("-pk")
+        .first(),
         "runs": [],
     }
     if enrolment.status == "approved" and not refusal:

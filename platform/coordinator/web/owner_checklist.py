@@ -1,9 +1,13 @@
 """What the owner of a new run has done, and what comes next, with the commands for it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from coordinator.accounts.models import Machine
 from coordinator.runs.models import Run
+
+MAX_TO_CONFIRM = 3  # machines with a button, the newest ones
 
 
 @dataclass(frozen=True)
@@ -14,9 +18,12 @@ class ChecklistStep:
     done: bool
     hint: str = ""  # a sentence, or ""
     command: str = ""  # for a terminal, or ""
+    to_confirm: tuple[Machine, ...] = ()  # each with a button that confirms it
 
 
-def list_steps(run: Run, site: str, machines: int, participants: int) -> list[ChecklistStep]:
+def list_steps(
+    run: Run, site: str, machines: Sequence[Machine], participants: int
+) -> list[ChecklistStep]:
     """List an owner's steps from the draft to the first loss; the owner is no participant."""
     address = f"{site}/runs/{run.slug}"
     is_launched = bool(run.spec_text) or run.launch_requested
@@ -32,10 +39,11 @@ def list_steps(run: Run, site: str, machines: int, participants: int) -> list[Ch
     return [
         ChecklistStep(
             "Enrol a machine",
-            machines > 0,
-            "Install the worker, then run this. It shows a code; approve the code here.",
+            bool(machines),
+            "Install the worker, then run this. It shows a code; approve and confirm it here.",
             first_command,
         ),
+        *_confirmation_step(run, machines),
         text,
         ChecklistStep("Launch", is_launched, "The button is above. It fixes the configuration."),
         ChecklistStep(
@@ -50,6 +58,19 @@ def is_shown(run: Run) -> bool:
     return not run.is_over and run.ledger_tokens == 0
 
 
+def _confirmation_step(run: Run, machines: Sequence[Machine]) -> list[ChecklistStep]:
+    """Return the step that is left where none of the owner's machines may prepare the text."""
+    if run.manifest is not None or not machines or any(each.confirmed for each in machines):
+        return []
+    newest = tuple(machines[:MAX_TO_CONFIRM])
+    title = f"Confirm {newest[0].name}" if len(machines) == 1 else "Confirm a machine"
+    hint = (
+        "The machine that prepares the text signs for you in your runs: it can remove updates and "
+        "exclude volunteers. Confirm it only if its terminal shows this key."
+    )
+    return [ChecklistStep(title, False, hint, to_confirm=newest)]
+
+
 def _text_step(run: Run, address: str) -> ChecklistStep:
     spec = run.spec
     is_prepared = run.manifest is not None
@@ -61,7 +82,9 @@ def _text_step(run: Run, address: str) -> ChecklistStep:
     if spec.text.source == "files":
         hint = "On the machine that has the files. It shows what it would read, and asks."
         return ChecklistStep(title, is_prepared, hint, f"barnraise prepare {address} FOLDER")
-    return ChecklistStep(title, is_prepared, "Your first machine does this when it joins.")
+    return ChecklistStep(
+        title, is_prepared, "Your first confirmed machine does this when it joins."
+    )
 
 
 def _invitation_hint(run: Run) -> str:
@@ -81,8 +104,9 @@ def count_participants(run: Run) -> int:
     return others.values("machine__owner").distinct().count()
 
 
-def checklist_context(run: Run, site: str, machines: int) -> dict[str, Any]:
-    """Return what the checklist's template shows."""
+def checklist_context(run: Run, site: str) -> dict[str, Any]:
+    """Return what the checklist's template shows to the run's owner."""
+    machines = run.owner.machines.filter(revoked=None).order_by("-enrolled")
     steps = list_steps(run, site, machines, count_participants(run))
     first_open = next((step for step in steps if not step.done), None)
     return {"run": run, "steps": steps, "next_step": first_open}

@@ -15,12 +15,12 @@ from django.shortcuts import redirect, render
 from django.views.decorators.cache import cache_control
 from django.views.decorators.http import require_POST, require_safe
 
+from barnraise.formats import format_count, format_duration
 from barnraise.protocol import enums
-from coordinator.accounts.models import Machine, User
+from coordinator.accounts.models import User
 from coordinator.accounts.requests import AuthenticatedRequest
 from coordinator.fleet.doubts import find_suspended_people
 from coordinator.fleet.marked_names import list_keys, mark_name
-from coordinator.fleet.models import Membership
 from coordinator.fleet.suspension import reports_suspension
 from coordinator.lib import csp
 from coordinator.lib.ttl_cache import TtlCache
@@ -31,11 +31,14 @@ from coordinator.runs import markdown
 from coordinator.runs.join_policy import Access
 from coordinator.runs.models import Run
 from coordinator.telemetry import samples
+from coordinator.telemetry.live_totals import LiveTotals, live_totals
+from coordinator.telemetry.run_state import Card, RunState, Tile, describe_state
+from coordinator.telemetry.run_table import state_facts
 from coordinator.web import owner_checklist
+from coordinator.web.document_views import find_finished_model
 from coordinator.web.forms import RunForm
 from coordinator.web.model_card import load_model_card
 from coordinator.web.share_cards import draw_card
-from coordinator.web.templatetags.barnraise import count
 from coordinator.web.text_facts import read_text_facts
 from coordinator.web.text_size import text_size
 
@@ -43,6 +46,7 @@ EVENTS_PER_PAGE = 100
 MAX_INVITATIONS = 50  # links on the owner's page
 MAX_ROWS = 20  # machines in the page as the server writes it; its script adds the others
 CARD_SECONDS = 300  # for which a picture of a link is current enough
+_totals: TtlCache[None, LiveTotals] = TtlCache(5.0)  # however many people open the home page
 cards_cache: TtlCache[UUID, bytes] = TtlCache(60.0, max_entries=200)
 CONTROLS = {
     "launch": "Launched. Training starts once one of your machines has prepared the text.",
@@ -65,7 +69,12 @@ UNFINISHED = [
 def show_home(request: HttpRequest) -> HttpResponse:
     """Show the home page with some active runs."""
     listed = Run.objects.listed_for(request.user).filter(status__in=UNFINISHED)
-    context = {"runs": listed.select_related("owner")[:6], "site": site_url(request)}
+    context = {
+        "runs": listed.select_related("owner")[:6],
+        "site": site_url(request),
+        "totals": _totals.get(None, live_totals),
+        "finished": find_finished_model(),
+    }
     return render(request, "home.html", context)
 
 
@@ -128,6 +137,9 @@ def _run_context(
     is_owner = isinstance(request.user, User) and request.user.pk == run.owner_id
     own_machines = count_machines(request)
     has_checklist = is_owner and owner_checklist.is_shown(run)
+    model = load_model_card(run)
+    state = describe_state(state_facts(snapshot.run, has_model=model.last is not None))
+    groups = samples.list_sample_groups(run)
     return {
         "run": run,
         "spec": spec,
@@ -136,11 +148,12 @@ def _run_context(
         "text_size": text_size(spec, text),
         "parent": Run.objects.mentioned_to(request.user).filter(pk=run.parent_id).first(),
         "share_sentence": (
-            f"{count(spec.model.parameters)} parameters, {count(snapshot.run['tokens'])} of "
-            f"{count(snapshot.run['budget'])} tokens trained by volunteers' machines."
+            f"{format_count(spec.model.parameters)} parameters, "
+            f"{format_count(snapshot.run['tokens'])} of {format_count(snapshot.run['budget'])} "
+            "tokens trained by volunteers' machines."
         ),
         "has_checklist": has_checklist,
-        **(checklist_context(request, run, own_machines) if has_checklist else {}),
+        **(owner_checklist.checklist_context(run, site_url(request)) if has_checklist else {}),
         "snapshot": snapshot,
         "share": min(1.0, share),
         "suspended": reports_suspension(
@@ -157,17 +170,36 @@ def _run_context(
             key=lambda machine: (machine["person"], machine["name"], machine["id"]),
         )[:MAX_ROWS],
         "may_control": may_control,
-        "model": load_model_card(run),
-        "samples": samples.list_sample_groups(run),
+        "model": model,
+        "cards": state.cards,
+        "tiles": order_tiles(state),
+        "elapsed": format_elapsed(snapshot),
+        "samples": groups,
+        "awaits_samples": bool(spec.prompts) and Card.SAMPLES in state.cards and not run.is_over,
         "notes": markdown.render_html(run.notes),
         "refusal": join_problem(request, run),
         **(_invitation_context(run) if may_control else {}),
         "site": site_url(request),
         "mirrors": json.dumps([site.page_data(f"/runs/{run.pk}/") for site in mirrors]),
         "has_failover": is_public,
-        "unconfirmed_machines": unconfirmed_machines(request, run),
         "has_machine": own_machines > 0,
     }
+
+
+def order_tiles(state: RunState) -> list[dict[str, Any]]:
+    """Return all tiles for the page: those of the state in their order, then hidden ones. Pure."""
+    hidden = [tile for tile in Tile if tile not in state.tiles]
+    return [
+        {"name": tile.value, "is_shown": tile in state.tiles} for tile in (*state.tiles, *hidden)
+    ]
+
+
+def format_elapsed(snapshot: RunSnapshot) -> str:
+    """Write how long a run has trained, to its end or until now. Pure."""
+    started, ended = snapshot.run["started"], snapshot.run["ended"]
+    if started is None:
+        return "–"
+    return format_duration(max(0.0, (ended or snapshot.now) - started))
 
 
 def list_suspended(run: Run) -> list[dict[str, object]]:
@@ -199,27 +231,6 @@ def count_machines(request: HttpRequest) -> int:
     if not isinstance(request.user, User):
         return 0
     return request.user.machines.filter(revoked=None).count()
-
-
-def checklist_context(request: HttpRequest, run: Run, machines: int) -> dict[str, Any]:
-    """Return what the owner's checklist shows."""
-    context = owner_checklist.checklist_context(run, site_url(request), machines)
-    return {**context, "unconfirmed_machines": unconfirmed_machines(request, run)}
-
-
-def unconfirmed_machines(request: HttpRequest, run: Run) -> list[Machine]:
-    """List the owner's machines that wait for a confirmation to prepare this draft's text.
-
-    Once one machine is confirmed, it prepares the text and the others need no confirmation.
-    """
-    is_owner = isinstance(request.user, User) and request.user.pk == run.owner_id
-    if not is_owner or run.status != "draft" or run.manifest is not None:
-        return []
-    members = Membership.objects.alive_in(run).filter(machine__owner=run.owner_id)
-    machines = [member.machine for member in members.select_related("machine").order_by("joined")]
-    if any(machine.confirmed for machine in machines):
-        return []
-    return machines
 
 
 @require_safe
@@ -275,8 +286,8 @@ def show_run_card(request: HttpRequest, slug: str) -> HttpResponse:
 
     def draw() -> bytes:
         facts = [
-            f"{count(run.spec.model.parameters)} parameters",
-            f"{count(run.ledger_tokens)} of {count(run.token_budget)} tokens",
+            f"{format_count(run.spec.model.parameters)} parameters",
+            f"{format_count(run.ledger_tokens)} of {format_count(run.token_budget)} tokens",
             f"{run.status.capitalize()}, by {run.owner.shown_name}",
         ]
         return draw_card(run.name, facts, min(1.0, run.ledger_tokens / max(1, run.token_budget)))
@@ -289,7 +300,7 @@ def show_run_card(request: HttpRequest, slug: str) -> HttpResponse:
 def show_checklist(request: AuthenticatedRequest, slug: str) -> HttpResponse:
     """Render the owner's checklist alone, for htmx."""
     run = get_owned_run(request, slug)
-    context = checklist_context(request, run, count_machines(request))
+    context = owner_checklist.checklist_context(run, site_url(request))
     return render(request, "parts/checklist.html", context)
 
 

@@ -256,6 +256,43 @@ def store_reports(active: ActiveRun) -> None:
         rollup.store_reports({member.pk: sent})
 
 
+def create_finished_run(ida: User, machine: Machine, identity: Identity) -> runs.Run:
+    """Create a run that spent its budget, with what it wrote at its start and at its end."""
+    run = create_launched_run(
+        ida, "Harvest", identity, prompts="The barn", **{"recipe.token_budget": "720000"}
+    )
+    request = coordinator_messages.JoinRequest(version="0.1.0", addresses=[], hardware=HARDWARE)
+    member = admit_machine(run, machine, request)
+    advance_run(run)
+    reports = []
+    for seq in range(1, 13):
+        text = "stood where the meadow ends." if seq == 12 else "oo a eee t"
+        sample = reports_module.Sample(prompt=0, text=f" {text}")
+        fields = {
+            "seq": seq,
+            "at": TODAY - DAY_SECONDS / 2 + seq * REPORT_SECONDS,
+            "tokens": seq * TOKENS_PER_REPORT,
+            "ledger_tokens": seq * TOKENS_PER_REPORT,
+            "points": measured_losses(seq * TOKENS_PER_REPORT, with_validation=seq % 4 == 0),
+            "checkpoint": None,
+            "samples": reports_module.SamplesView(tokens=seq * TOKENS_PER_REPORT, texts=[sample]),
+        }
+        if seq == 12:
+            tokens = seq * TOKENS_PER_REPORT
+            fields["checkpoint"] = REPORT.checkpoint.model_copy(update={"tokens": tokens})
+            fields["activity"] = "finished"
+        reports.append(REPORT.model_copy(update=fields))
+    rollup.store_reports({member.pk: rollup.SentReports(reports[:-1], [], TODAY)})
+    advance_run(run)
+    started = datetime.fromtimestamp(TODAY - DAY_SECONDS / 2, UTC)
+    runs.Run.objects.filter(pk=run.pk).update(started=started)
+    run.refresh_from_db()
+    rollup.store_reports({member.pk: rollup.SentReports(reports[-1:], [], TODAY)})
+    run.record_ledger_tokens(12 * TOKENS_PER_REPORT, 1)
+    run.finish(actor=ida)
+    return run
+
+
 def create_enrolment() -> Enrolment:
     """Create an enrolment that waits for approval."""
     description = coordinator_messages.MachineDescription(
@@ -296,6 +333,9 @@ def create_examples() -> str:
     cancelled_run = create_launched_run(jonas, "Dusk", active.identities[0])
     cancelled_run.cancel(actor=ida)
     draft = runs.Run.create(ida, runs.NewRun("A draft", spec_from_fields({})))
+    finished_run = create_finished_run(ida, active.machines[0], active.identities[0])
+    empty_run = create_launched_run(ida, "Dawn of a beam", active.identities[0])
+    advance_run(empty_run)
 
     team = Team.create("The <b>Weavers</b> \u202eof the very long name 🧵", ida)
     team.add_member(jonas, ida)
@@ -314,6 +354,8 @@ def create_examples() -> str:
         "cancelled_run": cancelled_run.slug,
         "code": create_enrolment().code,
         "draft": draft.slug,
+        "empty_run": empty_run.slug,
+        "finished_run": finished_run.slug,
         "jonas": jonas.pk,
         "log": Origin.objects.get(ours=True).pk,
         "machine": active.machines[0].pk,

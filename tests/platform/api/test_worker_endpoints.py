@@ -156,19 +156,20 @@ def test_machine_of_a_phished_code_does_not_sign_for_a_run_unnoticed(
     Machine.objects.update(confirmed=None)
     reply = foreign.join(run)
     directive = read_directive(reply)
-    assert not directive.prepare
+    assert not directive.prepare and reply.signing is enums.SigningRight.UNCONFIRMED
     signed = foreign.identity.sign("manifest", manifest(run))
     path = f"/runs/{run.slug}/manifest"
     answer = foreign.send_request("POST", path, signed)
     assert answer.status_code == 403 and b"confirm at" in answer.content
     shown = client.get(f"/runs/{run.slug}/").content.decode()
-    assert foreign.identity.key[:16] in shown and "waits to prepare the text" in shown
+    assert foreign.identity.key in shown and "the owner to confirm the machine" in shown
     confirm = f"/machines/{foreign.machine.pk}/confirm/"
     stranger, _ = signed_in("eve@example.org")
     assert stranger.post(confirm).status_code == 404
     assert foreign.identity.key in client.get(f"/machines/{foreign.machine.pk}/").content.decode()
     client.post(confirm)
     assert AuditEntry.objects.filter(action="machine.confirm").count() == 1
+    assert foreign.join(run).signing is enums.SigningRight.ALLOWED
     assert foreign.send_request("POST", path, signed).status_code == 200
     page = client.get(f"/machines/{foreign.machine.pk}/").content.decode()
     assert "sign for your runs?" not in page

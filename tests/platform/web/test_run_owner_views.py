@@ -362,8 +362,9 @@ def test_owner_extends_run_only_while_tokens_are_left(
     assert response.status_code == 422 and "Its budget is spent" in response.content.decode()
     assert path not in client.get(f"/runs/{run.slug}/terms/").content.decode()
     run.finish()
-    html = client.post(path, {"tokens": "5000"}).content.decode()
-    assert "a run that is over cannot be reopened" in html
+    assert client.get(path).status_code == 302, "no form is shown that cannot be sent"
+    html = client.post(path, {"tokens": "5000"}, follow=True).content.decode()
+    assert "its budget cannot grow. Train on from its weights" in html
     assert Run.objects.get(pk=run.pk).token_budget == budget + 5000
     html = client.post(f"/runs/{draft(ada).slug}/extend/", {"tokens": "1"}).content.decode()
     assert "edit the draft" in html

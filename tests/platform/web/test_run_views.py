@@ -10,21 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from barnraise.protocol import enums
-from coordinator.accounts.models import Machine
 from coordinator.web import run_views
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("built_frontend")]
-
-
-def test_confirmed_machine_is_not_asked_about_again(draft, volunteer, signed_in):
-    client, ada = signed_in()
-    run = draft(ada)
-    known = volunteer(ada, 1)
-    new = volunteer(ada, 2)
-    Machine.objects.filter(pk=new.machine.pk).update(confirmed=None)
-    known.join(run)
-    new.join(run)
-    assert "waits to prepare the text" not in client.get(f"/runs/{run.slug}/").content.decode()
 
 
 def test_owner_launches_pauses_resumes_and_cancels_runs(signed_in, launched_run, draft):

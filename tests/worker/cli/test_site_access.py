@@ -10,7 +10,7 @@ from barnraise.cli import join, site_access
 from barnraise.cli.addresses import RunAddress
 from barnraise.cli.main import app
 from barnraise.cli.site_options import SiteOptions
-from barnraise.errors import CoordinatorError, StateError
+from barnraise.errors import CoordinatorError, PlanError, StateError
 from barnraise.protocol.coordinator_messages import (
     EnrolmentReply,
     EnrolmentStatus,
@@ -166,6 +166,22 @@ def test_unknown_run_is_refused_before_the_machine_is_measured(coordinator, home
     coordinator.routes["GET /runs/nowhere"] = lambda body: (404, problem)
     with pytest.raises(CoordinatorError, match="there is no run 'nowhere' here"):
         join_run("nowhere")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--device", "quantum"), "there is no device 'quantum'"),
+        (("--memory", "1MB"), r"(?s)1 MB RAM.*limits --memory auto"),
+        (("--disk", "1MB", "--memory", "1MB"), "your limits: 1 MB RAM, 1 MB disk"),
+    ],
+)
+def test_request_that_cannot_be_met_is_refused_before_the_measuring(
+    coordinator, home, arguments, sentence
+):
+    enrol(home, coordinator.url, coordinator.identity.key)
+    with pytest.raises((StateError, PlanError), match=sentence):
+        join_run("a-run", *arguments)
 
 
 def test_site_that_does_not_answer_is_no_reason_to_refuse(home):

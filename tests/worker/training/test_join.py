@@ -23,7 +23,7 @@ from barnraise.protocol.coordinator_messages import (
     Shard,
     TextManifest,
 )
-from barnraise.protocol.enums import Role, RunStatus
+from barnraise.protocol.enums import Role, RunStatus, SigningRight
 from barnraise.protocol.messages import Ticket
 from barnraise.protocol.signing import Identity, digest
 from barnraise.spec import ModelSpec, RunSpec, TextSpec
@@ -265,3 +265,23 @@ def test_draft_is_looked_at_often_at_first_and_then_as_often_as_reported():
     assert pauses == sorted(pauses) and pauses[0] == 1.0 and pauses[-1] == 10.0
     assert sum(pauses[:5]) < 10.0, "several looks before the first report would be due"
     assert join.draft_pause(0, 0.2) == join.draft_pause(9, 0.2) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("source", "launching", "signing", "words"),
+    [
+        ("stdlib", True, SigningRight.UNCONFIRMED, "once you confirm at PAGE"),
+        ("files", True, SigningRight.UNCONFIRMED, "`barnraise prepare a-run FOLDER`"),
+        ("stdlib", True, SigningRight.REFUSED, "is launched: waiting for a machine of its owner"),
+        ("stdlib", False, SigningRight.ALLOWED, "is not launched yet"),
+    ],
+)
+def test_wait_for_a_draft_is_told_by_what_it_lacks(source, launching, signing, words):
+    spec = RunSpec(MODEL, TextSpec(source=source, tokenizer="bytes")).to_json()
+    run = RunView(
+        id=RUN, slug="a-run", name="A", status=RunStatus.DRAFT, launching=launching, spec=spec
+    )
+    directive = OWNER.sign("directive", Shard(digest="1" * 64, tokens=1))
+    reply = JoinReply(run=run, ticket=None, directive=directive, peers=[], signing=signing)
+    sentence = join.describe_wait(reply, "PAGE")
+    assert words in sentence and ("not launched" in sentence) is not launching

@@ -33,7 +33,7 @@ from barnraise.cli.console import (
 from barnraise.cli.doctor.command import run_first_checkup
 from barnraise.cli.keys import read_keys
 from barnraise.cli.last_words import compose_last_words
-from barnraise.cli.limits import explain_limits, summarise_limits
+from barnraise.cli.limits import check_fit, explain_limits, summarise_limits
 from barnraise.cli.log_file import LOG_FOLDER, WorkerLogHandler
 from barnraise.cli.machine_options import (
     MachineOptions,
@@ -52,8 +52,9 @@ from barnraise.limits.machine_facts import FactsReader
 from barnraise.limits.rule_watch import RuleWatch
 from barnraise.planning.hardware import Hardware
 from barnraise.planning.limits import Limits
-from barnraise.protocol.coordinator_messages import TextManifest
+from barnraise.protocol.coordinator_messages import RunView, TextManifest
 from barnraise.protocol.signing import open_signed
+from barnraise.spec import RunSpec
 from barnraise.state_dir import SiteMembership, StateDir
 from barnraise.training.local_control import LocalControl, LocalPause
 from barnraise.training.local_status import LocalStatus
@@ -118,6 +119,9 @@ def join(
     memberships = [open_site(state_dir, run) for run in runs]
     names = [run.name for run in runs]
     chosen = find_runs(state_dir, names, skip_ended=turns.follow_next)
+    if machine.device or new_limits.has_sizes:
+        for run in chosen:
+            _check_request(run.view, machine, new_limits, state_dir.path)
 
     # Importing torch takes seconds, so that only the commands that need it do so.
     from barnraise.training.card_restart import run_with_restarts
@@ -272,6 +276,22 @@ class TrainingSession:
         if limits == self._limits:  # and not the smaller ones after a shortage of memory
             self._state_dir.limits = limits
         return worker
+
+
+def _check_request(
+    view: RunView | None, machine: MachineOptions, limits: Limits, folder: Path
+) -> None:
+    """Refuse a device that is not here, or limits that are too low, before the measuring.
+
+    Raises:
+        StateError: there is no such device.
+        PlanError: the run's model does not fit.
+    """
+    from barnraise.swap.device import choose_device
+
+    device = choose_device(machine.device).name
+    if device == "cpu" and view is not None:
+        check_fit(RunSpec.from_json(view.spec), limits, folder)
 
 
 class StatusDisplay:

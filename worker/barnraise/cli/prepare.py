@@ -93,7 +93,8 @@ def prepare(
     next_command = f"[bold]barnraise join {escape(view.slug or view.id)}[/]"
     out.print(
         f"The text has {tokens:,} tokens, of a vocabulary of {manifest.vocabulary:,}. "
-        f"Next, on this machine: {next_command}"
+        f"Next, on this machine: {next_command}",
+        soft_wrap=True,
     )
 
 

@@ -13,7 +13,7 @@ from barnraise.cli.console import new_table, out, print_json
 from barnraise.cli.option_groups import expand_option_groups
 from barnraise.cli.runs import print_run, runs
 from barnraise.cli.site_options import SiteOptions
-from barnraise.formats import format_duration
+from barnraise.formats import format_duration, format_loss
 from barnraise.protocol.types import replace_unprintable
 
 Curves = dict[str, list[list[float]]]
@@ -31,10 +31,9 @@ def show(run: RunArgument, site: SiteOptions) -> None:
     if site.as_json:
         print_json(summary)
         return
-    curves = site.request("GET", "history", run=run, as_machine=True)["curves"]
     machines = site.fetch_all("machines", run=run, as_machine=True)
     print_run(summary)
-    for label, text in describe_progress(summary, curves, machines):
+    for label, text in describe_progress(summary, machines):
         out.print(f"{label:<10} {text}", soft_wrap=True)
 
 
@@ -61,13 +60,11 @@ def history(
         _print_losses(answer["curves"])
 
 
-def describe_progress(
-    run: dict[str, Any], curves: Curves, machines: list[dict[str, Any]]
-) -> list[tuple[str, str]]:
-    """Return a run's progress as labels and texts, from its summary, history and machines."""
+def describe_progress(run: dict[str, Any], machines: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Return a run's progress as labels and texts, from its summary and machines."""
     alive = [machine for machine in machines if machine["alive"]]
     rate = sum(machine["rate"] for machine in alive)
-    training, validation = (_format_last(curves, name) for name in ("train", "validation"))
+    training, validation = format_loss(run["training_loss"]), format_loss(run["validation_loss"])
     rows = [
         ("owner", escape(run["owner"])),
         ("tokens", f"{run['tokens']:,} of {run['token_budget']:,}"),
@@ -78,10 +75,6 @@ def describe_progress(
     if run["status"] == "training" and rate and left > 0:
         rows.append(("time left", f"about {format_duration(left / rate)}"))
     return rows
-
-
-def _format_last(curves: Curves, name: str) -> str:
-    return f"{curves[name][-1][1]:.3f}" if curves.get(name) else "–"
 
 
 def write_history(curves: Curves, file: TextIO) -> None:
@@ -115,5 +108,5 @@ def _print_losses(curves: Curves) -> None:
     shown = {step * (len(points) - 1) // SHOWN_LOSSES for step in range(SHOWN_LOSSES + 1)}
     for index in sorted(shown):
         tokens, loss = points[index]
-        table.add_row(f"{int(tokens):,}", f"{loss:.4f}")
+        table.add_row(f"{int(tokens):,}", format_loss(loss))
     out.print(table)

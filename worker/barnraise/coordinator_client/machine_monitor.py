@@ -60,6 +60,7 @@ class MachineMonitor:
             worker_cpu=_to_share(self._process.cpu_percent(None) / self._cores),
             memory_used=memory.total - memory.available,
             memory_total=memory.total,
+            worker_memory=self._process.memory_info().rss,
             cpu_celsius=read_cpu_celsius(),
             **gpu,
         )

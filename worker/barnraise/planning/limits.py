@@ -91,6 +91,11 @@ class Limits:
     month_up: int | None = None
     download: int | None = None
 
+    @property
+    def has_sizes(self) -> bool:
+        """Whether memory or disk is limited."""
+        return any(size is not None for size in (self.memory, self.device_memory, self.disk))
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "announce", tuple(self.announce))  # JSON has lists
         object.__setattr__(self, "pause_for", tuple(self.pause_for))

@@ -13,7 +13,7 @@ class CheckupFinding(Message):
     """One thing that was checked."""
 
     subject: PlainText = Field(max_length=40)
-    level: Literal["ok", "warning", "problem"]
+    level: Literal["ok", "unknown", "warning", "problem"]
     sentence: PlainText = Field(max_length=600)
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from barnraise.protocol.checkups import Checkup
-from barnraise.protocol.enums import JoinPurpose, RunStatus
+from barnraise.protocol.enums import JoinPurpose, RunStatus, SigningRight
 from barnraise.protocol.messages import Peer, Signed
 from barnraise.protocol.reports import HardwareView, Report
 from barnraise.protocol.types import (
@@ -293,7 +293,8 @@ class JoinReply(Message):
     """Everything that a machine needs to take part in a run.
 
     `confirmed_anchors` are the newest ones of the run, the newest first. `source_ip` is the IP
-    address from which the coordinator received the request.
+    address from which the coordinator received the request. `signing` says whether the machine may
+    prepare the run's text: only its owner's may, once the owner has confirmed it.
     """
 
     run: RunView
@@ -303,6 +304,7 @@ class JoinReply(Message):
     peers: list[Peer] = Field(max_length=64)
     confirmed_anchors: list[ConfirmedAnchor] = Field(default=[], max_length=8)
     source_ip: IpText | None = None
+    signing: SigningRight = SigningRight.ALLOWED
 
 
 # ---- reports ---------------------------------------------------------------------------------

@@ -102,6 +102,14 @@ PAUSE_TEXTS = {
 }
 
 
+class SigningRight(StrEnum):
+    """Whether a machine may prepare a run's text, and so sign for the run as its owner."""
+
+    ALLOWED = "allowed"
+    UNCONFIRMED = "unconfirmed"  # it is the owner's, who has not confirmed it yet
+    REFUSED = "refused"  # it is somebody else's
+
+
 class JoinPurpose(StrEnum):
     """Why a machine joins a run."""
 

@@ -103,6 +103,7 @@ class SystemView(Message):
     worker_cpu: Share | None = None  # of all cores, by this worker
     memory_used: Count = 0  # bytes, by all programs
     memory_total: Count = 0
+    worker_memory: Count | None = None  # bytes, by this worker
     gpu: Share | None = None
     gpu_memory_used: Count | None = None
     gpu_memory_total: Count | None = None

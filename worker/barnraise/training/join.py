@@ -34,13 +34,13 @@ from barnraise.protocol.coordinator_messages import (
     RunView,
     TextManifest,
 )
-from barnraise.protocol.enums import JoinPurpose, RunStatus
+from barnraise.protocol.enums import JoinPurpose, RunStatus, SigningRight
 from barnraise.protocol.messages import Peer, Signed
 from barnraise.protocol.polling import NETWORK_POLL_SECONDS
 from barnraise.protocol.reports import HardwareView
 from barnraise.protocol.signing import M, TicketPolicy, check_ticket, digest, open_signed
 from barnraise.spec import ModelSpec, RunSpec, adopt_model
-from barnraise.state_dir import JOIN_REPLY_FILE, RunDir, StateDir
+from barnraise.state_dir import JOIN_REPLY_FILE, RunDir, SiteMembership, StateDir
 from barnraise.training.local_control import LocalControl
 from barnraise.training.preparation import TextPreparation, build_text, plan_text
 
@@ -52,6 +52,7 @@ DIRECTIVE_FILE = "directive.json"
 # The pause between two requests for a draft grows with each, up to the time between two reports.
 POLL_GROWTH = 1.2
 MAX_GROWTHS = 60  # after which it is longer than any time between two reports
+CONFIRMATION_POLL_SECONDS = 8.0  # the longest pause while its owner confirms a machine
 RETRY_SECONDS = 30.0  # between two attempts to get the weights that a draft begins with
 SITE_WAIT_SECONDS = 600.0  # for a site that restarts while a machine without a ticket starts
 SITE_POLL_SECONDS = 5.0
@@ -144,10 +145,13 @@ def join_run(
         if reply is None:
             folder.close()
             return None
-        if reply.ticket is None:
-            log.info("'%s' is not launched yet: waiting for its owner", reply.run.name)
         attempt = 0
+        logged_reason = ""
         while reply.ticket is None:
+            reason = describe_wait(reply, _confirmation_page(coordinator, membership))
+            if reason != logged_reason:
+                log.info("%s", reason)
+                logged_reason = reason
             attempt, pause = _handle_draft(coordinator, folder, reply, weights, attempt)
             if leaving.wait(pause):
                 folder.close()
@@ -194,6 +198,30 @@ def _wait_for_site(request: Callable[[], M], leaving: threading.Event) -> M | No
             log.warning("%s; trying again for %.0f s", error, left)
         if leaving.wait(min(SITE_POLL_SECONDS, left)):
             return None
+
+
+def describe_wait(reply: JoinReply, confirmation_page: str) -> str:
+    """Return what a machine without a ticket waits for, in a sentence. Pure.
+
+    Args:
+        reply: the site's answer to its request to join.
+        confirmation_page: the address where its owner confirms it.
+    """
+    run = reply.run
+    if run.manifest is None and reply.signing is SigningRight.UNCONFIRMED:
+        if RunSpec.from_json(run.spec).text.source == "files":
+            name = run.slug or run.id
+            return (
+                f"'{run.name}' waits for its text: `barnraise prepare {name} FOLDER` prepares it, "
+                "on the machine that has the files"
+            )
+        return (
+            f"'{run.name}' waits for its text. This machine prepares it once you confirm at "
+            f"{confirmation_page} that it may sign for your runs"
+        )
+    if run.launching:
+        return f"'{run.name}' is launched: waiting for a machine of its owner to prepare the text"
+    return f"'{run.name}' is not launched yet: waiting for its owner"
 
 
 def _handle_draft(
@@ -256,10 +284,12 @@ def prepare_text(
         raise StateError(describe_text(view))
     folder = home.open_run(view.id)
     try:
+        # What the site would refuse is refused before anything is read.
+        page = _confirmation_page(coordinator, home.membership)
+        reply = _wait_for_confirmation(coordinator, folder, view.id, page)
+        _check_not_ended(reply)
         if view.manifest is not None:
             _discard_text(coordinator, folder, view)
-        reply = _request_join(coordinator, folder, view.id, None)
-        _check_not_ended(reply)
         if not _post_text(coordinator, folder, reply, weights, preparation):
             raise StateError(
                 f"the text of '{view.name}' waits for the weights it begins with: try again"
@@ -267,6 +297,40 @@ def prepare_text(
         return coordinator.fetch_run(view.id)
     finally:
         folder.close()
+
+
+def _confirmation_page(coordinator: FailoverClient, membership: SiteMembership) -> str:
+    """Return the address where a machine's owner confirms it, at the mirror that answers now."""
+    return f"{coordinator.url}/machines/{membership.machine}/#confirm"
+
+
+def _wait_for_confirmation(
+    coordinator: FailoverClient, folder: RunDir, run: str, page: str
+) -> JoinReply:
+    """Request to join a run, until its owner has confirmed this machine at the page.
+
+    Raises:
+        StateError: the run is somebody else's.
+    """
+    reply = _request_join(coordinator, folder, run, None)
+    if reply.signing is SigningRight.UNCONFIRMED:
+        log.warning(
+            "confirm at %s that this machine (key %s) may sign for your runs; this command then "
+            "continues",
+            page,
+            coordinator.identity.key,
+        )
+    attempt = 0
+    while reply.signing is SigningRight.UNCONFIRMED:
+        time.sleep(draft_pause(attempt, CONFIRMATION_POLL_SECONDS))
+        attempt += 1
+        try:
+            reply = _request_join(coordinator, folder, run, None)
+        except CoordinatorUnreachableError as error:
+            log.warning("%s; still waiting", error)
+    if reply.signing is SigningRight.REFUSED:
+        raise StateError(f"only a machine of the owner of '{reply.run.name}' prepares its text")
+    return reply
 
 
 def describe_text(view: RunView) -> str:

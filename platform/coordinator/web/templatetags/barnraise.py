@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime
 from functools import lru_cache
 from pathlib import Path
@@ -17,6 +17,13 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.timesince import timesince
 
+from barnraise.formats import (
+    format_bytes,
+    format_count,
+    format_duration,
+    format_loss,
+    format_share,
+)
 from barnraise.protocol.mirror_list import MirrorEntry
 from coordinator.accounts import sign_up
 from coordinator.replication import mirror_list
@@ -124,12 +131,12 @@ def day_bars(days: Sequence[tuple[date, int]], label: str) -> SafeString:
                 f"{width * 0.8:.2f}",
                 f"{BARS_HEIGHT * tokens / most:.2f}",
                 f"{day:%-d %B}",
-                count(tokens),
+                format_count(tokens),
             )
             for n, (day, tokens) in enumerate(days)
         ),
     )
-    total = count(sum(tokens for _, tokens in days))
+    total = format_count(sum(tokens for _, tokens in days))
     return format_html(
         '<svg class="day-bars" viewBox="0 0 {} {}" preserveAspectRatio="none" role="img" '
         'aria-label="{}: {} tokens in {} days, at most {} in one day">{}</svg>',
@@ -138,7 +145,7 @@ def day_bars(days: Sequence[tuple[date, int]], label: str) -> SafeString:
         label,
         total,
         len(days),
-        count(most if total != "0" else 0),
+        format_count(most if total != "0" else 0),
         bars,
     )
 
@@ -266,9 +273,9 @@ def spark_line(values: Sequence[float], label: str) -> SafeString:
         SPARK_WIDTH,
         SPARK_HEIGHT + 4,
         label,
-        count(values[0] if values else 0),
-        count(values[-1] if values else 0),
-        count(max(values, default=0)),
+        format_count(values[0] if values else 0),
+        format_count(values[-1] if values else 0),
+        format_count(max(values, default=0)),
         points,
     )
 
@@ -288,39 +295,32 @@ def _draw_quilt(name: str) -> SafeString:
     )
 
 
-@register.filter
-def count(value: float) -> str:
-    """Format a count, such as 1234567 → "1.23 M", as src/format.ts does."""
-    value = float(value)
-    if value < 999.5:
-        return f"{value:.0f}"
-    for unit in ("K", "M", "B", "T"):
-        value /= 1000
-        if value < 999.5:
-            return f"{_three_digits(value)} {unit}"
-    return f"{_three_digits(value / 1000)} P"
-
-
-def _three_digits(value: float) -> str:
-    """Format a number from 1 to 999 with three significant digits."""
-    if value < 9.995:
-        return f"{value:.2f}"
-    return f"{value:.1f}" if value < 99.95 else f"{value:.0f}"
+# Figures are written as in terminals and by the frontend's src/format.ts.
+register.filter("count", format_count)
+register.filter("size", format_bytes)
+register.filter("percent", format_share)
+register.filter("loss", format_loss)
+register.filter("duration", format_duration)
 
 
 @register.filter
-def size(value: float) -> str:
-    """Format bytes in GiB or MiB."""
-    return f"{value / 2**30:.1f} GiB" if value >= 2**30 else f"{value / 2**20:.0f} MiB"
+def item(values: Mapping[Any, Any], key: object) -> Any:
+    """Return a value of a mapping; "" without one."""
+    return values.get(key, "")
 
 
 @register.filter
-def percent(share: float) -> str:
-    """Format a share as src/format.ts does; 100 % only when it is complete."""
-    value = max(0.0, min(1.0, float(share))) * 100
-    if value in (0, 100):
-        return f"{value:.0f} %"
-    return f"{value:.1f} %" if value < 9.95 else f"{int(value)} %"
+def code_words(text: str) -> SafeString:
+    """Show what stands between backticks as code, as in a terminal's sentences."""
+    parts = text.split("`")
+    return format_html_join(
+        "",
+        "{}",
+        (
+            (part if n % 2 == 0 else format_html("<code>{}</code>", part),)
+            for n, part in enumerate(parts)
+        ),
+    )
 
 
 @register.filter
@@ -364,12 +364,6 @@ def skew(offset: float) -> str:
 
 
 @register.filter
-def gigabytes(value: int) -> str:
-    """Format bytes in GB."""
-    return f"{value / 1e9:.3g} GB"
-
-
-@register.filter
 def ago(then: datetime) -> str:
     """Format how long ago something was; "just now" within a minute."""
     if (timezone.now() - then).total_seconds() < 60:
@@ -380,5 +374,5 @@ def ago(then: datetime) -> str:
 @register.filter
 def rate(value: float, unit: str) -> str:
     """Format a rate, such as 1.83e11, "FLOP" → "183 GFLOP/s", with SI prefixes."""
-    number = count(value).replace(" B", " G") if value >= 1000 else f"{value:.0f} "
+    number = format_count(value).replace(" B", " G") if value >= 1000 else f"{value:.0f} "
     return f"{number}{unit}/s"

@@ -32,7 +32,12 @@ from barnraise.state_dir import StateDir
 log = logging.getLogger("barnraise")
 
 CHECKUP_FILE = "checkup.json"  # in the state directory: the last result
-STYLES = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "bold red"}
+STYLES = {
+    Level.OK: "green",
+    Level.UNKNOWN: "dim",
+    Level.WARNING: "yellow",
+    Level.PROBLEM: "bold red",
+}
 
 OptionalRun = Annotated[
     RunAddress | None,
@@ -132,7 +137,9 @@ def run_first_checkup(state_dir: StateDir) -> None:
     except (BarnraiseError, OSError) as error:
         log.debug("this machine could not be checked: %s", error)
         return
-    remarkable = [finding for finding in findings if finding.level is not Level.OK]
+    remarkable = [
+        finding for finding in findings if finding.level in (Level.WARNING, Level.PROBLEM)
+    ]
     if remarkable:
         errors.print("[bold]barnraise doctor[/] found on this machine:")
         print_findings(remarkable, to_errors=True)

@@ -29,6 +29,7 @@ class Level(StrEnum):
     """How serious a finding is."""
 
     OK = "ok"
+    UNKNOWN = "unknown"  # it could not be checked
     WARNING = "warning"  # training works, worse than it could
     PROBLEM = "problem"  # training does not work
 
@@ -224,6 +225,7 @@ def _judge_clock(ahead: float, round_trip: float) -> MachineFinding:
 
 
 REACH_LEVELS = {  # of the verdicts that are not in order
+    ReachVerdict.UNKNOWN: Level.UNKNOWN,
     ReachVerdict.FIREWALL: Level.WARNING,
     ReachVerdict.DOUBLE_NAT: Level.WARNING,
     ReachVerdict.SYMMETRIC_NAT: Level.WARNING,

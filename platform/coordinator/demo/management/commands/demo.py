@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from barnraise.formats import format_share
 from coordinator.accounts.models import User
 from coordinator.demo.demo_people import OWNER, STAFF, VOLUNTEERS, DemoPeople
 from coordinator.demo.multi_mirror import MirrorCluster
@@ -40,11 +41,15 @@ class Command(BaseCommand):
         )
         parser.add_argument("--port", type=int, default=8000)
         parser.add_argument(
+            "--new", action="store_true", help="begin another run instead of continuing the last"
+        )
+        parser.add_argument(
             "--mirrors", type=int, default=1, help="sites with databases of their own"
         )
 
     def handle(self, *, tokens: int | None, port: int, mirrors: int = 1, **options: Any) -> None:
         """Start everything, show it, and stop it."""
+        self.is_new = bool(options.get("new"))
         if tokens is not None and tokens < 1_000:
             raise CommandError(f"TOKENS must be 1,000 or more, not {tokens}")
         if not 1 <= mirrors <= MAX_MIRRORS:
@@ -89,21 +94,14 @@ class Command(BaseCommand):
         owners: dict[int, User] = dict(
             zip(WORKERS, [owner, *map(people.create, VOLUNTEERS)], strict=True)
         )
-        for stale in Run.objects.filter(owner=owner, name=NAME).exclude(
-            status__in=(Status.FINISHED, Status.CANCELLED)
-        ):
-            stale.cancel()
-        budget = tokens or DEFAULT_TOKENS
-        fields = {
-            "text__tokenizer": "bytes",
-            "recipe__token_budget": budget,
-            "recipe__learning_rate": 3e-3,
-            "recipe__evaluate_every": 30_000,
-        }
-        run = stack.launch_run(owner, NAME, **fields)
+        run = None if tokens or self.is_new else find_unfinished(owner)
+        if run is None:
+            run = begin_run(stack, owner, tokens or DEFAULT_TOKENS)
+        else:
+            share = format_share(run.ledger_tokens / run.token_budget)
+            console.print(f"  Continuing the run of last time ({share}). NEW=1 begins another.")
         url = f"{stack.url}{run.get_absolute_url()}"
-        for number in WORKERS:  # a demo is a fresh start; the machines' keys stay
-            shutil.rmtree(stack.worker_dir(number) / "runs", ignore_errors=True)
+        show_progress(f"watch the run at [bold]{url}[/]")
         show_progress("enrolling three machines of three people")
         stack.enrol(owners)
         if stack.is_measuring:
@@ -182,6 +180,31 @@ class Command(BaseCommand):
             raise CommandError("the mirrors' states differ")
         if not last < first:
             raise CommandError(f"the validation loss did not fall: {first:.4f} → {last:.4f}")
+
+
+def find_unfinished(owner: User) -> Run | None:
+    """Find the run of an earlier demo that can go on."""
+    runs = Run.objects.filter(owner=owner, name__startswith=NAME)
+    return runs.exclude(status__in=(Status.FINISHED, Status.CANCELLED)).order_by("-pk").first()
+
+
+def begin_run(stack: DemoStack, owner: User, budget: int) -> Run:
+    """Launch a run, in place of an earlier demo's; the machines' keys stay."""
+    earlier = Run.objects.filter(owner=owner, name__startswith=NAME)
+    for stale in earlier.exclude(status__in=(Status.FINISHED, Status.CANCELLED)):
+        stale.cancel()
+    for number in WORKERS:
+        shutil.rmtree(stack.worker_dir(number) / "runs", ignore_errors=True)
+    count = earlier.count()
+    name = f"{NAME} {count + 1}" if count else NAME
+    fields = {
+        "text__tokenizer": "bytes",
+        "recipe__token_budget": budget,
+        "recipe__learning_rate": 3e-3,
+        "recipe__evaluate_every": 30_000,
+        "prompts": "The function \nTo open a file, ",
+    }
+    return stack.launch_run(owner, name, **fields)
 
 
 def print_accounts(people: DemoPeople, run_url: str, site_url: str, console: Console) -> None:

@@ -1,0 +1,141 @@
+"""Describe a run's state: the tiles, the notice and the cards that its page shows. Pure.
+
+A page has one description, however it is drawn: the server writes it into the page, and live
+messages carry it, so that the page's script decides nothing.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from barnraise.formats import format_count, format_duration
+from barnraise.protocol.enums import RunStatus
+
+BEFORE_FIRST_EXCHANGE = (
+    "The shared weights are still those of the start: until the first exchange is through the "
+    "validation loss does not fall."
+)
+ENDED = (RunStatus.FINISHED, RunStatus.CANCELLED)
+
+
+class Tile(StrEnum):
+    """A figure in the page's head."""
+
+    VALIDATION = "validation"
+    TRAIN = "train"
+    FINAL = "final"  # the last validation loss, or without any the last training loss
+    RATE = "rate"
+    MACHINES = "machines"  # that report, of those that have trained
+    AGREE = "agree"
+    TOKENS = "tokens"
+    CONTRIBUTORS = "contributors"  # machines that trained, and their people
+    ELAPSED = "elapsed"
+    CONFIRMED = "confirmed"  # people who confirm the final weights
+
+
+class Card(StrEnum):
+    """A part of the page below its head that some states lack."""
+
+    STEPS = "steps"  # what comes first: the owner's checklist, or how to join
+    SAMPLES = "samples"
+    CHARTS = "charts"
+    PROGRESS = "progress"
+    JOIN = "join"
+    MODEL = "model"
+    MACHINES = "machines"
+    CONNECTIONS = "connections"
+    CHECKPOINTS = "checkpoints"
+
+
+@dataclass(frozen=True)
+class StateFacts:
+    """What the description of a run follows from."""
+
+    status: RunStatus
+    tokens: int = 0  # trained
+    budget: int = 1  # tokens to train
+    rate: float = 0.0  # tokens/s
+    has_loss: bool = False
+    updates: int = 0  # published
+    alive: int = 0  # machines that report
+    has_model: bool = False  # a machine has announced weights
+
+
+@dataclass(frozen=True)
+class RunState:
+    """What the page of a run shows of its state."""
+
+    tiles: tuple[Tile, ...]
+    cards: tuple[Card, ...]
+    notice: str  # a sentence: how the run stands
+    is_live: bool  # whether figures can still change
+
+
+def describe_state(facts: StateFacts) -> RunState:
+    """Describe a run by its status, and by whether it has trained at all."""
+    has_trained = facts.has_loss or facts.tokens > 0
+    is_over = facts.status in ENDED
+    return RunState(
+        tiles=_choose_tiles(facts, has_trained),
+        cards=_choose_cards(facts, has_trained, is_over),
+        notice=_write_notice(facts, has_trained),
+        is_live=facts.status not in (*ENDED, RunStatus.DRAFT),
+    )
+
+
+def _choose_tiles(facts: StateFacts, has_trained: bool) -> tuple[Tile, ...]:
+    if facts.status is RunStatus.FINISHED and has_trained:
+        return (Tile.FINAL, Tile.TOKENS, Tile.CONTRIBUTORS, Tile.ELAPSED, Tile.CONFIRMED)
+    if facts.status is RunStatus.CANCELLED and has_trained:
+        return (Tile.VALIDATION, Tile.TRAIN, Tile.TOKENS, Tile.CONTRIBUTORS, Tile.ELAPSED)
+    if facts.status is RunStatus.PAUSED and has_trained:
+        return (Tile.VALIDATION, Tile.TRAIN, Tile.TOKENS, Tile.MACHINES, Tile.AGREE)
+    if facts.status is RunStatus.TRAINING and has_trained:
+        return (Tile.VALIDATION, Tile.TRAIN, Tile.RATE, Tile.MACHINES, Tile.AGREE)
+    return ()
+
+
+def _choose_cards(facts: StateFacts, has_trained: bool, is_over: bool) -> tuple[Card, ...]:
+    shown = {
+        Card.STEPS: not has_trained and not is_over,
+        Card.SAMPLES: has_trained,
+        Card.CHARTS: has_trained,
+        Card.PROGRESS: not is_over and facts.status is not RunStatus.DRAFT,
+        Card.JOIN: has_trained and not is_over,
+        Card.MODEL: facts.has_model,
+        Card.MACHINES: has_trained or facts.alive > 0,
+        Card.CONNECTIONS: has_trained and not is_over,
+        Card.CHECKPOINTS: has_trained,
+    }
+    return tuple(card for card, is_shown in shown.items() if is_shown)
+
+
+def _write_notice(facts: StateFacts, has_trained: bool) -> str:
+    machines = "1 machine" if facts.alive == 1 else f"{facts.alive:,} machines"
+    match facts.status:
+        case RunStatus.DRAFT:
+            return "A draft: it starts once it is launched."
+        case RunStatus.RECRUITING:
+            return "Open to machines: training starts when they are ready."
+        case RunStatus.TRAINING if not has_trained:
+            return f"{machines} joined: the first loss appears in a moment."
+        case RunStatus.TRAINING:
+            left = facts.budget - facts.tokens
+            time_left = ""
+            if facts.rate > 0 and left > 0:
+                time_left = f", about {format_duration(left / facts.rate)} left"
+            sentence = f"{machines} train{'s' if facts.alive == 1 else ''}{time_left}."
+            waits = facts.alive > 0 and facts.updates == 0
+            return f"{sentence} {BEFORE_FIRST_EXCHANGE}" if waits else sentence
+        case RunStatus.PAUSED if facts.alive:
+            verb = "waits" if facts.alive == 1 else "wait"
+            return f"Paused. {machines} {verb} with all the progress."
+        case RunStatus.PAUSED:
+            return "Paused. Its machines continue when it resumes."
+        case RunStatus.FINISHED if has_trained:
+            return f"Finished after {format_count(facts.tokens)} tokens."
+        case RunStatus.FINISHED:
+            return "Finished before it trained."
+        case RunStatus.CANCELLED if has_trained:
+            return "Cancelled. Machines keep what they have trained."
+        case RunStatus.CANCELLED:
+            return "Cancelled before it trained."

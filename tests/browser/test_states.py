@@ -1,0 +1,82 @@
+"""A run's page shows its state and no other, and each figure is the same wherever it stands."""
+
+import re
+
+import pytest
+from helpers.browser.screenshots import assert_still, open_page
+from helpers.site.live_site import EMAIL
+from helpers.worker.command_line import invoke
+from playwright.sync_api import Page, expect
+
+# The examples of a run in each state → the words of its head, and whether figures change.
+STATES = {
+    "empty_run": ("Waiting for machines", True),
+    "run": ("3 machines train", True),
+    "finished_run": ("Finished after 720 K tokens. Get the model", False),
+    "cancelled_run": ("Cancelled before it trained", False),
+}
+UNKNOWN = re.compile(r"^\s*(–|Nobody yet)?\s*$")
+# Seen by nobody who looks at a state that has them: texts in the place of a measurement.
+EMPTY_TEXTS = ("No measurements yet", "The first losses appear", "No machine has joined")
+CREATE_TOKEN = f"""
+from coordinator.accounts.models import User
+from coordinator.tokens.models import Token
+print(Token.create(User.objects.get(email={EMAIL!r}), "states", ["runs:read"], 1)[1])
+"""
+
+
+@pytest.fixture(scope="module")
+def names(site) -> dict[str, str]:
+    return site.create_examples()
+
+
+def visible_tiles(page: Page) -> dict[str, str]:
+    """Return what the tiles of the page's head show, by their names."""
+    tiles = page.locator("[data-tiles]:not([hidden]) [data-tile]:not([hidden])")
+    return {
+        tile.get_attribute("data-tile"): tile.locator("dd").inner_text() for tile in tiles.all()
+    }
+
+
+def test_page_of_each_state_has_only_what_the_state_has(names, site, browser):
+    with open_page(browser, site) as page:
+        for name, (words, is_live) in STATES.items():
+            page.goto(f"/runs/{names[name]}/")
+            expect(page.locator("[data-connection]")).to_have_attribute("data-connection", "live")
+            assert words in page.locator(".run-notices").inner_text()
+            unknown = [tile for tile, text in visible_tiles(page).items() if UNKNOWN.match(text)]
+            assert not unknown, f"{name}: {unknown}"
+            assert page.locator("[data-connection]").is_visible() == is_live
+            seen = page.locator("main").inner_text()
+            assert not [text for text in EMPTY_TEXTS if text in seen], name
+            assert_still(page)
+
+
+def test_figure_is_the_same_on_every_page_and_in_the_terminal(names, site, browser, monkeypatch):
+    slug = names["finished_run"]
+    with open_page(browser, site) as page:
+        page.goto(f"/runs/{slug}/")
+        expect(page.locator("[data-connection]")).to_have_attribute("data-connection", "live")
+        final, tokens = visible_tiles(page)["final"], visible_tiles(page)["tokens"].split(" of")[0]
+        train = page.locator("[data-loss-chart] [data-readout=train]")
+        expect(train).not_to_have_text("–")
+        training, legend = train.inner_text(), page.locator("[data-readout=validation]")
+        assert legend.inner_text() == final
+        spoken = page.locator("[data-summary]").text_content()
+        assert f"training loss {training}, validation loss {final}" in spoken
+        assert final in page.locator("#checkpoints").inner_text()
+        size = page.locator("#checkpoints [data-label=Size]").inner_text()
+        assert size in page.locator("#model").inner_text()
+        page.goto(f"/runs/?q={slug}")
+        row = page.locator("#runs tbody tr", has_text="Harvest").inner_text()
+        assert final in row and tokens in row
+        page.goto(f"/runs/compare/?run={slug}")
+        table = page.locator("table", has_text="Validation, last").inner_text()
+        assert final in table and training in table and tokens in table
+    token = site.manage("shell", "-v", "0", "-c", CREATE_TOKEN).splitlines()[-1]
+    monkeypatch.setenv("BARNRAISE_TOKEN", token)
+    monkeypatch.setenv("BARNRAISE_SITE", site.url)
+    monkeypatch.setenv("COLUMNS", "200")
+    shown = invoke("runs", "show", slug)
+    assert f"{training} training, {final} validation" in shown
+    assert final in invoke("runs", "history", slug)

@@ -1,0 +1,61 @@
+"""Test the description of a run's state: every state has its own tiles, cards and sentence."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from barnraise.protocol.enums import RunStatus
+from coordinator.telemetry.run_state import Card, StateFacts, Tile, describe_state
+
+FACTS = st.builds(
+    StateFacts,
+    status=st.sampled_from(RunStatus),
+    tokens=st.integers(0, 10**9),
+    budget=st.integers(1, 10**9),
+    rate=st.floats(0, 1e6),
+    has_loss=st.booleans(),
+    alive=st.integers(0, 3000),
+    has_model=st.booleans(),
+)
+LIVE_TILES = {Tile.RATE, Tile.MACHINES, Tile.AGREE}
+ENDED = (RunStatus.FINISHED, RunStatus.CANCELLED)
+
+
+@given(FACTS)
+def test_state_shows_nothing_that_it_cannot_have(facts):
+    state = describe_state(facts)
+    has_trained = facts.has_loss or facts.tokens > 0
+    assert state.notice.endswith(".") and len(state.tiles) in (0, 5)
+    assert bool(state.tiles) == (has_trained and facts.status in {*ENDED, "training", "paused"})
+    assert (Card.CHARTS in state.cards) == has_trained, "an empty run has no empty charts"
+    assert (Card.STEPS in state.cards) == (not has_trained and facts.status not in ENDED)
+    if facts.status in ENDED:
+        assert not state.is_live and not LIVE_TILES & {*state.tiles}
+        assert not {Card.JOIN, Card.CONNECTIONS, Card.PROGRESS} & {*state.cards}
+
+
+@pytest.mark.parametrize(
+    ("facts", "notice"),
+    [
+        (StateFacts(RunStatus.DRAFT), "A draft: it starts once it is launched."),
+        (StateFacts(RunStatus.TRAINING, 1000, 10_000, 10.0, True, 1), "about 15 min left."),
+        (StateFacts(RunStatus.TRAINING, 1000, 10_000, 0.0, True, 3), "3 machines train."),
+        (StateFacts(RunStatus.PAUSED, 1000, 10_000, 0.0, True, 2), "2 machines wait"),
+        (StateFacts(RunStatus.FINISHED, 720_000), "Finished after 720 K tokens."),
+        (StateFacts(RunStatus.CANCELLED), "Cancelled before it trained."),
+    ],
+)
+def test_notice_says_how_the_run_stands(facts, notice):
+    assert notice in describe_state(facts).notice
+
+
+def test_finished_run_shows_how_it_ended():
+    state = describe_state(StateFacts(RunStatus.FINISHED, 720_000, has_model=True))
+    assert state.tiles == (
+        Tile.FINAL,
+        Tile.TOKENS,
+        Tile.CONTRIBUTORS,
+        Tile.ELAPSED,
+        Tile.CONFIRMED,
+    )
+    assert Card.MODEL in state.cards
