@@ -21,6 +21,7 @@ from barnraise.spec import (
     problems,
 )
 
+GROUPS = "model.key_value_heads"
 VALID = RunSpec(ModelSpec(2, 32, 2, 32, 256), TextSpec(tokenizer="bytes"))
 
 
@@ -35,6 +36,14 @@ VALID = RunSpec(ModelSpec(2, 32, 2, 32, 256), TextSpec(tokenizer="bytes"))
         ("model", {"context": 1 << 20}, "model.context"),
         ("model", {"vocabulary": 1 << 20}, "model.vocabulary"),
         ("model", {"vocabulary": 300}, "model.vocabulary"),  # a byte tokenizer has 256
+        ("model", {"architecture": "mamba"}, "model.architecture"),
+        ("model", {"key_value_heads": 1}, "model.key_value_heads"),  # GPT-2 has none
+        ("model", {"qk_norm": True}, "model.qk_norm"),
+        ("model", {"architecture": "llama", "heads": 4, "key_value_heads": 3}, GROUPS),
+        ("model", {"architecture": "llama", "width": 30}, "model.heads"),  # a head of 15 elements
+        ("model", {"architecture": "llama", "head_size": 15}, "model.head_size"),
+        ("model", {"architecture": "llama", "hidden": -1}, "model.hidden"),
+        ("model", {"architecture": "llama", "rope_theta": float("nan")}, "model.rope_theta"),
         ("text", {"tokenizer": "bpe"}, "model.vocabulary"),  # BPE needs more than 256
         ("text", {"source": "the web"}, "text.source"),
         ("text", {"tokenizer": "words"}, "text.tokenizer"),
@@ -81,6 +90,16 @@ def test_spec_read_from_its_json_is_equal_to_the_byte():
     spec = replace(VALID, recipe=Recipe(learning_rate=1e-4), roots=("a" * 64,), seed=2**63 - 1)
     assert RunSpec.from_json(spec.to_json()) == spec
     assert RunSpec.from_json(spec.to_json()).to_json() == spec.to_json()
+
+
+def test_spec_of_a_llama_states_only_what_differs_and_reads_back():
+    spec = RunSpec(preset("qwen3-8b"))
+    raw = json.loads(spec.to_json())["model"]
+    assert raw["architecture"] == "llama" and raw["tied_head"] is False
+    assert "hidden" in raw and "hidden" not in json.loads(VALID.to_json())["model"]
+    assert RunSpec.from_json(spec.to_json()) == spec
+    with pytest.raises(SpecError, match="must be true or false"):
+        RunSpec.from_json(spec.to_json().replace('"tied_head":false', '"tied_head":0'))
 
 
 def test_canonical_text_of_a_spec_keeps_its_digest():
