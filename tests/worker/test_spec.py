@@ -1,12 +1,14 @@
 """Tests of the run's specification: invalid values give a sentence, and JSON is read strictly."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, fields, replace
+from typing import get_args
 
 import pytest
 
 from barnraise.errors import SpecError
 from barnraise.planning.mixing_topology import TOPOLOGIES
+from barnraise.protocol.coordinator_messages import ArchitectureName, ModelShape
 from barnraise.protocol.signing import digest
 from barnraise.spec import (
     DECENTRALIZED_ADAM,
@@ -20,6 +22,7 @@ from barnraise.spec import (
     preset,
     problems,
 )
+from barnraise.spec.architectures import ARCHITECTURES
 
 GROUPS = "model.key_value_heads"
 VALID = RunSpec(ModelSpec(2, 32, 2, 32, 256), TextSpec(tokenizer="bytes"))
@@ -100,6 +103,13 @@ def test_spec_of_a_llama_states_only_what_differs_and_reads_back():
     assert RunSpec.from_json(spec.to_json()) == spec
     with pytest.raises(SpecError, match="must be true or false"):
         RunSpec.from_json(spec.to_json().replace('"tied_head":false', '"tied_head":0'))
+
+
+def test_manifest_holds_every_field_of_a_model():
+    assert set(ModelShape.model_fields) == {field.name for field in fields(ModelSpec)}
+    assert get_args(ArchitectureName) == tuple(ARCHITECTURES)
+    for model in (preset("gpt-nano"), preset("qwen3-8b")):
+        assert ModelSpec(**ModelShape(**asdict(model)).model_dump()) == model
 
 
 def test_canonical_text_of_a_spec_keeps_its_digest():
