@@ -10,7 +10,7 @@ MIRRORS ?=
 PORT ?=
 QUICK ?=
 
-.PHONY: setup wheel demo test test-worker test-fast test-all audit bench-swap bench-gpu bench-site bench-frontend bench-text study-exchange study-exchange-cuda study-speedup drill-exchange drill-strangers bench-floods bench-reach drill-mirrors bench-mirrors lint clean
+.PHONY: setup wheel demo test test-worker test-fast test-all audit bench-swap bench-gpu bench-site bench-frontend bench-text study-exchange study-exchange-cuda study-speedup study-architectures drill-exchange drill-strangers bench-floods bench-reach drill-mirrors bench-mirrors lint clean
 
 setup: .venv/.installed frontend/dist/.built build/wheel/.built
 
@@ -164,6 +164,10 @@ study-exchange: .venv/.installed
 # docs/benchmarks/speedup.jsonl lacks. QUICK=1: five minutes.
 study-speedup: .venv/.installed
 	@$(BIN)/python benchmarks/study/study_speedup.py $(if $(QUICK),--quick) $(if $(KNOWN),--known)
+
+# Compare the loss of GPT-2's and Llama's architecture at equal parameters; a night on two cores. QUICK=1: a minute.
+study-architectures: .venv/.installed
+	@$(BIN)/python benchmarks/study/study_architectures.py $(if $(QUICK),--quick)
 
 # The same study with 32 M parameters and only the long trainings; for a GPU.
 study-exchange-cuda: .venv/.installed

@@ -148,7 +148,9 @@ def measure_plan_error(quick: bool) -> dict[str, object]:
         "beforehand": the prediction by the rates that the plan was chosen from, minutes earlier.
         "worst", "worst_beforehand": the largest magnitudes.
     """
-    models = (("gpt-mini", 256),) if quick else (("gpt2-124m", 384), ("gpt2-355m", 256))
+    models = (("gpt-mini", 256), ("llama-mini", 256))
+    if not quick:
+        models = (("gpt2-124m", 384), ("gpt2-355m", 256), ("smollm2-135m", 256))
     errors, beforehand = [], []
     for name, context in models:
         model = replace(preset(name), context=context)
@@ -160,7 +162,7 @@ def measure_plan_error(quick: bool) -> dict[str, object]:
             errors.append(median(ratios) - 1)
             beforehand.append(plan.step_seconds / median(measured) - 1)
             print(
-                f"  {name:10} {label:20} measured {median(measured):6.2f} s"
+                f"  {name:12} {label:20} measured {median(measured):6.2f} s"
                 f"  predicted side by side {median(predicted):6.2f} s  {errors[-1]:+.1%}"
                 f"  beforehand {plan.step_seconds:6.2f} s  {beforehand[-1]:+.1%}",
                 flush=True,

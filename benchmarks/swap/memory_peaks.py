@@ -42,8 +42,13 @@ CASES = (
         memory=1_150_000_000,
         device_memory=1_200_000_000,
     ),
+    PlannedCase("smollm2-135m in RAM", "smollm2-135m", 256),
+    PlannedCase("smollm2-135m from disk", "smollm2-135m", 128, memory=1_150_000_000),
 )
-QUICK_CASES = (PlannedCase("gpt-mini from disk", "gpt-mini", 128, memory=130_000_000),)
+QUICK_CASES = (
+    PlannedCase("gpt-mini from disk", "gpt-mini", 128, memory=130_000_000),
+    PlannedCase("llama-mini from disk", "llama-mini", 128, memory=130_000_000),
+)
 
 
 def make_plans(hardware: Hardware, quick: bool) -> list[tuple[str, Plan]]:
@@ -63,7 +68,7 @@ def make_plans(hardware: Hardware, quick: bool) -> list[tuple[str, Plan]]:
 
 def write_update(model: ModelSpec, parent: Path) -> Path:
     """Write another machine's update for a model, once, and return its folder."""
-    folder = parent / f"{model.width}-{model.context}"
+    folder = parent / f"{model.architecture}-{model.width}-{model.context}"
     if not folder.exists():
         folder.mkdir()
         ReceivedPayloads(folder, [fragment.size for fragment in model.fragments()]).write()

@@ -21,10 +21,8 @@ def create_model_probe(folder: Path, model: ModelSpec) -> Callable[[], Hardware]
     retain_freed_memory()
     calls = hardware_probe.product_calls("cpu", "float32", (model.width,), (model.vocabulary,))
     calls |= hardware_probe.memory_calls("cpu")
-    head = model.width // model.heads
-    calls |= hardware_probe.attention_calls(
-        "cpu", "float32", (model.context,), (), (model.context, head)
-    )
+    crossing = (model.context, model.head_width)
+    calls |= hardware_probe.attention_calls("cpu", "float32", (model.context,), (), crossing)
     plain_update = ("host float32", 32)
     calls[plain_update] = hardware_probe.update_calls("host")[plain_update]
 

@@ -3,12 +3,14 @@
 import json
 import math
 import re
-from dataclasses import replace
+from dataclasses import asdict, fields, replace
+from typing import get_args
 
 import pytest
 
 from barnraise.errors import SpecError
 from barnraise.planning.mixing_topology import TOPOLOGIES
+from barnraise.protocol.coordinator_messages import ArchitectureName, ModelShape
 from barnraise.protocol.signing import digest
 from barnraise.spec import (
     DECENTRALIZED_ADAM,
@@ -23,7 +25,9 @@ from barnraise.spec import (
     preset,
     problems,
 )
+from barnraise.spec.architectures import ARCHITECTURES
 
+GROUPS = "model.key_value_heads"
 VALID = RunSpec(ModelSpec(2, 32, 2, 32, 256), TextSpec(tokenizer="bytes"))
 
 
@@ -38,6 +42,14 @@ VALID = RunSpec(ModelSpec(2, 32, 2, 32, 256), TextSpec(tokenizer="bytes"))
         ("model", {"context": 1 << 20}, "model.context"),
         ("model", {"vocabulary": 1 << 20}, "model.vocabulary"),
         ("model", {"vocabulary": 300}, "model.vocabulary"),  # a byte tokenizer has 256
+        ("model", {"architecture": "mamba"}, "model.architecture"),
+        ("model", {"key_value_heads": 1}, "model.key_value_heads"),  # GPT-2 has none
+        ("model", {"qk_norm": True}, "model.qk_norm"),
+        ("model", {"architecture": "llama", "heads": 4, "key_value_heads": 3}, GROUPS),
+        ("model", {"architecture": "llama", "width": 30}, "model.heads"),  # a head of 15 elements
+        ("model", {"architecture": "llama", "head_size": 15}, "model.head_size"),
+        ("model", {"architecture": "llama", "hidden": -1}, "model.hidden"),
+        ("model", {"architecture": "llama", "rope_theta": float("nan")}, "model.rope_theta"),
         ("text", {"tokenizer": "bpe"}, "model.vocabulary"),  # BPE needs more than 256
         ("text", {"source": "the web"}, "text.source"),
         ("text", {"tokenizer": "words"}, "text.tokenizer"),
@@ -84,6 +96,23 @@ def test_spec_read_from_its_json_is_equal_to_the_byte():
     spec = replace(VALID, recipe=Recipe(learning_rate=1e-4), roots=("a" * 64,), seed=2**63 - 1)
     assert RunSpec.from_json(spec.to_json()) == spec
     assert RunSpec.from_json(spec.to_json()).to_json() == spec.to_json()
+
+
+def test_spec_of_a_llama_states_only_what_differs_and_reads_back():
+    spec = RunSpec(preset("qwen3-8b"))
+    raw = json.loads(spec.to_json())["model"]
+    assert raw["architecture"] == "llama" and raw["tied_head"] is False
+    assert "hidden" in raw and "hidden" not in json.loads(VALID.to_json())["model"]
+    assert RunSpec.from_json(spec.to_json()) == spec
+    with pytest.raises(SpecError, match="must be true or false"):
+        RunSpec.from_json(spec.to_json().replace('"tied_head":false', '"tied_head":0'))
+
+
+def test_manifest_holds_every_field_of_a_model():
+    assert set(ModelShape.model_fields) == {field.name for field in fields(ModelSpec)}
+    assert get_args(ArchitectureName) == tuple(ARCHITECTURES)
+    for model in (preset("gpt-nano"), preset("qwen3-8b")):
+        assert ModelSpec(**ModelShape(**asdict(model)).model_dump()) == model
 
 
 def test_canonical_text_of_a_spec_keeps_its_digest():

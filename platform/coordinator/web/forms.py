@@ -389,9 +389,15 @@ def _run_as_typed(run: Run) -> dict[str, Any]:
 
 
 def _similar_preset(model: ModelSpec) -> str:
-    """Return the first preset that differs in context and vocabulary only, or else in size."""
-    shapes = {name: preset(name) for name in PRESETS}
-    for name, shape in shapes.items():
-        if dataclasses.replace(model, context=shape.context, vocabulary=shape.vocabulary) == shape:
-            return name
-    return next(name for name in shapes if shapes[name].architecture == model.architecture)
+    """Return the preset that differs from a model in the fewest ways.
+
+    That is one that differs in context and vocabulary only; or else in fields that the form shows;
+    or else one of the same architecture.
+    """
+    names = {each.name for each in dataclasses.fields(ModelSpec)}
+    shown = {name.removeprefix("model.") for name in ADVANCED["Model"]}
+    for compared in (names - {"context", "vocabulary"}, names - shown, {"architecture"}):
+        for name in PRESETS:
+            if all(getattr(preset(name), each) == getattr(model, each) for each in compared):
+                return name
+    return DEFAULT_PRESET

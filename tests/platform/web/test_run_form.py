@@ -142,6 +142,32 @@ def test_draft_is_editable_until_its_launch(signed_in):
     assert run.name == "Renamed"
 
 
+def test_run_form_groups_presets_by_family_and_a_llama_can_become_a_gpt(signed_in):
+    client, _ = signed_in()
+    page = client.get("/runs/new/").content.decode()
+    families = re.findall(r'<details class="preset-family"( open)?>\s*<summary><b>([^<]+)', page)
+    assert families == [(" open", "GPT-2 and GPT-3"), ("", "Llama"), ("", "SmolLM2"), ("", "Qwen3")]
+    client.post("/runs/new/", {**GOOD, "preset": "qwen3-0.6b", "model.hidden": "2048"})
+    run = Run.objects.get()
+    model = run.spec.model
+    assert (model.architecture, model.qk_norm, model.hidden) == ("llama", True, 2048)
+    for preset, architecture in (("llama-nano", "llama"), ("gpt-nano", "gpt2")):
+        values = {field.name: field.value() or "" for field in RunForm(run=run)}
+        shape = {name: "" for name in values if name.startswith("model.")}
+        response = client.post(f"/runs/{run.slug}/edit/", {**values, **shape, "preset": preset})
+        assert response.status_code == 302
+        run.refresh_from_db()
+        assert run.spec.model.architecture == architecture and not run.spec.model.qk_norm
+
+
+def test_wrong_shape_of_a_llama_is_refused_at_its_field(signed_in):
+    client, _ = signed_in()
+    typed = {**GOOD, "preset": "llama-nano", "model.key_value_heads": "3"}
+    response = client.post("/runs/new/", typed)
+    assert response.status_code == 422
+    assert "try 2" in field_error(response.content.decode(), "model.key_value_heads")
+
+
 def test_edit_in_the_browser_keeps_settings_without_a_field(signed_in, draft):
     client, ada = signed_in()
     fields = {"verdict_horizon": 50, "max_tokens_per_update": 123_456, "seed": 7}

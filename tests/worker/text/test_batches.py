@@ -36,6 +36,28 @@ def test_bytes_need_no_tokenizer(documents, tmp_path):
     assert text.sample_batch(0, "peer", 0, 1, 200).max() < 256
 
 
+def test_tokens_of_a_vocabulary_above_16_bits_are_stored_in_32(tmp_path):
+    folder = BlobFolder(tmp_path)
+    tokens = np.arange(100_000, 100_200, dtype="<u4")
+    shard = Shard(digest=folder.store(tokens.tobytes()), tokens=len(tokens))
+    manifest = TextManifest(
+        run=RUN, vocabulary=128_256, tokenizer=None, train=[shard], held_out=[shard]
+    )
+    text = TokenDataset(manifest, folder.locate)
+    assert manifest.text_bytes == 4 * 400
+    assert text.sample_batch(0, "peer", 0, 2, 50).min() >= 100_000
+
+
+def test_text_of_a_larger_vocabulary_has_the_same_tokens(documents, tmp_path):
+    folder, batches = BlobFolder(tmp_path), []
+    for vocabulary in (65_536, 65_600):
+        manifest = prepare_text(TextSpec(), vocabulary, RUN, folder.store, documents)
+        assert manifest.vocabulary == vocabulary
+        text = TokenDataset(manifest, folder.locate)
+        batches.append(text.sample_batch(0, "peer", 0, 2, 50))
+    assert torch.equal(*batches)
+
+
 def test_batch_is_a_pure_function_of_seed_peer_and_step(stdlib):
     manifest, folder = stdlib
     one, two = TokenDataset(manifest, folder.locate), TokenDataset(manifest, folder.locate)

@@ -44,12 +44,14 @@ class Architecture(ABC):
     Attributes:
         name: as specs name it.
         title: as people do.
+        has_gguf: whether `training/model_files/gguf_export.py` writes it.
         block_kernels: kernels of a block and micro-batch on a GPU, by the weights' dtype: forward;
             recomputation and backward.
     """
 
     name: str
     title: str
+    has_gguf: bool
     block_kernels: dict[str, tuple[int, int]]
 
     # ---- tensors ---------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ class GPT2Architecture(Architecture):
 
     name = "gpt2"
     title = "GPT-2"
+    has_gguf = True
     block_kernels = {"float32": (10, 39), "bfloat16": (17, 53)}
 
     def embedding_tensors(self, model: ModelDimensions) -> Sequence[TensorShape]:

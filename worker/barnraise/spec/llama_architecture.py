@@ -19,6 +19,7 @@ class LlamaArchitecture(Architecture):
 
     name = "llama"
     title = "Llama"
+    has_gguf = False
     block_kernels = {"float32": (50, 130), "bfloat16": (60, 150)}
 
     def embedding_tensors(self, model: ModelDimensions) -> Sequence[TensorShape]:

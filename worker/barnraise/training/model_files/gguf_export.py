@@ -17,6 +17,7 @@ from barnraise.errors import StateError
 from barnraise.models.gpt2 import NORM_EPSILON
 from barnraise.models.weights import views
 from barnraise.spec import Fragment, Slot
+from barnraise.spec.architectures import architecture_of
 from barnraise.text.tokenizer import END_BYTE
 from barnraise.training.model_files.tokenizer_files import (
     ExportedTokenizer,
@@ -25,7 +26,6 @@ from barnraise.training.model_files.tokenizer_files import (
 from barnraise.training.model_files.trained_model import TrainedModel
 
 MODEL_FILE, OLLAMA_FILE = "model.gguf", "Modelfile"
-GGUF_ARCHITECTURE = "gpt2"  # the names below are those of this one
 # Slots outside the blocks → their names in GGUF.
 _NAMES = {
     "token": "token_embd.weight",
@@ -61,16 +61,16 @@ def export_gguf(folder: Path, trained: TrainedModel, dtype: torch.dtype = torch.
             GGUF's "gpt2" would read differently. Then nothing is written.
     """
     trained.check()
-    if trained.model.architecture != GGUF_ARCHITECTURE:
+    architecture = architecture_of(trained.model)
+    if not architecture.has_gguf:
         raise StateError(
-            f"a GGUF file is written of {GGUF_ARCHITECTURE} only, and this run's model is a "
-            f"{trained.model.architecture}: export with --format hf, and convert that with "
-            "llama.cpp's convert_hf_to_gguf.py"
+            f"no GGUF file is written of a {architecture.title} yet: export with --format hf, and "
+            "convert that with llama.cpp's convert_hf_to_gguf.py"
         )
     if trained.tokenizer is not None:
         _check_tokenizer(trained.tokenizer)
     path = folder / MODEL_FILE
-    writer = GGUFWriter(path, GGUF_ARCHITECTURE)
+    writer = GGUFWriter(path, architecture.name)
     _add_metadata(writer, trained, dtype)
     fragments = trained.model.fragments()
     for fragment in fragments:
