@@ -28,9 +28,14 @@ class Matrix:
     columns: int
 
     @property
+    def elements(self) -> int:
+        """Return the number of elements."""
+        return self.rows * self.columns
+
+    @property
     def end(self) -> int:
         """Return the index after its last element."""
-        return self.begin + self.rows * self.columns
+        return self.begin + self.elements
 
     @property
     def short_and_long(self) -> tuple[int, int]:
