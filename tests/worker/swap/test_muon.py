@@ -17,6 +17,7 @@ from barnraise.planning.tile_layout import Matrix, lay_out_tiles
 from barnraise.spec import MUON, OPTIMIZERS, ModelSpec
 from barnraise.swap import muon
 from barnraise.swap.adamw import BETA1, BETA2, EPSILON, AdamWStep, sum_of_squares
+from barnraise.swap.muon_moments import find_optimizer
 from barnraise.swap.precision import units_to_float
 
 RATE, DECAY = 0.01, 0.1
@@ -260,6 +261,14 @@ def test_state_of_the_other_optimizer_is_refused_by_name(ours, saved):
     assert all(map(torch.equal, before, bitwise.read_state(engine)))
     engine.close()
     other.close()
+
+
+def test_optimizer_of_a_state_is_found_by_its_second_moments():
+    block = SMALL.fragments()[1]
+    for optimizer in OPTIMIZERS:
+        count = lay_out_tiles(block, block.size, optimizer)[0].second_moments
+        assert find_optimizer(block, torch.empty(count)) == optimizer
+    assert find_optimizer(block, torch.empty(1)) == find_optimizer(block, None) == ""
 
 
 def test_matrices_have_no_second_moment_in_any_state(tmp_path):

@@ -80,11 +80,7 @@ def scratch_bytes(plan: Plan, device: str = "cpu") -> int:
 
 
 def matrix_bytes(plan: Plan) -> int:
-    """Return the bytes in which Muon updates a tile where it computes; 0 with AdamW.
-
-    They are those of the largest matrix and, of a tile that a GPU receives from RAM, its record,
-    weights and gradient.
-    """
+    """Return the bytes in which Muon updates a tile, with the tile itself if it is moved; or 0."""
     layouts = plan.tile_layouts(1)
     matrices = [matrix for layout in layouts for matrix in layout.matrices]
     if not matrices:

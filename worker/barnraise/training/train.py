@@ -37,7 +37,6 @@ from barnraise.planning.memory_model import HELD_OUT
 from barnraise.planning.plan import Plan
 from barnraise.planning.render import build_plan_view
 from barnraise.planning.round_schedule import RoundSchedule
-from barnraise.planning.search import make_plan
 from barnraise.planning.write_advice import PlanRequest, describe_write_limit
 from barnraise.protocol.enums import Activity, JoinPurpose, RunStatus
 from barnraise.protocol.polling import LOOP_POLL_SECONDS, NETWORK_POLL_SECONDS
@@ -210,13 +209,10 @@ class Worker:
             PlanError: The model does not fit the machine.
         """
         recipe = self.spec.recipe
-        return make_plan(
-            hardware,
-            self.spec.model,
-            limits,
-            recipe.step_sequences,
-            optimizer=recipe.optimizer,
+        request = PlanRequest(
+            hardware, self.spec.model, limits, recipe.step_sequences, recipe.optimizer
         )
+        return request.make_plan(advise=True)
 
     def watch_memory(self, watch: MemoryWatch) -> None:
         """Make a smaller plan between two rounds when other programs need the memory."""
