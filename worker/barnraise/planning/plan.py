@@ -255,13 +255,14 @@ class Plan:
         It updates what it holds, and matrices that Muon trains wherever they lie: these need so
         many products that moving them there and back takes less time than the host would.
         """
-        moves = self.device != "cpu" and self.trains_matrices(i)
-        return self.weights[i] == "device" or moves
+        if self.weights[i] == "device":
+            return True
+        return self.device != "cpu" and self.trains_matrices(i)
 
     @property
     def any_on_device(self) -> bool:
         """Whether a device with its own memory computes the update of any fragment."""
-        return any(self.updates_on_device(i) for i in range(self.last_fragment + 1))
+        return "device" in self.weights or (self.device != "cpu" and self.optimizer == MUON)
 
     def writes_weights(self, i: int) -> bool:
         """Whether each update writes the weights of fragment i to disk."""
