@@ -43,7 +43,7 @@ from barnraise.planning.limits import UNLIMITED, Limits
 from barnraise.planning.plan import Plan
 from barnraise.planning.search import make_plan
 from barnraise.planning.simulator import StepSimulation
-from barnraise.spec import ModelSpec, preset
+from barnraise.spec import OPTIMIZERS, ModelSpec, preset
 from barnraise.swap.hardware_probe import probe
 
 # Every n-th of the product's 6,144 cases. All of them take two hours; bitwise.py runs them.
@@ -72,7 +72,10 @@ def measure_exactness(quick: bool) -> bool:
     """Return whether all chosen cases have the same bits as their references."""
     BUILD.mkdir(parents=True, exist_ok=True)
     stride = QUICK_STRIDE if quick else STRIDE
-    return bitwise.report_cases(list(bitwise.all_cases())[::stride], folder=BUILD)
+    return all(
+        bitwise.report_cases(list(bitwise.all_cases(optimizer))[::stride], folder=BUILD)
+        for optimizer in OPTIMIZERS
+    )
 
 
 # ---- speed ------------------------------------------------------------------------------------

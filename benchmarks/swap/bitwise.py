@@ -5,6 +5,7 @@ Compared are weights, both moments and losses.
     python benchmarks/swap/bitwise.py                                     # all 6,144 cases
     python benchmarks/swap/bitwise.py --tier memory --tier "disk exact"   # two tiers, 3,072 cases
     python benchmarks/swap/bitwise.py --every 10                          # every tenth case
+    python benchmarks/swap/bitwise.py --optimizer muon                    # with Muon
 
 "The same run" has the same engine, the same order of micro-batches and the same recomputation. This
 script needs no package but torch.
@@ -33,7 +34,7 @@ except ImportError:
     sys.path.insert(0, str(Path(__file__).parents[2] / "worker"))
 
 from barnraise.planning.plan import Plan, tile_elements
-from barnraise.spec import UNIT_BITS, Fragment, ModelSpec, Recipe
+from barnraise.spec import ADAMW, OPTIMIZERS, UNIT_BITS, Fragment, ModelSpec, Recipe
 from barnraise.swap.arena import page_aligned
 from barnraise.swap.engine import Engine
 from barnraise.swap.muon_moments import view_moments
@@ -61,10 +62,11 @@ class Case:
     clipping: str
     forward: int
     backward: int
+    optimizer: str = ADAMW
 
     def plan(self, model: ModelSpec = MODEL) -> Plan:
         """Return the plan of this case."""
-        return swapped_plan(model, self)
+        return replace(swapped_plan(model, self), optimizer=self.optimizer)
 
 
 class HeaderRecorder:
@@ -79,8 +81,8 @@ class HeaderRecorder:
         self.headers.append(header)
 
 
-def all_cases() -> Iterator[Case]:
-    """Yield the whole product of cases.
+def all_cases(optimizer: str = ADAMW) -> Iterator[Case]:
+    """Yield the whole product of cases with an optimizer.
 
     Forward and backward have the same grouping in half of it, and every grouping occurs in both.
     """
@@ -88,7 +90,7 @@ def all_cases() -> Iterator[Case]:
     product = itertools.product(MICRO_BATCHES, TIERS, CLIPPINGS, range(groupings))
     for number, (micro_batches, tier, clipping, grouping) in enumerate(product):
         forward = grouping if number % 2 else (37 * grouping + 11) % groupings
-        yield Case(micro_batches, tier, clipping, forward=forward, backward=grouping)
+        yield Case(micro_batches, tier, clipping, forward, grouping, optimizer)
 
 
 def group_blocks(layers: int, cuts: int) -> Groups:
@@ -257,9 +259,12 @@ def run_plan(plan: Plan, steps: int = STEPS) -> RunResult:
 
 
 @cache
-def reference_run(model: ModelSpec, micro_batches: int, clipping: str, steps: int) -> RunResult:
+def reference_run(
+    model: ModelSpec, micro_batches: int, clipping: str, steps: int, optimizer: str = ADAMW
+) -> RunResult:
     """Return the result of the run with everything resident."""
-    return run_plan(resident_plan(model, micro_batches, clipping), steps)
+    plan = resident_plan(model, micro_batches, clipping, optimizer=optimizer)
+    return run_plan(plan, steps)
 
 
 def equal_bits(one: RunResult, other: RunResult) -> bool:
@@ -272,7 +277,7 @@ def equal_bits(one: RunResult, other: RunResult) -> bool:
 
 def matches_reference(case: Case, steps: int = STEPS) -> bool:
     """Return whether the case has the same bits as its reference."""
-    expected = reference_run(MODEL, case.micro_batches, case.clipping, steps)
+    expected = reference_run(MODEL, case.micro_batches, case.clipping, steps, case.optimizer)
     return equal_bits(run_plan(case.plan(), steps), expected)
 
 
@@ -334,6 +339,7 @@ def parse_arguments() -> argparse.Namespace:
         action="append",
         help="cases with so many micro-batches; repeatable",
     )
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, default=ADAMW)
     parser.add_argument("--every", type=int, default=1, help="only every n-th of these cases")
     return parser.parse_args()
 
@@ -343,7 +349,8 @@ def main() -> None:
     arguments = parse_arguments()
     tiers = arguments.tier or TIERS
     counts = arguments.micro_batches or MICRO_BATCHES
-    cases = [case for case in all_cases() if case.tier in tiers and case.micro_batches in counts]
+    cases = all_cases(arguments.optimizer)
+    cases = [case for case in cases if case.tier in tiers and case.micro_batches in counts]
     cases = cases[:: arguments.every]
     started = time.perf_counter()
     exact = report_cases(cases, arguments.steps)

@@ -273,7 +273,7 @@ def place() -> str:
     return " < ".join(places)
 
 
-def attention(query, key, value, attn_mask=None, is_causal=False):
+def attention(query, key, value, attn_mask=None, is_causal=False, enable_gqa=False):
     """Choose among CUDA's kernels as torch does, which CPU builds of torch cannot.
 
     With a mask, which torch may pad, it is computed in single operations: none takes more memory.

@@ -189,13 +189,13 @@ def consume(parts) -> None:
         del part
 
 
-@pytest.mark.parametrize("dtype", one_in(2, ["float32", "bfloat16"]))
+@pytest.mark.parametrize("changes", one_in(3, [{}, BFLOAT16, {"optimizer": "muon"}]), ids=str)
 @pytest.mark.parametrize("kind", ["resident", "staged", "exact", "staged disk"])
 @pytest.mark.parametrize("model", ONE_SHAPE, ids=width_of)
-def test_memory_between_steps_is_as_predicted(model, kind, dtype, tmp_path):
+def test_memory_between_steps_is_as_predicted(model, kind, changes, tmp_path):
     assert memory_model.CODEC_ELEMENTS == BLOCK
     tile = {"tile": 1 << 15} if kind in ("exact", "staged disk") else {}
-    plan = tiny_plan(kind, model, dtype=dtype, **tile)
+    plan = tiny_plan(kind, model, **changes, **tile)
     engine = engine_of(plan, tmp_path)
     engine.step([sample_text(4, model=model)])
     held_out = [sample_text(memory_model.HELD_OUT, model=model)]

@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 
 from barnraise.errors import PlanError, StateError
 from barnraise.formats import parse_bytes
-from barnraise.planning import budgets, memory_model, search, simulator
+from barnraise.planning import budgets, cost_model, memory_model, search, simulator
 from barnraise.planning import program as program_module
 from barnraise.planning.hardware import Hardware, UpdateRate
 from barnraise.planning.limits import UNLIMITED, Limits
 from barnraise.planning.search import make_plan
-from barnraise.spec import ModelSpec, preset
+from barnraise.planning.tile_layout import list_matrices
+from barnraise.spec import OPTIMIZERS, ModelSpec, preset
 
 GB = 10**9
 PC = cpu_machine(
@@ -389,3 +390,41 @@ def test_parse_bytes_reads_sizes_as_people_write_them(size):
 def test_parse_bytes_refuses_what_is_not_a_size(text):
     with pytest.raises(StateError, match="size"):
         parse_bytes(text)
+
+
+MUON_LIMITS = [
+    Limits(),
+    Limits(memory=8 * GB),
+    Limits(memory=8 * GB, crash_safety="exact"),
+    Limits(clipping="layer", precision="float32"),
+]
+
+
+@pytest.mark.parametrize("limits", MUON_LIMITS, ids=str)
+@pytest.mark.parametrize("machine", [PC, GPU], ids=lambda machine: machine.name)
+def test_plan_with_muon_fits_and_prices_its_products(machine, limits):
+    model = preset("gpt2-1.5b")
+    adamw, muon = (make_plan(machine, model, limits, advise=False, optimizer=o) for o in OPTIMIZERS)
+    muon.validate()
+    assert muon.optimizer == "muon" and memory_model.host_bytes(muon) <= machine.memory
+    assert limits.memory is None or muon.host_bytes <= limits.memory
+    assert muon.device_bytes <= machine.device_memory
+    assert muon.disk_bytes <= machine.disk
+    matrices = [(m.rows, m.columns) for m in list_matrices(model.fragments()[1])]
+    products = model.layers * cost_model.muon_seconds(machine, matrices)
+    assert muon.step_seconds >= 0.99 * products
+    if not adamw.on_disk:
+        assert muon.step_seconds >= adamw.step_seconds + 0.5 * products
+    if muon.on_disk and adamw.on_disk:
+        assert muon.disk_bytes < adamw.disk_bytes
+
+
+def test_plan_of_less_state_fits_with_muon_where_adamw_does_not():
+    sizes = []
+    for optimizer in OPTIMIZERS:
+        plan = make_plan(PC, preset("gpt2-774m"), Limits(), advise=False, optimizer=optimizer)
+        assert not plan.on_disk
+        sizes.append(plan.host_bytes)
+    limits = Limits(memory=sum(sizes) // 2, disk=0)
+    plan = make_plan(PC, preset("gpt2-774m"), limits, advise=False, optimizer="muon")
+    assert plan.host_bytes <= limits.memory

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from barnraise.planning.tile_layout import (
     TILE_GRAIN,
-    find_optimizer,
     lay_out_tiles,
     list_matrices,
 )
@@ -69,10 +68,3 @@ def test_large_blocks_are_cut_into_several_tiles():
     layouts = lay_out_tiles(block, block.size // 8, MUON)
     assert [len(layout.matrices) for layout in layouts] == [3, 1, 1, 1]
     assert max(layout.elements for layout in layouts) < 0.35 * block.size
-
-
-def test_optimizer_of_a_state_is_found_by_its_second_moments():
-    block = preset("gpt-mini").fragments()[1]
-    assert find_optimizer(block, block.size) == "adamw"
-    assert find_optimizer(block, lay_out_tiles(block, block.size, MUON)[0].second_end) == MUON
-    assert find_optimizer(block, 1) == ""

@@ -17,6 +17,7 @@ from barnraise.planning.tile_layout import Matrix, lay_out_tiles
 from barnraise.spec import MUON, OPTIMIZERS, ModelSpec
 from barnraise.swap import muon
 from barnraise.swap.adamw import BETA1, BETA2, EPSILON, AdamWStep, sum_of_squares
+from barnraise.swap.muon_moments import find_optimizer
 from barnraise.swap.precision import units_to_float
 
 RATE, DECAY = 0.01, 0.1
@@ -175,7 +176,7 @@ def test_twenty_steps_of_a_gpt_match_torch(staged):
 # ---- swapped runs --------------------------------------------------------------------------------
 
 SWAPPED = [
-    bitwise.Case(m, tier, clipping, forward=(37 * k + 11) % 128, backward=(29 * k + 3) % 128)
+    bitwise.Case(m, tier, clipping, (37 * k + 11) % 128, (29 * k + 3) % 128, MUON)
     for k, (m, tier, clipping) in enumerate(
         (m, tier, clipping)
         for tier in bitwise.TIERS
@@ -187,9 +188,7 @@ SWAPPED = [
 
 @pytest.mark.parametrize("case", one_in(3, SWAPPED), ids=str)
 def test_swapped_run_has_the_bits_of_the_resident_run(case):
-    plan = resident(bitwise.MODEL, case.micro_batches, case.clipping, optimizer=MUON)
-    swapped = replace(case.plan(), optimizer=MUON)
-    assert bitwise.equal_bits(bitwise.run_plan(swapped, 4), bitwise.run_plan(plan, 4))
+    assert bitwise.matches_reference(case, steps=4)
 
 
 WIDE = ModelSpec(layers=2, width=192, heads=4, context=8, vocabulary=256)  # 2 tiles a block
@@ -262,6 +261,14 @@ def test_state_of_the_other_optimizer_is_refused_by_name(ours, saved):
     assert all(map(torch.equal, before, bitwise.read_state(engine)))
     engine.close()
     other.close()
+
+
+def test_optimizer_of_a_state_is_found_by_its_second_moments():
+    block = SMALL.fragments()[1]
+    for optimizer in OPTIMIZERS:
+        count = lay_out_tiles(block, block.size, optimizer)[0].second_moments
+        assert find_optimizer(block, torch.empty(count)) == optimizer
+    assert find_optimizer(block, torch.empty(1)) == find_optimizer(block, None) == ""
 
 
 def test_matrices_have_no_second_moment_in_any_state(tmp_path):

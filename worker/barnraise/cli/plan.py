@@ -2,7 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.markup import escape
@@ -26,7 +26,7 @@ from barnraise.planning.plan import Plan
 from barnraise.planning.runtime_model import Choice, StepTime, Swarm, choose_strategy
 from barnraise.planning.search import make_plan
 from barnraise.planning.write_advice import PlanRequest, describe_write_limit
-from barnraise.spec import ADAMW, OPTIMIZERS, preset
+from barnraise.spec import preset
 
 SWARM_PANEL = "Machines that train together"
 GPU_PANEL = "A GPU that is not here (with --device cuda)"
@@ -61,7 +61,9 @@ class PlanningOptions:
             min=1, max=10_000, help="Machines like this one.", rich_help_panel=SWARM_PANEL
         ),
     ] = 10
-    optimizer: Annotated[str, typer.Option(help="Of the run: adamw or muon.")] = ADAMW
+    optimizer: Annotated[Literal["adamw", "muon"], typer.Option(help="The run's optimizer.")] = (
+        "adamw"
+    )
     line: Annotated[
         str,
         typer.Option(
@@ -81,18 +83,6 @@ class PlanningOptions:
         except ValueError as error:
             raise StateError(f"--line: {error}") from None
 
-    def check_optimizer(self) -> str:
-        """Return the optimizer.
-
-        Raises:
-            StateError: There is none of that name.
-        """
-        if self.optimizer not in OPTIMIZERS:
-            raise StateError(
-                f"--optimizer: must be one of {', '.join(OPTIMIZERS)}; '{self.optimizer}' is not"
-            )
-        return self.optimizer
-
 
 @expand_option_groups
 def plan(
@@ -110,7 +100,6 @@ def plan(
     """
     shape = preset(model)
     line = assumed.parse_line()
-    optimizer = assumed.check_optimizer()
     state_dir = open_state_dir(machine.home)
     limits = resources.apply_to(state_dir.limits)
     is_for_gpu = machine.device.lower().startswith("cuda")
@@ -132,10 +121,10 @@ def plan(
             "--device cuda assumes a GPU."
         )
     hardware = extend_to_limits(hardware, limits)
-    training_plan = make_plan(hardware, shape, limits, sequences, optimizer=optimizer)
+    training_plan = make_plan(hardware, shape, limits, sequences, optimizer=assumed.optimizer)
     step = StepTime(training_plan.step_seconds, 0.0, training_plan.step_tokens)
     choice = choose_strategy(Swarm(assumed.machines, shape.parameters, line, step))
-    request = PlanRequest(hardware, shape, limits, sequences, optimizer)
+    request = PlanRequest(hardware, shape, limits, sequences, assumed.optimizer)
     advice = describe_write_limit(request, training_plan)
     if as_json:
         fields = _plan_fields(training_plan, note) | {"advice": advice}

@@ -173,10 +173,7 @@ def embed_peak_bytes(model: ModelSpec, sequences: int) -> int:
 
 
 def newton_schulz_bytes(m: int, n: int) -> int:
-    """Return the bytes in which a matrix of m × n is orthogonalised, in fp32.
-
-    They are the matrix and its successor, the products of its rows, and their polynomial.
-    """
+    """Return the bytes of a matrix [m, n], its successor, its rows' products and a polynomial."""
     return FP32_BYTES * (2 * m * n + 2 * m * m)
 
 
@@ -264,10 +261,7 @@ def adam_seconds(
 
 
 def muon_seconds(hw: Hardware, shapes: Sequence[tuple[int, int]]) -> float:
-    """Return the seconds of Muon's updates of matrices (rows, columns), where blocks are computed.
-
-    The products are in fp32. Those of a matrix with its own rows run at a width's usual rate.
-    """
+    """Return the seconds of Muon's updates of (rows, columns), in fp32, where blocks compute."""
     rates = hw.in_dtype("float32").forward
     seconds = 0.0
     for rows, columns in shapes:

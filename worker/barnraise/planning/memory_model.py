@@ -35,7 +35,6 @@ TILE_BLOCK = 2048  # tiles begin on multiples of it
 GPU_PIECE = 1 << 20  # elements that are converted at a time between steps, where a device has them
 ROUNDING_BYTES = 1 << 20  # a GPU's allocator hands out multiples of 512 bytes
 PIECE_ELEMENT_BYTES = 16  # of a piece: master, what is added to it, and their conversions
-VECTOR_BYTES = 4  # of each element that AdamW trains in a block under Muon, where weights are split
 # fp32 buffers of one tile that a thread needs, by the weights' dtype and the moments' bits.
 TILE_BUFFERS = {
     ("float32", 32): 1,
@@ -83,18 +82,18 @@ def scratch_bytes(plan: Plan, device: str = "cpu") -> int:
 
 
 def matrix_bytes(plan: Plan) -> int:
-    """Return the bytes in which Muon updates a tile where it computes; 0 with AdamW.
-
-    They are those of the largest matrix and, of a tile that a GPU receives from RAM, its record,
-    weights and gradient.
-    """
+    """Return the bytes in which Muon updates a tile, with the tile itself if it is moved; or 0."""
     layouts = plan.tile_layouts(1)
     matrices = [matrix for layout in layouts for matrix in layout.matrices]
     if not matrices:
         return 0
-    size = max(cost_model.newton_schulz_bytes(*matrix.short_and_long) for matrix in matrices)
-    vectors = max(layout.second_moments for layout in layouts)
-    size += VECTOR_BYTES * vectors if plan.dtype == "bfloat16" else 0
+    # Split weights are joined: of one matrix, or later of all vectors of the tile.
+    joined = cost_model.FP32_BYTES if plan.dtype == "bfloat16" else 0
+    size = max(
+        cost_model.newton_schulz_bytes(*matrix.short_and_long) + joined * matrix.elements
+        for matrix in matrices
+    )
+    size = max(size, joined * max(layout.second_moments for layout in layouts))
     if plan.device == "cpu" or set(plan.weights[1:-1]) == {"device"}:
         return size
     record = max(plan.tile_record_bytes("moments", 1))

@@ -219,15 +219,16 @@ class Plan:
 
     @cached_property
     def _tile_layouts(self) -> tuple[tuple[TileLayout, ...], ...]:
-        """Return the tiles of the embedding, of a block (all are alike) and of the final norm."""
+        """Return the tiles of the embedding, of a block and of the final norm."""
         return _tile_layouts_of(self.model, self.tile, self.optimizer)
 
     def tile_layouts(self, i: int) -> tuple[TileLayout, ...]:
         """Return the tiles of fragment i in order."""
-        embedding, block, final_norm = self._tile_layouts
-        if i == 0:
-            return embedding
-        return final_norm if i == self.last_fragment else block
+        return self._tile_layouts[self._kind_of(i)]
+
+    def _kind_of(self, i: int) -> int:
+        """Return 0 for the embedding, 1 for a block (all are alike), 2 for the final norm."""
+        return (i > 0) + (i == self.last_fragment)
 
     def tile_count(self, i: int) -> int:
         """Count the tiles of fragment i."""
@@ -254,13 +255,14 @@ class Plan:
         It updates what it holds, and matrices that Muon trains wherever they lie: these need so
         many products that moving them there and back takes less time than the host would.
         """
-        moves = self.device != "cpu" and self.trains_matrices(i)
-        return self.weights[i] == "device" or moves
+        if self.weights[i] == "device":
+            return True
+        return self.device != "cpu" and self.trains_matrices(i)
 
     @property
     def any_on_device(self) -> bool:
         """Whether a device with its own memory computes the update of any fragment."""
-        return any(self.updates_on_device(i) for i in range(self.last_fragment + 1))
+        return "device" in self.weights or (self.device != "cpu" and self.optimizer == MUON)
 
     def writes_weights(self, i: int) -> bool:
         """Whether each update writes the weights of fragment i to disk."""
@@ -284,29 +286,20 @@ class Plan:
     def tile_record_bytes(self, kind: str, i: int) -> tuple[int, ...]:
         """Return the bytes of the record of each tile of fragment i, in whole pages."""
         # A gradient is as large as an anchor: both have four bytes per element.
-        embedding, block, final_norm = self._record_bytes["anchor" if kind == "gradient" else kind]
-        if i == 0:
-            return embedding
-        return final_norm if i == self.last_fragment else block
+        return self._record_bytes["anchor" if kind == "gradient" else kind][self._kind_of(i)]
 
     def largest_record_bytes(self, kind: str) -> int:
         """Return the bytes of a buffer that holds any tile's record."""
-        largest = self.record_bytes(kind, self.tile) if self.optimizer == ADAMW else 0
-        return max(largest, *(max(sizes) for sizes in self._record_bytes[kind]))
+        return max(max(sizes) for sizes in self._record_bytes[kind])
 
     def total_bytes(self, kind: str, i: int) -> int:
         """Return the bytes of all records of one kind of fragment i's state."""
-        embedding, block, final_norm = self._total_bytes[kind]
-        if i == 0:
-            return embedding
-        return final_norm if i == self.last_fragment else block
+        return self._total_bytes[kind][self._kind_of(i)]
 
     @cached_property
     def _total_bytes(self) -> dict[str, tuple[int, ...]]:
-        """Map kind of state → bytes of the embedding, of a block (all are alike), of the norm."""
-        return _total_record_bytes(
-            self.model, self.tile, self.moments_bits, self.dtype, self.optimizer
-        )
+        """Map kind of state → bytes of the embedding, of a block, of the norm."""
+        return {kind: tuple(map(sum, sizes)) for kind, sizes in self._record_bytes.items()}
 
     @cached_property
     def _record_bytes(self) -> dict[str, tuple[tuple[int, ...], ...]]:
@@ -396,15 +389,6 @@ def _tile_record_bytes(
         )
         for kind in STATE_KINDS
     }
-
-
-@lru_cache(maxsize=CACHED_MODELS)
-def _total_record_bytes(
-    model: ModelSpec, tile: int, moments_bits: int, dtype: str, optimizer: str
-) -> dict[str, tuple[int, ...]]:
-    """Map kind of state → bytes of all records of the embedding, of a block, of the final norm."""
-    records = _tile_record_bytes(model, tile, moments_bits, dtype, optimizer)
-    return {kind: tuple(map(sum, sizes)) for kind, sizes in records.items()}
 
 
 def moments_part_bytes(

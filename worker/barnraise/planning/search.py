@@ -423,7 +423,7 @@ class _Search:
         kept = min(2 * plan.slots, 2 * plan.model.layers) * plan.total_bytes("weights", 1)
         writing = self._bytes_written(plan) / self.hardware.sustained_disk_write
         disk = max(0, read - kept) / self.hardware.disk_read + writing
-        host_update, device_update = self._sum_update_seconds(plan)
+        host_update, device_update = _sum_update_seconds(steps)
         if plan.staged:
             compute += device_update
         else:
@@ -439,18 +439,6 @@ class _Search:
         allowed = self._least_seconds(plan)
         overlapped = max(compute, disk, chain, allowed)
         return overlapped, max(overlapped, compute + disk + host_update, allowed)
-
-    def _sum_update_seconds(self, plan: Plan) -> tuple[float, float]:
-        """Return the seconds of all updates on the host and on the device. Blocks are alike."""
-        steps = StepSimulation(plan, self.hardware)
-        seconds = {False: 0.0, True: 0.0}
-        for group in ([0], [plan.last_fragment], plan.blocks):
-            for tier in ("host", "disk", "device"):
-                alike = [i for i in group if plan.weights[i] == tier]
-                if alike:
-                    on_device = plan.updates_on_device(alike[0])
-                    seconds[on_device] += len(alike) * steps.update_seconds(alike[0])
-        return seconds[False], seconds[True]
 
     def _ring_seconds(self, plan: Plan) -> float:
         """Return the seconds for which updates wait for the disk, apart from a full ring."""
@@ -585,6 +573,19 @@ class _Search:
         if largest:
             advice.append(f"the preset {largest}")
         return advice[:3]
+
+
+def _sum_update_seconds(steps: StepSimulation) -> tuple[float, float]:
+    """Return the seconds of all updates on the host and on the device. Blocks are alike."""
+    plan = steps.plan
+    seconds = {False: 0.0, True: 0.0}
+    blocks = plan.weights[1:-1]
+    seconds[plan.updates_on_device(0)] += steps.update_seconds(0)
+    seconds[plan.updates_on_device(plan.last_fragment)] += steps.update_seconds(plan.last_fragment)
+    for tier in dict.fromkeys(blocks):
+        i = 1 + blocks.index(tier)
+        seconds[plan.updates_on_device(i)] += blocks.count(tier) * steps.update_seconds(i)
+    return seconds[False], seconds[True]
 
 
 def _compute_operations(plan: Plan) -> Iterator[Operation]:

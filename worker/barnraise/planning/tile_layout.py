@@ -6,7 +6,7 @@ multiple of `TILE_GRAIN` elements near its size where no matrix is cut.
 
 from dataclasses import dataclass
 
-from barnraise.spec import MUON, OPTIMIZERS, TENSOR_ALIGN, Fragment
+from barnraise.spec import MUON, TENSOR_ALIGN, Fragment
 
 # Tiles are multiples of this many elements, so that they begin on whole pages in every precision
 # and on whole blocks of 8-bit moments.
@@ -28,9 +28,14 @@ class Matrix:
     columns: int
 
     @property
+    def elements(self) -> int:
+        """Return the number of elements."""
+        return self.rows * self.columns
+
+    @property
     def end(self) -> int:
         """Return the index after its last element."""
-        return self.begin + self.rows * self.columns
+        return self.begin + self.elements
 
     @property
     def short_and_long(self) -> tuple[int, int]:
@@ -118,14 +123,6 @@ def _find_cut(matrices: tuple[Matrix, ...], begin: int, end: int, size: int) -> 
                 return before
             end = -(-matrix.end // TILE_GRAIN) * TILE_GRAIN
     return min(end, size)
-
-
-def find_optimizer(block: Fragment, second_moments: int) -> str:
-    """Return the optimizer under which a block has so many second moments; "" for none."""
-    for optimizer in OPTIMIZERS:
-        if lay_out_tiles(block, block.size, optimizer)[-1].second_end == second_moments:
-            return optimizer
-    return ""
 
 
 def _spans_between(matrices: list[Matrix], begin: int, end: int) -> tuple[tuple[int, int], ...]:

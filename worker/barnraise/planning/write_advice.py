@@ -25,14 +25,14 @@ class PlanRequest:
     step_sequences: int
     optimizer: str = ADAMW
 
-    def make_plan(self) -> Plan:
-        """Find the fastest plan.
+    def make_plan(self, advise: bool = False) -> Plan:
+        """Find the fastest plan; with `advise` a refusal names the nearest changes that fit.
 
         Raises:
             PlanError: the model does not fit.
         """
         return make_plan(
-            self.hardware, self.model, self.limits, self.step_sequences, False, self.optimizer
+            self.hardware, self.model, self.limits, self.step_sequences, advise, self.optimizer
         )
 
 

@@ -1,8 +1,7 @@
 """Adam's moments of one tile: fp32 or 8 bits, with the low halves of split weights."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Self
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -67,23 +66,6 @@ class AdamMoments:
             precision.update_split(step, begin, halves, gradient, self.m, self.v)
         else:
             adamw_update(step, begin, weights, gradient, self.m, self.v)
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        """Return all tensors that there are."""
-        parts = (self.m, self.v, self.scales, self.low)
-        return [part for part in parts if part is not None]
-
-    def with_tensors(self, tensors: Sequence[Tensor]) -> Self:
-        """Return the same moments in other memory; `tensors` are copies of `self.tensors`."""
-        copies = iter(tensors)
-        return replace(
-            self,
-            m=next(copies),
-            v=next(copies),
-            scales=None if self.scales is None else next(copies),
-            low=None if self.low is None else next(copies),
-        )
 
     def master(self, weights: Tensor) -> Tensor:
         """Return the master weights, fp32 [n]: the streamed ones, or joined from their halves."""

@@ -23,7 +23,6 @@ from barnraise.planning import program
 from barnraise.planning.hardware import retain_freed_memory, return_freed_memory
 from barnraise.planning.memory_model import sampled_at_once
 from barnraise.planning.plan import STATE_KINDS, Plan
-from barnraise.planning.tile_layout import find_optimizer
 from barnraise.spec import Recipe
 from barnraise.swap.anchor_tracking import AnchorTracking
 from barnraise.swap.device import release_device_memory
@@ -37,7 +36,7 @@ from barnraise.swap.executor import (
 )
 from barnraise.swap.forward_backward import ForwardBackward
 from barnraise.swap.fused_loss import Head, head_loss
-from barnraise.swap.muon_moments import refuse_other_optimizer, view_moments
+from barnraise.swap.muon_moments import find_optimizer, refuse_other_optimizer, view_moments
 from barnraise.swap.outer_optimizer import ANCHOR_SCRATCH, OuterOptimizer, RoundStart
 from barnraise.swap.precision import units_to_float
 from barnraise.swap.sampler import Sampler, SamplingSettings, TokenRange
@@ -713,7 +712,7 @@ class Engine:
         Raises:
             StateError: the tensors do not fit this model; nothing has changed.
         """
-        self._check_optimizer(tensors)
+        refuse_other_optimizer(self.plan, find_optimizer(self.fragments[1], tensors.get("v.1")))
         self._check_shapes(tensors)
         optimizer_steps, warmup_steps_left = tensors["progress"].tolist()
         self.progress = EngineProgress(
@@ -738,12 +737,6 @@ class Engine:
     def _moments_device(self, i: int) -> torch.device:
         """Return where fragment i's moments lie, and its gradients when they are absorbed."""
         return self.store.memory_record("moments", i, 0).device
-
-    def _check_optimizer(self, tensors: Mapping[str, Tensor]) -> None:
-        """Raise StateError if the moments are those of another optimizer."""
-        if "v.1" in tensors:
-            saved = find_optimizer(self.fragments[1], tensors["v.1"].numel())
-            refuse_other_optimizer(self.plan, saved)
 
     def _check_shapes(self, tensors: Mapping[str, Tensor]) -> None:
         """Raise StateError unless names, sizes and types are those of this model's state."""

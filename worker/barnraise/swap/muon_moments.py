@@ -6,7 +6,8 @@ from torch import Tensor
 
 from barnraise.errors import StateError
 from barnraise.planning.plan import Plan
-from barnraise.planning.tile_layout import TileLayout
+from barnraise.planning.tile_layout import TileLayout, lay_out_tiles
+from barnraise.spec import OPTIMIZERS, Fragment
 from barnraise.swap import precision
 from barnraise.swap.adam_moments import AdamMoments
 from barnraise.swap.adamw import AdamWKernel, AdamWStep
@@ -70,6 +71,15 @@ def view_moments(plan: Plan, i: int, t: int, record: Tensor) -> AdamMoments:
     if not layout.matrices:
         return moments
     return MuonMoments(moments.m, moments.v, None, moments.low, layout)
+
+
+def find_optimizer(block: Fragment, v: Tensor | None) -> str:
+    """Return the optimizer whose second moments of a block are as many as those saved; or ""."""
+    saved = -1 if v is None else v.numel()
+    for optimizer in OPTIMIZERS:
+        if lay_out_tiles(block, block.size, optimizer)[-1].second_end == saved:
+            return optimizer
+    return ""
 
 
 def refuse_other_optimizer(plan: Plan, saved: str) -> None:

@@ -81,7 +81,7 @@ class Tile:
 
 @contextlib.contextmanager
 def copied_to(device: torch.device, tile: Tile, gradient: Tensor) -> Iterator[tuple[Tile, Tensor]]:
-    """Copy a tile and its gradient to a device for an update, and the tile back after it.
+    """Copy a tile with 32-bit moments and its gradient to a device, and the tile back at the end.
 
     Without copies where the tile lies there already. The copies take turns with the computations
     of the current stream, and the host waits for none of them.
@@ -89,12 +89,15 @@ def copied_to(device: torch.device, tile: Tile, gradient: Tensor) -> Iterator[tu
     if tile.weights.device.type == device.type:
         yield tile, gradient
         return
-    home = [tile.weights, *tile.moments.tensors]
-    weights, *parts = (tensor.to(device, non_blocking=True) for tensor in home)
-    moved = replace(tile, weights=weights, moments=tile.moments.with_tensors(parts))
+    home = {"m": tile.moments.m, "v": tile.moments.v, "low": tile.moments.low}
+    parts = {name: part for name, part in home.items() if part is not None}
+    copies = {name: part.to(device, non_blocking=True) for name, part in parts.items()}
+    weights = tile.weights.to(device, non_blocking=True)
+    moved = replace(tile, weights=weights, moments=replace(tile.moments, **copies))
     yield moved, gradient.to(device, non_blocking=True)
-    for target, source in zip(home, (weights, *parts), strict=True):
-        target.copy_(source, non_blocking=True)
+    tile.weights.copy_(weights, non_blocking=True)
+    for name, part in parts.items():
+        part.copy_(copies[name], non_blocking=True)
 
 
 class Tiles:

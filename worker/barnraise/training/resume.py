@@ -27,11 +27,10 @@ from barnraise.exchange.snapshots.snapshot_client import load_base_snapshot
 from barnraise.ledger.anchor import Anchor, compute_sketch
 from barnraise.ledger.ledger import Ledger
 from barnraise.planning.plan import Plan
-from barnraise.planning.tile_layout import find_optimizer
 from barnraise.spec import ADAMW, ModelSpec, Recipe
 from barnraise.swap.engine import WARMUP_STEPS, Engine
 from barnraise.swap.executor import EngineProgress
-from barnraise.swap.muon_moments import refuse_other_optimizer, view_moments
+from barnraise.swap.muon_moments import find_optimizer, refuse_other_optimizer, view_moments
 from barnraise.swap.state_store import TRAINING_KINDS, FragmentSequence, StateStore, read_manifest
 from barnraise.training.checkpoint import CheckpointSlots, StateHeader, remove_folder
 from barnraise.training.paused_round import PausedRound
@@ -111,8 +110,7 @@ class SavedState:
             return manifest["layout"].get("optimizer", ADAMW)
         saved = self.checkpoint.load()
         assert saved is not None, "the header was read from a checkpoint"
-        second_moments = saved[0]["v.1"].numel() if "v.1" in saved[0] else 0
-        return find_optimizer(self.plan.fragments[1], second_moments)
+        return find_optimizer(self.plan.fragments[1], saved[0].get("v.1"))
 
     def read_progress(self, store: StateStore) -> EngineProgress | None:
         """Return the progress of a state on disk or of a paused round; None for any other one."""

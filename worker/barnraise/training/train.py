@@ -41,7 +41,6 @@ from barnraise.planning.memory_model import HELD_OUT
 from barnraise.planning.plan import Plan
 from barnraise.planning.render import build_plan_view
 from barnraise.planning.round_schedule import RoundSchedule
-from barnraise.planning.search import make_plan
 from barnraise.planning.write_advice import PlanRequest, describe_write_limit
 from barnraise.protocol.enums import Activity, JoinPurpose, PauseReason, RunStatus
 from barnraise.protocol.polling import LOOP_POLL_SECONDS, NETWORK_POLL_SECONDS
@@ -221,13 +220,10 @@ class Worker:
             PlanError: The model does not fit the machine.
         """
         recipe = self.spec.recipe
-        return make_plan(
-            hardware,
-            self.spec.model,
-            limits,
-            recipe.step_sequences,
-            optimizer=recipe.optimizer,
+        request = PlanRequest(
+            hardware, self.spec.model, limits, recipe.step_sequences, recipe.optimizer
         )
+        return request.make_plan(advise=True)
 
     def end_after_round(self, is_over: Callable[[], bool]) -> None:
         """Leave after the round in which `is_over` becomes true: another run has its turn then."""
