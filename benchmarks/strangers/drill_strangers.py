@@ -296,13 +296,13 @@ class StrangersDrill:
         Sybils with a snapshot, which mostly wait, attack others at the same time.
         """
         windows = HarmfulWindows(self._make_swarm, self.rate, self.scale.tokens)
-        beside = ThreadPoolExecutor(1)
+        waiting = ThreadPoolExecutor(1)
         try:
-            sybils = beside.submit(self.face_sybils)
+            sybils = waiting.submit(self.face_sybils)
             self.results |= windows.run()
             sybils.result()
         finally:
-            beside.shutdown(wait=False)
+            waiting.shutdown(wait=False)
         self.names += ["idle accounts", *windows.names]
         for value in windows.shortfalls:
             self.require(False, value)
@@ -310,7 +310,7 @@ class StrangersDrill:
     # ---- trials -------------------------------------------------------------------------------
 
     def lie_to_site(self) -> None:
-        """Let accounts without computers lie to a real site, and an owner's files attack beside."""
+        """Let accounts without computers lie to a real site while an owner's files attack."""
         with subprocess.Popen(
             [sys.executable, SITE_DRILL], stdout=subprocess.PIPE, text=True
         ) as process:

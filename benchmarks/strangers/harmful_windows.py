@@ -27,6 +27,7 @@ HARMFUL = {
     "one that is weak": ("harmful copies", (-0.5,)),
 }
 LANES = 2  # windows that run side by side
+REFERENCES = 2  # trainings without strangers, which differ by half a percent
 IDLE_ACCOUNTS = 3
 IDLE_SPEED = 20  # honest machines' tokens that the ticket of an idle account permits
 QUIET_SHARE = 0.15  # of a window's tokens that the honest train before strangers come
@@ -77,14 +78,16 @@ class HarmfulWindows:
         lanes = ThreadPoolExecutor(LANES)
         try:
             budget = lanes.submit(self._spend_budget)
-            quiet = lanes.submit(self._train, "quiet", "", ())
+            quiet = [
+                lanes.submit(self._train, f"quiet {number}", "", ()) for number in range(REFERENCES)
+            ]
             attacked = {name: lanes.submit(self._train, name, *HARMFUL[name]) for name in HARMFUL}
             suspended = sum(
                 count_honest_suspended(rounds, scheme, 0.7)
                 for scheme, rounds in SIMULATED_ROUNDS.items()
             )
             share, counted = budget.result()
-            reference = quiet.result()[0]
+            reference = [curve for future in quiet for curve in future.result()[0]]
             results = {
                 name: measure_harm(name, reference, *future.result())
                 for name, future in attacked.items()

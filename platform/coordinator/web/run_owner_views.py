@@ -116,7 +116,8 @@ def clear_volunteer(request: AuthenticatedRequest, slug: str) -> HttpResponse:
     try:
         person = get_object_or_404(members, pk=uuid.UUID(request.POST.get("person", "")))
         VerdictRecord.issue(run, [], clear=[person], actor=request.user)
-        messages.success(request, f"{person.shown_name} is cleared. The machines are informed.")
+        name = mark_name(person, list_keys(run))
+        messages.success(request, f"{name} is cleared. The machines are informed.")
     except SpecError as error:
         messages.error(request, f"This volunteer cannot be cleared here: {error}.")
     except ValueError:

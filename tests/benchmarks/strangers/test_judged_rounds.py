@@ -120,7 +120,7 @@ def test_doubt_needs_rounds_in_a_row_and_does_not_flip():
     assert machine.doubt is None and machine.agrees
 
 
-def test_newcomer_that_agrees_little_is_attested_later_and_a_useless_one_never():
+def test_newcomer_that_agrees_little_is_attested_later_a_useless_one_never():
     """A machine that is much slower than the others agrees little, and so do all in the end."""
     for agreement, can_judge, rounds in (
         (0.4, True, OPINION_ROUNDS),

@@ -258,7 +258,7 @@ def test_owner_is_notified_of_a_suspended_volunteer_and_clears_them(
     for nobody in ("", run.owner.pk.hex[::-1]):
         assert client.post(f"/runs/{run.slug}/clear/", {"person": nobody}).status_code == 404
     answer = client.post(f"/runs/{run.slug}/clear/", {"person": people[1].pk}, follow=True)
-    assert "Eve is cleared" in answer.content.decode()
+    assert f"Eve ({mark}) is cleared" in answer.content.decode()
     assert VerdictRecord.objects.get().message.cleared == [pseudonym]
     assert "Cleared: 1 volunteer" in client.get(f"/runs/{run.slug}/verdicts/").content.decode()
 

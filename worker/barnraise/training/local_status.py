@@ -51,7 +51,8 @@ class LocalStatus(MachineFigures):
     warning: str = ""  # what is wrong while it trains all the same
     memory_shortages: int = 0  # how often it had to plan with less memory
     refused: str | None = None  # why it has no place in the run any longer
-    waiting: str | None = None  # why it takes no snapshot although it needs one
+    # Why it takes no snapshot although it needs one, or why its updates do not count yet.
+    waiting: str | None = None
     reach: str = ""  # how peers reach the machine, in a sentence
     reach_facts: dict[str, Any] = {}
     run_rate: float | None = None  # tokens/s of all machines

@@ -116,7 +116,7 @@ class StatusPublisher:
             "token_budget": self.token_budget,
             "coordinator_bytes": self._joined.coordinator.body_bytes,
             "refused": self.refusal,
-            "waiting": stats.waiting_reason,
+            "waiting": stats.waiting_reason or self._exchange.probation,
             "reach": self._describe_reach(),
             "reach_facts": asdict(self._exchange.reach_facts),
             "run_rate": self._history.tokens_per_second,
