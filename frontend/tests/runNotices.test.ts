@@ -46,6 +46,12 @@ describe("summarizeRun", () => {
     expect(summarizeRun(several)).toBe("3 machines train.");
   });
 
+  test("explains a loss that does not fall before the first exchange", () => {
+    const sentence = summarizeRun({ ...run, workers_alive: 4, rate: 0, updates: 0 });
+    expect(sentence).toMatch(/^4 machines train\. The shared weights are still those of the start/);
+    expect(summarizeRun({ ...run, workers_alive: 0, updates: 0 })).not.toContain("exchange");
+  });
+
   test("has a sentence for each status", () => {
     const statuses = ["draft", "recruiting", "paused", "finished", "cancelled"] as const;
     const sentences = statuses.map((status) => summarizeRun({ ...run, status }));

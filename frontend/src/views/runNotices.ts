@@ -6,6 +6,10 @@ import { formatDuration, formatInteger, formatMoment } from "../format";
 import type { Store } from "../store";
 import type { Run } from "../types";
 
+const BEFORE_FIRST_EXCHANGE =
+  "The shared weights are still those of the start: until the first exchange is through the " +
+  "validation loss does not fall.";
+
 /** Shows one of three notices. Unlike other views it also draws before the first snapshot. */
 export class RunNotices {
   private readonly delayed: HTMLElement;
@@ -61,7 +65,8 @@ export function summarizeRun(run: Run): string {
     case "training": {
       const seconds = (run.budget - run.tokens) / run.rate;
       const left = run.rate > 0 && seconds > 0 ? `, about ${formatDuration(seconds)} left` : "";
-      return count === 1 ? `1 machine trains${left}.` : `${machines} train${left}.`;
+      const trains = count === 1 ? `1 machine trains${left}.` : `${machines} train${left}.`;
+      return count > 0 && run.updates === 0 ? `${trains} ${BEFORE_FIRST_EXCHANGE}` : trains;
     }
     case "paused":
       return `Paused. ${count === 1 ? "1 machine waits" : `${machines} wait`} with all its progress.`;
