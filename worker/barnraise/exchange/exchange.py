@@ -446,6 +446,7 @@ class Exchange:
         self._round_schedule = self._estimates.plan_round(
             rate, uplink_rate, time.monotonic(), self._clock(), streaming
         )
+        self._contribution.set_dense(self._round_schedule.scheme.dense)
         return self._round_schedule
 
     def announce_rate(self, rate: float) -> None:

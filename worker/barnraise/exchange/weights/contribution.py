@@ -9,6 +9,9 @@ other updates have a high cosine, but they are too small for the tokens that the
 This machine sums the changes of each volunteer during its own last rounds and compares each sum
 with the sum of its own changes. It compares random elements of the model that no other machine
 knows. `weighting.py` computes the weights from the result.
+
+Updates of one value in 64 of two machines have few values in common, and agree half as much as
+those of all values. Their sums over more rounds agree more, so that more rounds are remembered.
 """
 
 from collections.abc import Sequence
@@ -20,7 +23,9 @@ from barnraise.planning.round_limits import MAX_SILENT_ROUNDS
 from barnraise.protocol.table_sizes import FEW
 
 SAMPLES = 8192  # elements of the model that are compared
-ROUND_DECAY = 0.8  # what is remembered of the rounds before, at each of this machine's rounds
+# What is remembered of the rounds before, at each of this machine's rounds: for dense updates or
+# not.
+ROUND_DECAY = {True: 0.8, False: 0.97}
 MIN_ROUNDS = 2.0  # of this machine that are compared, at least
 MIN_AGE_ROUNDS = 1.0  # of this machine after which a volunteer that it first heard of is judged
 
@@ -40,10 +45,10 @@ class _RecentChange:
         earlier = self.parts.get(fragment)
         self.parts[fragment] = sample if earlier is None else earlier.add_(sample)
 
-    def decay(self, fragment: int) -> None:
-        """Forget a part of what was changed in a fragment."""
+    def decay(self, fragment: int, factor: float) -> None:
+        """Remember a part of what was changed in a fragment."""
         if fragment in self.parts:
-            self.parts[fragment].mul_(ROUND_DECAY)
+            self.parts[fragment].mul_(factor)
 
     def dot(self, other: "_RecentChange") -> float:
         """Return the scalar product of two changes."""
@@ -69,9 +74,14 @@ class ContributionMeter:
             torch.randint(size, (-(-SAMPLES * size // total),), generator=generator)
             for size in sizes
         ]
+        self._decay = ROUND_DECAY[True]
         self._own = _RecentChange()
         self._own_rounds = 0.0  # that are remembered
         self._others: dict[str, _RecentChange] = {}  # by volunteer, the last heard of at the end
+
+    def set_dense(self, is_dense: bool) -> None:
+        """Set whether this machine's updates hold all values, from the next round on."""
+        self._decay = ROUND_DECAY[is_dense]
 
     def record_own_part(self, fragment: int, units: torch.Tensor) -> None:
         """Record what this machine's update changes in a fragment.
@@ -82,7 +92,7 @@ class ContributionMeter:
         """
         sample = self.sample(fragment, units)
         for change in (self._own, *self._others.values()):
-            change.decay(fragment)
+            change.decay(fragment, self._decay)
         self._own.add(fragment, sample)
 
     def record_own_tokens(self, tokens: int, round_fraction: float) -> None:
@@ -92,7 +102,7 @@ class ContributionMeter:
             tokens: Its training tokens.
             round_fraction: The part of the model's fragments that it changes, in (0, 1].
         """
-        decay = ROUND_DECAY**round_fraction
+        decay = self._decay**round_fraction
         for change in (self._own, *self._others.values()):
             change.tokens *= decay
         self._own.tokens += tokens
