@@ -49,13 +49,8 @@ class Cell:
     @property
     def schedule(self) -> RoundSchedule:
         """Return the rounds that the worker's ladder chooses. A step takes one second."""
-        return fit_to_uplink(
-            UPDATE_SHARE * self.line_bytes,
-            1.0,
-            SIZE,
-            self.machines - 1,
-            run_steps=self.steps,
-        )
+        update_rate = UPDATE_SHARE * self.line_bytes / (self.machines - 1)
+        return fit_to_uplink(update_rate, 1.0, SIZE, run_steps=self.steps)
 
     @property
     def line_bytes(self) -> float:

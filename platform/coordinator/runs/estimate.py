@@ -23,6 +23,7 @@ from barnraise.planning.runtime_model import (
 )
 from barnraise.planning.search import make_plan
 from barnraise.planning.speedup import SpeedupEstimate, estimate_speedup
+from barnraise.planning.uplink_budget import alike_uplink
 from barnraise.spec import ModelSpec, RunSpec
 
 MAX_VOLUNTEERS = 10_000
@@ -96,9 +97,8 @@ def estimate_run_time(
     still too much, rounds wait for the line, whose slower way limits.
     """
     run_steps = spec.recipe.token_budget / volunteers / spec.step_tokens
-    line_bytes = min(line.up_bytes, line.down_bytes)
-    pushes = max(1, volunteers - 1)
-    schedule = choose_schedule(spec, line_bytes, step_seconds, pushes, run_steps)
+    update_rate = alike_uplink(line, volunteers).update_rate
+    schedule = choose_schedule(spec, update_rate, step_seconds, run_steps)
     step = StepTime(step_seconds, 0.0, spec.step_tokens)
     swarm = Swarm(volunteers, spec.model.parameters, line, step)
     prediction = predict_updates(swarm, schedule)

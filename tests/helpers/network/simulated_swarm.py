@@ -68,6 +68,7 @@ class Simulation:
         delay: Seconds that a message takes.
         payload: Bytes of an update.
         uplink: Bytes per second of each machine, which sends one push after the other.
+        uplinks: Machine → bytes per second, of those with another uplink.
         bytes: All bytes sent so far.
         sent_bytes: Bytes that each machine has sent.
         natted: Keys of machines behind routers; such a machine is reached only by whom it dials.
@@ -90,6 +91,7 @@ class Simulation:
         self.delay = delay
         self.payload = payload
         self.uplink = uplink
+        self.uplinks: dict[str, float] = {}
         self.now = 0.0
         self.machines: dict[str, Gossip] = {}
         self.stored: dict[str, dict[str, set[int]]] = {}  # machine → author → updates
@@ -119,6 +121,14 @@ class Simulation:
         self._wakeup_at[key] = math.inf
         self.schedule(0.0, self.carry_out_actions, key)
         return machine
+
+    def set_uplink(self, number: int, rate: float) -> None:
+        """Give a machine an uplink of so many bytes per second, which it states."""
+        self.uplinks[key_of(number)] = rate
+        self.machines[key_of(number)].set_uplink(rate)
+
+    def uplink_of(self, key: str) -> float:
+        return self.uplinks.get(key, self.uplink)
 
     # ---- time
 
@@ -221,17 +231,19 @@ class Simulation:
                 continue
             # The peer has declined the update, so the rest of it is not sent.
             del self._pushing[to, source][author, seq]
-            sent = self._bytes_sent_since(started_at)
+            sent = self._bytes_sent_since(to, started_at)
             self.bytes += sent
             self.sent_bytes[to] += sent
             self.sent["duplicate"] += 1
-            self._free[to] = max(self.now, self._free[to] - (self.payload - sent) / self.uplink)
+            self._free[to] = max(
+                self.now, self._free[to] - (self.payload - sent) / self.uplink_of(to)
+            )
 
-    def _bytes_sent_since(self, started_at: float) -> int:
+    def _bytes_sent_since(self, key: str, started_at: float) -> int:
         """Return how much of a payload has been sent, in whole pieces."""
         if self.now <= started_at:
             return 0
-        sent = (self.now - started_at) * self.uplink
+        sent = (self.now - started_at) * self.uplink_of(key)
         if not math.isfinite(sent):
             return self.payload
         return min(self.payload, PIECE_BYTES * math.ceil(sent / PIECE_BYTES))
@@ -286,7 +298,7 @@ class Simulation:
     def push(self, source: str, to: str, author: str, seq: int) -> None:
         """Queue an update behind those that this machine is sending."""
         starts_at = max(self.now, self._free[source])
-        self._free[source] = starts_at + (HEADER_BYTES + self.payload) / self.uplink
+        self._free[source] = starts_at + (HEADER_BYTES + self.payload) / self.uplink_of(source)
         self.schedule(starts_at - self.now, self._start_push, source, to, author, seq)
 
     def _start_push(self, source: str, to: str, author: str, seq: int) -> None:
@@ -297,13 +309,16 @@ class Simulation:
             or (author, seq) in self._pushing[source, to]
         ):
             self._free[source] = max(
-                self.now, self._free[source] - (HEADER_BYTES + self.payload) / self.uplink
+                self.now,
+                self._free[source] - (HEADER_BYTES + self.payload) / self.uplink_of(source),
             )
             return
         self.sent["push"] += 1
         self._pushing[source, to][author, seq] = self.now
         self.send_message(source, to, HEADER_BYTES, self._on_header, source, to, author, seq)
-        self.schedule(self.payload / self.uplink, self._end_push, source, to, author, seq)
+        self.schedule(
+            self.payload / self.uplink_of(source), self._end_push, source, to, author, seq
+        )
 
     def _on_header(self, source: str, to: str, author: str, seq: int) -> None:
         self.machines[to].on_author(source, author)
@@ -311,6 +326,8 @@ class Simulation:
 
     def _end_push(self, source: str, to: str, author: str, seq: int) -> None:
         if self._pushing[source, to].pop((author, seq), None) is not None:
+            if self.machines[source].on_update_sent(to, author, seq):
+                self.carry_out_actions(source)
             self.send_message(source, to, self.payload, self._on_payload, source, to, author, seq)
 
     def _on_payload(self, source: str, key: str, author: str, seq: int) -> None:

@@ -39,8 +39,9 @@ MAX_STEPS = 10_000
 SPARSEST_SCHEME = SCHEMES[-1]
 
 
-def budget(link: float) -> float:
-    return UPDATE_SHARE * link
+def budget(link: float, pushes: int = 1) -> float:
+    """Return how fast a link sends updates if this machine sends so many copies of each."""
+    return UPDATE_SHARE * link / pushes
 
 
 def spec_of(recipe: Recipe, name: str = "gpt2-124m", max_steps: int = MAX_STEPS) -> RunSpec:
@@ -68,7 +69,7 @@ def level_of(schedule: RoundSchedule) -> int:
 
 @given(LINKS, SECONDS, PARAMETERS, PUSHES, st.integers(1, MAX_STEPS))
 def test_fit_to_uplink_update_is_sent_within_its_round(link, seconds, parameters, pushes, longest):
-    schedule = fit_to_uplink(budget(link), seconds, parameters, pushes, longest)
+    schedule = fit_to_uplink(budget(link, pushes), seconds, parameters, longest)
     assert 1 <= schedule.steps <= longest
     rate = required_rate(schedule.steps, schedule.scheme, seconds, parameters, pushes)
     fits = rate <= budget(link) * (1 + 1e-9)
@@ -81,7 +82,7 @@ def test_fit_to_uplink_update_is_sent_within_its_round(link, seconds, parameters
 @given(LINKS, LINKS, SECONDS, PARAMETERS, PUSHES)
 def test_fit_to_uplink_faster_link_sends_no_less(one, other, seconds, parameters, pushes):
     slow, fast = (
-        fit_to_uplink(budget(link), seconds, parameters, pushes) for link in sorted((one, other))
+        fit_to_uplink(budget(link, pushes), seconds, parameters) for link in sorted((one, other))
     )
     slow_rate, fast_rate = (
         required_rate(schedule.steps, schedule.scheme, seconds, parameters, pushes)
@@ -97,7 +98,7 @@ def test_fit_to_uplink_faster_link_sends_no_less(one, other, seconds, parameters
 def test_fit_to_uplink_never_longer_or_smaller_than_the_link_demands(
     link, seconds, parameters, pushes
 ):
-    schedule = fit_to_uplink(budget(link), seconds, parameters, pushes, MAX_STEPS)
+    schedule = fit_to_uplink(budget(link, pushes), seconds, parameters, MAX_STEPS)
     bytes_per_step = budget(link) * seconds * (1 - 1e-9)
     index = level_of(schedule)
     for denser in COMPRESSION_LADDER[:index]:
@@ -120,26 +121,26 @@ def test_compression_ladder_has_no_gap_that_leaves_a_link_idle(above, below):
     )
 
 
-@given(LINKS, SECONDS, PARAMETERS, PUSHES, st.floats(1, 1e7))
+@given(LINKS, SECONDS, PARAMETERS, PUSHES, st.floats(0, 1e7))
 def test_fit_to_uplink_sparse_long_rounds_only_where_a_run_has_many(
     link, seconds, parameters, pushes, run_steps
 ):
-    schedule = fit_to_uplink(budget(link), seconds, parameters, pushes, MAX_STEPS, run_steps)
+    schedule = fit_to_uplink(budget(link, pushes), seconds, parameters, MAX_STEPS, run_steps)
     if not schedule.scheme.dense and schedule.steps > 23:
         assert MIN_SPARSE_ROUNDS * schedule.steps <= run_steps
         assert schedule.carries_residual
-    endless = fit_to_uplink(budget(link), seconds, parameters, pushes, MAX_STEPS)
+    endless = fit_to_uplink(budget(link, pushes), seconds, parameters, MAX_STEPS)
     if run_steps >= 400 * endless.steps:
         assert schedule == endless
 
 
 def test_fit_to_uplink_a_short_run_hears_of_its_peers_often():
     """GPT-2 124M, eight fast GPUs on home lines, 20 tokens a parameter: 4,740 steps of each."""
-    allowed = budget(15e6 / 8)
-    schedule = fit_to_uplink(allowed, 1.0, 124_000_000, pushes=7, run_steps=4740)
+    allowed = budget(15e6 / 8, 7)
+    schedule = fit_to_uplink(allowed, 1.0, 124_000_000, run_steps=4740)
     assert (str(schedule.scheme), schedule.carries_residual) == ("top64x2", True)
     assert 270 <= 4740 / schedule.steps <= 300, "of all values in two bits there would be 33"
-    few = fit_to_uplink(allowed, 1.0, 124_000_000, pushes=7, run_steps=1000)
+    few = fit_to_uplink(allowed, 1.0, 124_000_000, run_steps=1000)
     assert few.scheme.dense, "one value in 64 would not be sent often enough"
 
 
@@ -156,7 +157,7 @@ def test_schedule_carries_the_residual_where_a_run_has_many_sparse_rounds(
     codec, rounds, carries, steps
 ):
     recipe = Recipe(codec=codec, round_steps=steps)
-    schedule = choose_schedule(spec_of(recipe), 1e6, 1.0, 1, run_steps=rounds * steps)
+    schedule = choose_schedule(spec_of(recipe), 1e6, 1.0, run_steps=rounds * steps)
     assert schedule.carries_residual == carries
     aligned = align_with_peers(recipe, schedule, 1.0, 1.0, 1e9)
     assert aligned.carries_residual == schedule.carries_residual
@@ -166,53 +167,60 @@ def test_schedule_carries_the_residual_where_a_run_has_many_sparse_rounds(
 def test_first_rounds_have_no_momentum_where_the_ladder_makes_them_long(
     link, seconds, parameters, pushes
 ):
-    schedule = fit_to_uplink(budget(link), seconds, parameters, pushes, MAX_STEPS)
+    schedule = fit_to_uplink(budget(link, pushes), seconds, parameters, MAX_STEPS)
     aligned = align_with_peers(Recipe(codec="auto"), schedule, seconds, seconds, 1e9)
     plain_rounds = 4 if schedule.steps >= 128 else 0
     for each in (schedule, aligned, aligned.with_streaming((parameters // 2,) * 2, 0.0, 1e9)):
         assert [each.has_momentum(n) for n in range(6)] == [n >= plain_rounds for n in range(6)]
-    chosen = choose_schedule(spec_of(Recipe(codec="dense2", round_steps=500)), link, seconds, 1)
+    chosen = choose_schedule(spec_of(Recipe(codec="dense2", round_steps=500)), link, seconds)
     assert chosen.has_momentum(0), "the owner chose these rounds for the recipe's momentum"
 
 
-@given(LINKS, SECONDS, MODELS, PUSHES)
-def test_choose_schedule_fixed_codec_is_used_on_every_uplink(link, seconds, model, pushes):
+@given(LINKS, SECONDS, MODELS)
+def test_choose_schedule_fixed_codec_is_used_on_every_uplink(link, seconds, model):
     recipe = Recipe(codec="top64x2", round_steps=7)
-    schedule = choose_schedule(spec_of(recipe, model), link, seconds, pushes)
+    schedule = choose_schedule(spec_of(recipe, model), link, seconds)
     assert (schedule.steps, str(schedule.scheme)) == (7, "top64x2")
 
 
-@given(LINKS, SECONDS, MODELS, PUSHES, st.floats(1, 1e7))
-def test_choose_schedule_auto_codec_fits_the_uplink(link, seconds, model, pushes, run_steps):
+@given(LINKS, SECONDS, MODELS, st.floats(1, 1e7))
+def test_choose_schedule_auto_codec_fits_the_uplink(link, seconds, model, run_steps):
     spec = spec_of(Recipe(codec="auto"), model)
-    assert choose_schedule(spec, link, seconds, pushes, run_steps) == fit_to_uplink(
-        budget(link), seconds, spec.model.parameters, pushes, MAX_STEPS, run_steps
+    assert choose_schedule(spec, link, seconds, run_steps) == fit_to_uplink(
+        link, seconds, spec.model.parameters, MAX_STEPS, run_steps
     )
 
 
 def test_choose_schedule_unknown_uplink_uses_the_recipes_rounds():
     auto = Recipe(codec="auto", round_steps=7)
-    schedule = choose_schedule(spec_of(auto), math.inf, 1.0, 1)
+    schedule = choose_schedule(spec_of(auto), math.inf, 1.0)
     assert (schedule.steps, schedule.scheme) == (7, DEFAULT_SCHEME)
-    assert choose_schedule(spec_of(auto, max_steps=3), math.inf, None, 1).steps == 3, (
+    assert choose_schedule(spec_of(auto, max_steps=3), math.inf, None).steps == 3, (
         "the round must not exceed the tokens that an update may contain"
     )
 
 
-@given(LINKS, MODELS, PUSHES)
-def test_choose_schedule_first_update_does_not_fill_a_known_uplink(link, model, pushes):
+@given(LINKS, MODELS)
+def test_choose_schedule_first_update_does_not_fill_a_known_uplink(link, model):
     """Before the first step nobody knows how long a round lasts."""
     spec = spec_of(Recipe(codec="auto", round_steps=7), model)
-    schedule = choose_schedule(spec, link, None, pushes)
+    schedule = choose_schedule(spec, link, None)
     assert schedule.steps == 7
 
     def seconds(scheme: QuantizationScheme) -> float:
-        return pushes * scheme.payload_size(spec.model.parameters) / budget(link)
+        return scheme.payload_size(spec.model.parameters) / link
 
     denser = SCHEMES[: SCHEMES.index(schedule.scheme)]
     assert all(seconds(scheme) > FIRST_UPDATE_SECONDS for scheme in denser)
     if schedule.scheme != SPARSEST_SCHEME:
         assert seconds(schedule.scheme) <= FIRST_UPDATE_SECONDS * (1 + 1e-9)
+
+
+def test_machine_without_a_share_or_a_line_has_a_schedule():
+    for update_rate, run_steps in ((0.0, 0.0), (0.0, math.inf), (1e6, 0.0)):
+        schedule = fit_to_uplink(update_rate, 1.0, 1_000_000, run_steps=run_steps)
+        assert schedule.steps >= 1
+        assert schedule.steps_until_sent(1.0, 1_000_000, update_rate) >= schedule.steps
 
 
 @pytest.mark.parametrize("max_steps", [1, 5, LONG_ROUNDS.min_steps - 1])
@@ -229,7 +237,7 @@ def test_fit_to_uplink_dead_link_gets_the_longest_rounds():
 def test_fit_to_uplink_home_line_and_lan_examples():
     """GPT-2 124M on a gaming GPU with a second a step: 100 Mb/s, 20 Mb/s, and a gigabit LAN."""
     lan, fast, slow = (
-        fit_to_uplink(budget(megabits * 1e6 / 8), 1.0, 124_000_000, pushes=3)
+        fit_to_uplink(budget(megabits * 1e6 / 8, 3), 1.0, 124_000_000)
         for megabits in (1000, 100, 20)
     )
     assert str(lan.scheme) == "dense2" and lan.steps == 10
@@ -240,7 +248,7 @@ def test_fit_to_uplink_home_line_and_lan_examples():
 
 @given(st.floats(100, 1e6), SECONDS, PUSHES)
 def test_headers_of_a_rounds_parts_use_a_tenth_of_a_slow_uplink(link, seconds, pushes):
-    alone = fit_to_uplink(budget(link), seconds, 200_000, pushes)
+    alone = fit_to_uplink(budget(link, pushes), seconds, 200_000)
     round_seconds = alone.steps * seconds
     whole = RoundSchedule(
         alone.steps,

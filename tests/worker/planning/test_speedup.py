@@ -90,19 +90,19 @@ def test_estimate_states_by_how_much_a_run_ends_sooner():
 
 def test_estimate_names_what_would_pay_where_joining_does_not():
     spec = replace(SPEC, recipe=replace(SPEC.recipe, codec="dense2"))
-    estimate = estimate_speedup(spec, 500_000, Line("slow", 11, 11), 4, FIT)
+    estimate = estimate_speedup(spec, 500_000, Line("slow", 11, 112), 4, FIT)
     assert estimate.speedup < PAYS_FROM and 10 < estimate.rounds < 20
     assert estimate.sentence == (
-        "With 4 machines on lines of 11 Mb/s both ways each would be heard 15 times in the whole "
-        "run: it would not end sooner than with one. It would with lines of 30 Mb/s up or at 40 "
-        "tokens a parameter."
+        "With 4 machines on lines of 11 Mb/s up, 112 down each would be heard 15 times in the "
+        "whole run: it would not end sooner than with one. It would with lines of 30 Mb/s up, "
+        "with a member with 1 Gb/s that carries for others or at 40 tokens a parameter."
     )
     for remedied in (
-        estimate_speedup(spec, 500_000, Line("wider", 30, 30), 4, FIT),
+        estimate_speedup(spec, 500_000, Line("wider", 30, 112), 4, FIT),
         estimate_speedup(
             replace(spec, recipe=replace(spec.recipe, token_budget=40 * spec.model.parameters)),
             500_000,
-            Line("slow", 11, 11),
+            Line("slow", 11, 112),
             4,
             FIT,
         ),

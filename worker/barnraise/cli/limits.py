@@ -70,6 +70,7 @@ def _describe_limits(limits: Limits, drive: int) -> list[tuple[str, str]]:
         ("uplink", uplink),
         ("announced addresses", ", ".join(limits.announce) or "none"),
         ("port mapping", "yes" if limits.port_mapping else "no"),
+        ("relaying", "yes" if limits.relay else "no"),
         ("clipping", limits.clipping),
         ("crash safety", limits.crash_safety),
         ("optimizer moments", f"{limits.moments_bits} bits"),

@@ -106,3 +106,11 @@ class LimitOptions(ResourceOptions):
             "Whether to ask the router to forward the port.", "--port-mapping/--no-port-mapping"
         ),
     ] = None
+    relay: Annotated[
+        bool | None,
+        _limit_option(
+            "Whether to pass on others' updates before they are requested; a fast line may carry "
+            "for many slower ones.",
+            "--relay/--no-relay",
+        ),
+    ] = None

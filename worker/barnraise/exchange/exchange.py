@@ -14,7 +14,6 @@ from the first call that needs it.
 """
 
 import logging
-import math
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -52,7 +51,6 @@ from barnraise.peering.peer_server import PeeringConfig
 from barnraise.peering.server_thread import ServerThread
 from barnraise.peering.transports.transport import Transport
 from barnraise.planning.round_schedule import RoundSchedule
-from barnraise.planning.uplink_budget import MIN_UPDATE_SHARE
 from barnraise.protocol.enums import Role
 from barnraise.protocol.messages import Peer, Signed, Ticket, Update
 from barnraise.protocol.mirror_list import SignedMirrorList, parse_list
@@ -87,6 +85,7 @@ class ExchangeConfig:
     # Host:port pairs that this machine's owner announces; a host may be a name.
     announced: tuple[str, ...] = ()
     port_mapping: bool = False  # whether the router may be asked to forward the port
+    relays: bool = True  # whether it passes on others' updates before they are requested
 
 
 class Exchange:
@@ -130,7 +129,9 @@ class Exchange:
             port_mapping=config.port_mapping,
         )
         archive_rounds = spec.verdict_horizon if Role.ARCHIVE in ticket.roles else None
-        update_config = UpdateConfig(rules, PaceLimits.from_spec(spec), archive_rounds)
+        update_config = UpdateConfig(
+            rules, PaceLimits.from_spec(spec), archive_rounds, config.relays
+        )
         local = LocalState(ledger, self._author, self._queue, self._contribution.sample)
         mixes_weights = spec.recipe.mixes_weights
         self._mesh_channels = transport.add_protocol("mixing") if mixes_weights else None
@@ -272,8 +273,8 @@ class Exchange:
     def _on_published(self, update: Update) -> None:
         self._record_growth(update)
         self._estimates.on_update_published(update, self._clock())
-        self.thread.call(self.server.gossip.on_local_update, update.author, update.seq)
-        self.thread.call(self.server.wake)
+        size = sum(part.size for part in update.fragments)
+        self.thread.call(self.server.on_published, update.author, update.seq, size)
         verdicts, vector = self._ledger.verdicts, self._ledger.vector()
         now_ms = int(1000 * self._clock())
         opinions = self._estimates.opinions.form(self._author.key, verdicts, vector, now_ms)
@@ -439,12 +440,9 @@ class Exchange:
             rate: This machine's tokens per second.
             streaming: Whether fragments may be published one after the other during the round.
         """
-        uplink = self.server.peers.uplink
-        # Messages do not wait, and updates have what they leave.
-        capacity = min(uplink.measured_rate or math.inf, uplink.rate)
-        uplink_rate = max(MIN_UPDATE_SHARE * capacity, capacity - uplink.message_rate)
+        use = self.server.uplink_use()
         self._round_schedule = self._estimates.plan_round(
-            rate, uplink_rate, time.monotonic(), self._clock(), streaming
+            rate, use, time.monotonic(), self._clock(), streaming
         )
         self._contribution.set_dense(self._round_schedule.scheme.dense)
         return self._round_schedule

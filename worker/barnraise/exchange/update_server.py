@@ -6,6 +6,7 @@ say so.
 
 import asyncio
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -49,6 +50,7 @@ from barnraise.peering.membership.membership import PeerSource
 from barnraise.peering.peer_server import PeeringConfig, PeeringUser, PeerServer
 from barnraise.peering.transports.transport import Transport
 from barnraise.planning.round_schedule import RoundSchedule
+from barnraise.planning.uplink_budget import MIN_UPDATE_SHARE, UplinkUse
 from barnraise.protocol.messages import PeerState, Signed, Ticket, Update, UpdateRequest
 from barnraise.protocol.opinions import SignedOpinions
 from barnraise.protocol.run_mirrors import RunMirrors
@@ -68,6 +70,7 @@ class UpdateConfig:
     pace: PaceLimits  # what one machine can honestly publish
     # Rounds for which all payloads are kept, if this machine is an archive.
     archive_rounds: int | None = None
+    relays: bool = True  # whether others' updates are passed on before they are requested
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,8 @@ class UpdateServer:
         self._author = author
         self._key = transport.key
         volunteer = open_signed(peering.ticket, "ticket", Ticket).volunteer
-        self.gossip = Gossip(transport.key, int(transport.key[:12], 16), volunteer)
+        seed = int(transport.key[:12], 16)
+        self.gossip = Gossip(transport.key, seed, volunteer, config.relays)
         self.gossip.restore(ledger.vector())
         self._disk_thread = ThreadPoolExecutor(1, "barnraise-disk")
         # Snapshots of large models take long, and must not delay updates.
@@ -150,7 +154,9 @@ class UpdateServer:
         self.resync_handler = Resync(ledger, self.gossip, self.snapshot_client, run_on_disk)
         self.pruner = Pruner(ledger, self.gossip, run_on_disk, self._key, config.archive_rounds)
         self.scrub = BlobScrub(ledger, self.fetcher, run_slowly)
-        sender = UpdateSender(ledger, self.gossip, self.snapshot_server, self.peers.uplink)
+        uplink = self.peers.uplink
+        sender = UpdateSender(ledger, self.gossip, self.snapshot_server, uplink, self.wake)
+        self._traffic = sender.traffic
         self.peers.set_sources(self._compose_state, sender.open_update, sender.open_blob)
         # Version vector and anchor, by their digests, that gossip has not received yet.
         self._anchor_digests: deque[tuple[str, str]] = deque(maxlen=MAX_ANCHOR_DIGESTS)
@@ -244,6 +250,24 @@ class UpdateServer:
         """Limit what is sent; inf sets no limit. Safe from any thread."""
         self.peers.uplink.limit(bytes_per_second)
         self.gossip.set_uplink(bytes_per_second)
+
+    def uplink_use(self) -> UplinkUse:
+        """Return what the uplink carries, as measured. Safe from any thread."""
+        uplink, traffic = self.peers.uplink, self._traffic[self.gossip.has_carrier]
+        # Messages do not wait, and updates have what they leave.
+        capacity = min(uplink.measured_rate or math.inf, uplink.rate)
+        rate = max(MIN_UPDATE_SHARE * capacity, capacity - uplink.message_rate)
+        pushes = sum(link.eager for link in list(self.gossip.links.values()))
+        copies = traffic.copies or (1.0 if self.gossip.has_carrier else pushes)
+        carrier = self.gossip.carrier_rate
+        return UplinkUse(rate, copies, traffic.relayed_rate, carrier=carrier)
+
+    def on_published(self, author: str, seq: int, size: int) -> None:
+        """Spread an update of this machine, whose payloads have so many bytes."""
+        if self.gossip.links:
+            self._traffic[self.gossip.has_carrier].on_published(size, self._loop.time())
+        self.gossip.on_local_update(author, seq)
+        self.wake()
 
     def set_progress(self, rate: float, complete: bool) -> None:
         """Publish our tokens per second, and whether we publish no further update."""
@@ -380,7 +404,10 @@ class UpdateServer:
         return state.model_copy(
             update={
                 "verdicts_digest": self.ledger.verdicts.digest,
-                "heads_digest": self.ledger.heads_digest,
+                # Under another vector than ours it would seem to prove a fork.
+                "heads_digest": None
+                if self.gossip.withholds_from(key)
+                else self.ledger.heads_digest,
                 "mirror_list_version": self.peers.mirror_lists.version,
             }
         )
@@ -391,6 +418,7 @@ class UpdateServer:
             self._wake_up.clear()
             for connection in self.peers.connections.values():
                 connection.update_meters(self._loop.time())
+            self.gossip.set_measured_uplink(self.peers.uplink.measured_rate)
             for action in self.gossip.next_actions(self._loop.time()):
                 self._perform(action)
             self.verdicts.send_due(self._loop.time())
@@ -414,7 +442,7 @@ class UpdateServer:
             case SendState():
                 connection.schedule_state()
             case PushUpdate(_, author, seq) if author == self._author.name:
-                connection.send_own_update(author, seq)
+                connection.send_own_update(author, seq, self.peers.uplink.next_rank())
             case PushUpdate(_, author, seq):
                 connection.send_update(author, seq)
             case ProbeAuthor(_, author, seq):

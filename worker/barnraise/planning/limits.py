@@ -35,6 +35,7 @@ class Limits:
         compiled: whether torch.compile joins a block's kernels; the first step takes minutes.
         announce: HOST:PORT at which peers reach this machine: of a port that is forwarded.
         port_mapping: whether the router is asked to forward the port.
+        relay: whether others' updates are passed on before they are requested.
     """
 
     memory: int | None = None
@@ -50,6 +51,7 @@ class Limits:
     compiled: bool = False
     announce: tuple[str, ...] = ()
     port_mapping: bool = True
+    relay: bool = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "announce", tuple(self.announce))  # JSON has lists

@@ -15,7 +15,7 @@ from barnraise.planning.fragment_streaming import StreamingSchedule, fit_to_roun
 from barnraise.planning.quantization_scheme import QuantizationScheme
 from barnraise.planning.round_limits import MAX_STRETCH, PLAIN_ROUNDS
 from barnraise.planning.update_header import TYPICAL_HEADER_BYTES
-from barnraise.planning.uplink_budget import HEADER_SHARE, UPDATE_SHARE
+from barnraise.planning.uplink_budget import HEADER_SHARE
 from barnraise.spec import AUTO, Recipe, RunSpec
 
 # In which the first update is sent, where the uplink is known and the first step's time is not.
@@ -60,6 +60,17 @@ class RoundSchedule:
             return steps >= self.steps
         return steps > 0 and (now >= self.ends_at or steps >= int(MAX_STRETCH * self.steps))
 
+    def steps_until_sent(self, step_seconds: float, parameters: int, update_rate: float) -> float:
+        """Return the steps of a round that waits until its update is sent.
+
+        Args:
+            step_seconds: The length of a training step.
+            parameters: The parameters of the model.
+            update_rate: Bytes per second of updates that the machine can publish.
+        """
+        sending = self.scheme.payload_size(parameters) / max(update_rate, 1e-9)
+        return max(self.steps, sending / step_seconds)
+
     def has_momentum(self, rounds_published: int) -> bool:
         """Return whether the round's update contains momentum of the rounds before.
 
@@ -103,46 +114,41 @@ class RoundSchedule:
 
 def choose_schedule(
     spec: RunSpec,
-    uplink: float,
+    update_rate: float,
     step_seconds: float | None,
-    pushes: int,
     run_steps: float = math.inf,
 ) -> RoundSchedule:
     """Choose a machine's next round without regard to its peers.
 
-    A recipe with a fixed codec sets it. With "auto" the uplink does; updates may use
-    UPDATE_SHARE. Until the uplink has been measured, rounds are as long as the recipe says and
+    A recipe with a fixed codec sets it. With "auto" the uplink does, see `UplinkUse`. Until the
+    uplink has been measured, rounds are as long as the recipe says and
     updates use DEFAULT_SCHEME. Where the uplink is known and the first step's time is not, a round
     is as long too, and its update takes FIRST_UPDATE_SECONDS if any scheme allows that.
 
     Args:
         spec: The run's spec.
-        uplink: Bytes per second as measured, or the volunteer's limit if that is less; inf if
-            neither is known.
+        update_rate: Bytes per second of updates that this machine can publish; inf: not known.
         step_seconds: The length of a training step; None before the first.
-        pushes: To how many peers this machine sends each update itself.
         run_steps: The steps of this machine in the whole run; inf if they are not known.
     """
     recipe, parameters, max_steps = spec.recipe, spec.model.parameters, spec.max_round_steps
     if recipe.codec != AUTO:
         scheme = QuantizationScheme.parse(recipe.codec)
         return _build_schedule(recipe.round_steps, scheme, run_steps)
-    if math.isinf(uplink):
+    if math.isinf(update_rate):
         return RoundSchedule(min(recipe.round_steps, max_steps), DEFAULT_SCHEME)
     if step_seconds is None:
-        budget = UPDATE_SHARE * uplink * FIRST_UPDATE_SECONDS / pushes
+        budget = update_rate * FIRST_UPDATE_SECONDS
         fits = [scheme for scheme in SCHEMES if scheme.payload_size(parameters) <= budget]
         scheme = [*fits, SCHEMES[-1]][0]
         return _build_schedule(min(recipe.round_steps, max_steps), scheme, run_steps)
-    allowed = UPDATE_SHARE * uplink
-    return fit_to_uplink(allowed, step_seconds, parameters, pushes, max_steps, run_steps)
+    return fit_to_uplink(update_rate, step_seconds, parameters, max_steps, run_steps)
 
 
 def fit_to_uplink(
-    allowed: float,
+    update_rate: float,
     step_seconds: float,
     parameters: int,
-    pushes: int = 1,
     max_steps: int = 10_000,
     run_steps: float = math.inf,
 ) -> RoundSchedule:
@@ -150,13 +156,12 @@ def fit_to_uplink(
 
     A round lasts as long as its update takes to send, so its steps must satisfy
 
-        H ≥ p · (B + h) / (R · t)
+        H ≥ (B + h) / (r · t)
 
         H   steps of the round                    result
-        p   copies that this machine sends        `pushes`
         B   bytes of an update                    `scheme.payload_size(parameters)`
         h   bytes of its header                   TYPICAL_HEADER_BYTES
-        R   bytes per second that updates may use `allowed`
+        r   bytes per second of new updates       `update_rate`
         t   seconds of a step                     `step_seconds`
 
     COMPRESSION_LADDER is ordered by loss per byte as the study measured it
@@ -173,22 +178,21 @@ def fit_to_uplink(
     than a round to send.
 
     Args:
-        allowed: Bytes per second that updates may use.
+        update_rate: Bytes per second of updates that this machine can publish.
         step_seconds: The length of a training step.
         parameters: The parameters of the model.
-        pushes: To how many peers this machine sends each update itself.
         max_steps: The longest round that is allowed, because an update may state only so many
             tokens.
         run_steps: The steps of this machine in the whole run; inf if they are not known.
     """
-    bytes_per_step = max(allowed * step_seconds, 1e-9)
-    header_seconds = pushes * TYPICAL_HEADER_BYTES / max(allowed, 1e-9)
+    bytes_per_step = max(update_rate * step_seconds, 1e-9)
+    header_seconds = TYPICAL_HEADER_BYTES / max(update_rate, 1e-9)
     min_part_seconds = header_seconds / HEADER_SHARE
     chosen = LONG_ROUNDS if max_steps >= LONG_ROUNDS.min_steps else COMPRESSION_LADDER[-2]
     chosen_steps = max_steps
     for level in COMPRESSION_LADDER:
         update_bytes = level.scheme.payload_size(parameters) + TYPICAL_HEADER_BYTES
-        needed = math.ceil(pushes * update_bytes / bytes_per_step)
+        needed = math.ceil(update_bytes / bytes_per_step)
         steps = min(max_steps, max(needed, level.min_steps))
         fits_link = needed <= min(level.max_steps, max_steps)
         if fits_link and level.min_rounds * steps <= run_steps:

@@ -28,7 +28,7 @@ from barnraise.planning.round_schedule import (
     RoundSchedule,
     fit_to_uplink,
 )
-from barnraise.planning.uplink_budget import UPDATE_SHARE
+from barnraise.planning.uplink_budget import alike_uplink
 from barnraise.spec import DECENTRALIZED_ADAM, UPDATES
 
 DATA_PARALLEL = "data-parallel"  # The baseline: no run can have it.
@@ -140,13 +140,12 @@ def predict_updates(swarm: Swarm, schedule: RoundSchedule | None = None) -> Pred
     """
     others = swarm.machines - 1
     step_seconds = swarm.step.mean_seconds
-    rate = min(swarm.line.up_bytes, swarm.line.down_bytes)
+    update_rate = alike_uplink(swarm.line, swarm.machines).update_rate
     if schedule is None:
-        schedule = fit_to_uplink(
-            UPDATE_SHARE * rate, step_seconds, swarm.parameters, max(1, others)
-        )
+        schedule = fit_to_uplink(update_rate, step_seconds, swarm.parameters)
+    steps = schedule.steps_until_sent(step_seconds, swarm.parameters, update_rate)
     round_bytes = others * schedule.scheme.payload_size(swarm.parameters)
-    slowdown = max(1.0, round_bytes / (UPDATE_SHARE * rate) / (schedule.steps * step_seconds))
+    slowdown = steps / schedule.steps if others else 1.0
     return _build_prediction(
         swarm,
         (UPDATES, str(schedule.scheme)),

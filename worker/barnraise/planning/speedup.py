@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from barnraise.planning.lines import HOME_LINE, Line
+from barnraise.planning.lines import HOME_LINE, LINES, Line
 from barnraise.planning.round_schedule import choose_schedule
-from barnraise.planning.uplink_budget import UPDATE_SHARE
+from barnraise.planning.uplink_budget import alike_uplink
 from barnraise.spec import RunSpec
 
 FIT = Path(__file__).with_name("speedup_fit.json")
@@ -22,6 +22,7 @@ FIT_VERSION = 1
 PAYS_FROM = 1.05  # below it, machines together end no sooner than one, within chance
 UPLINKS = (30, 60, 100, 250, 500, 1_000)  # Mb/s that are tried where joining does not pay
 TOKENS_PER_PARAMETER = (20, 40, 80, 160)
+CARRIER_LINE = LINES[-1]
 
 
 def line_rounds(
@@ -38,15 +39,14 @@ def line_rounds(
         u   bytes per second of the line, its slower way   `line`
         P   tokens of the run for each parameter           `tokens_per_parameter`
         b   bytes of an update for each parameter          `update_bytes`
-        c   copies of each update that a line carries      R − 1
+        c   copies of each update that a line carries      R − 1, see `alike_uplink`
         R   machines, all alike                            `machines`
         r   tokens per second of each                      `tokens_per_second`
 
     The model's size and the tokens of a step cancel.
     """
-    usable = UPDATE_SHARE * min(line.up_bytes, line.down_bytes)
-    copies = max(1, machines - 1)
-    return usable * tokens_per_parameter / (update_bytes * copies * machines * tokens_per_second)
+    update_rate = alike_uplink(line, machines).update_rate
+    return update_rate * tokens_per_parameter / (update_bytes * machines * tokens_per_second)
 
 
 @dataclass(frozen=True)
@@ -171,16 +171,22 @@ def estimate_speedup(
 
 
 def _count_rounds(
-    spec: RunSpec, tokens_per_second: float, line: Line, machines: int
+    spec: RunSpec,
+    tokens_per_second: float,
+    line: Line,
+    machines: int,
+    carrier_bytes: float = math.inf,
 ) -> tuple[float, bool]:
-    """Return each machine's rounds in the run, and whether its updates hold all values."""
+    """Return each machine's rounds in the run, and whether its updates hold all values.
+
+    `carrier_bytes` is the uplink of a member that carries for others; inf: there is none.
+    """
     run_steps = spec.recipe.token_budget / machines / spec.step_tokens
     step_seconds = spec.step_tokens / tokens_per_second
-    line_bytes = min(line.up_bytes, line.down_bytes)
-    schedule = choose_schedule(spec, line_bytes, step_seconds, machines - 1, run_steps)
-    update_bytes = (machines - 1) * schedule.scheme.payload_size(spec.model.parameters)
-    sending = update_bytes / (UPDATE_SHARE * line_bytes) / step_seconds
-    return run_steps / max(schedule.steps, sending), schedule.scheme.dense
+    update_rate = alike_uplink(line, machines, carrier_bytes).update_rate
+    schedule = choose_schedule(spec, update_rate, step_seconds, run_steps)
+    steps = schedule.steps_until_sent(step_seconds, spec.model.parameters, update_rate)
+    return run_steps / steps, schedule.scheme.dense
 
 
 def _describe_remedies(
@@ -188,8 +194,10 @@ def _describe_remedies(
 ) -> str:
     """Return what would make the machines end sooner than one, as a sentence; "" if nothing."""
 
-    def pays(other_spec: RunSpec, other_line: Line) -> bool:
-        rounds, is_dense = _count_rounds(other_spec, tokens_per_second, other_line, machines)
+    def pays(other_spec: RunSpec, other_line: Line = line, carrier_bytes: float = math.inf) -> bool:
+        rounds, is_dense = _count_rounds(
+            other_spec, tokens_per_second, other_line, machines, carrier_bytes
+        )
         return (fit.speedup(machines, rounds, is_dense) or 0.0) >= PAYS_FROM
 
     def widen(megabits: int) -> Line:
@@ -202,13 +210,20 @@ def _describe_remedies(
     uplink = _find_first(UPLINKS, lambda megabits: pays(spec, widen(megabits)))
     present = spec.recipe.token_budget / spec.model.parameters
     longer = [tokens for tokens in TOKENS_PER_PARAMETER if tokens > present]
-    tokens = _find_first(longer, lambda tokens: pays(lengthen(tokens), line))
+    tokens = _find_first(longer, lambda tokens: pays(lengthen(tokens)))
     remedies: list[str] = []
     if uplink and uplink > line.up_megabits:
         remedies.append(f"with lines of {uplink} Mb/s up")
+    if (
+        machines > 2
+        and line.up_bytes < CARRIER_LINE.up_bytes
+        and pays(spec, carrier_bytes=CARRIER_LINE.up_bytes)
+    ):
+        remedies.append("with a member with 1 Gb/s that carries for others")
     if tokens:
         remedies.append(f"at {tokens} tokens a parameter")
-    return f" It would {' or '.join(remedies)}." if remedies else ""
+    *others, last = remedies or [""]
+    return f" It would {', '.join(others)}{' or ' if others else ''}{last}." if remedies else ""
 
 
 def _find_first(values: Iterable[int], condition: Callable[[int], bool]) -> int | None:

@@ -1,7 +1,13 @@
-"""Which part of a machine's uplink is for what; the first three add up to the whole line.
+"""Which part of a machine's uplink is for what, and how fast that sends its own updates. Pure.
 
-The rest is for requests, tickets, headers that are requested, and errors in the line's estimate.
+The first three shares add up to the whole line. The rest is for requests, tickets, headers that are
+requested, and errors in the line's estimate.
 """
+
+import math
+from dataclasses import dataclass
+
+from barnraise.planning.lines import Line
 
 UPDATE_SHARE = 0.8  # of the uplink, for the payloads of updates
 STATE_SHARE = 0.1  # of the uplink, for what peers send each other about their ledgers
@@ -10,3 +16,62 @@ HEADER_SHARE = 0.1  # of the updates' share, for the headers of a round's parts
 # Of the uplink that updates have at least, however many messages there are: where States, headers
 # and requests fill the rest of the line, rounds get longer, but they do not stop.
 MIN_UPDATE_SHARE = 0.1
+
+
+@dataclass(frozen=True)
+class UplinkUse:
+    """What a machine's uplink carries.
+
+    Attributes:
+        rate: bytes per second of the uplink; inf: not known.
+        copies: of each of this machine's updates that it sends itself.
+        relayed: bytes per second that it sends of others' updates.
+        machines: that train, with this one.
+        carrier: bytes per second of the uplink of a peer that passes this machine's updates on to
+            all others; inf: there is none.
+    """
+
+    rate: float
+    copies: float = 1.0
+    relayed: float = 0.0
+    machines: int = 1
+    carrier: float = math.inf
+
+    @property
+    def update_rate(self) -> float:
+        """Return the bytes per second of updates that this machine can publish.
+
+        min(max(0.8·u − ρ, 0.8·u / R) / c, 0.8·v / ((R − 1)·(R − 2)))
+
+        u   bytes per second of the uplink                       `rate`
+        ρ   those of others' updates, at most 1 − 1/R of them    `relayed`
+        R   machines                                             `machines`
+        c   copies of each update that this machine sends        `copies`
+        v   bytes per second of the carrier's uplink, which has
+            R − 1 machines' updates for R − 2 others each        `carrier`
+        """
+        usable = UPDATE_SHARE * self.rate
+        left = max(usable - self.relayed, usable / self.machines)
+        others = max(1, self.machines - 1)
+        carried = UPDATE_SHARE * self.carrier / (others * max(1, others - 1))
+        return min(left / max(1.0, self.copies), carried)
+
+
+def alike_uplink(line: Line, machines: int, carrier_bytes: float = math.inf) -> UplinkUse:
+    """Return how the lines of alike machines are used; the slower way of each counts.
+
+    On average each machine sends R − 1 copies: of its own updates, or of others' in return. A
+    member with a fast line, if there is one, sends them instead. Each line receives what R − 1
+    others publish.
+
+    Args:
+        line: of each machine.
+        machines: how many train.
+        carrier_bytes: bytes per second of the line of a further member that carries for them; inf:
+            there is none.
+    """
+    if math.isinf(carrier_bytes):
+        rate = min(line.up_bytes, line.down_bytes)
+        return UplinkUse(rate, max(1, machines - 1), machines=machines)
+    rate = min(line.up_bytes, line.down_bytes / max(1, machines - 1))
+    return UplinkUse(rate, machines=machines, carrier=carrier_bytes)

@@ -29,6 +29,7 @@ from barnraise.protocol.types import (
     UdpPort,
     UnixMilliseconds,
     UnixTime,
+    Uplink,
     Version,
     VersionVector,
 )
@@ -178,6 +179,9 @@ class PeerState(Message):
     # Version of the sender's mirror list, 0 without one; None: the sender's version of the program
     # has no mirror lists.
     mirror_list_version: Count | None = None
+    # The uplink over which the sender passes on updates of others; 0: it passes none on; None: not
+    # measured, or the sender's version of the program does not state it.
+    uplink: Uplink | None = None
 
 
 class UpdatePush(Message):

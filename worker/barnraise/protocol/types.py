@@ -65,6 +65,8 @@ EnrolmentCode = Annotated[str, Field(pattern=r"^[0-9A-Z-]{1,20}$")]
 Version = Annotated[str, Field(pattern=r"^[0-9A-Za-z.+-]{1,40}$")]
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 Rate = Annotated[float, Field(ge=0, lt=1e15, allow_inf_nan=False)]  # per second
+MAX_UPLINK = 100e9 / 8  # bytes per second
+Uplink = Annotated[float, Field(ge=0, le=MAX_UPLINK, allow_inf_nan=False)]  # bytes per second
 Loss = Annotated[float, Field(ge=0, lt=1e6, allow_inf_nan=False)]  # nats a token
 Seconds = Annotated[float, Field(ge=0, lt=1e9, allow_inf_nan=False)]
 UnixMilliseconds = Annotated[int, Field(ge=0, lt=10**14)]  # since 1970, UTC

@@ -172,6 +172,7 @@ class Worker:
             reincarnate=joined.folder.renew_incarnation,
             announced=self.limits.announce,
             port_mapping=self.limits.port_mapping,
+            relays=self.limits.relay,
         )
         self.exchange = Exchange(
             exchange_config, self.ledger, transport or IrohTransport(identity.secret)

@@ -38,6 +38,8 @@ class Source:
     eager: bool = True
     vector: dict[str, int] = field(default_factory=dict)
     pruned: dict[str, int] = field(default_factory=dict)
+    uplink: float | None = None
+    is_fast: bool = False
 
 
 class RequestingMachine:

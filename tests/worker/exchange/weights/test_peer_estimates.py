@@ -24,11 +24,13 @@ from barnraise.ledger.validation import EMPTY_PART
 from barnraise.planning.quantization_scheme import QuantizationScheme
 from barnraise.planning.round_limits import MAX_STRETCH
 from barnraise.planning.round_schedule import RoundSchedule, align_with_peers
+from barnraise.planning.uplink_budget import UplinkUse
 from barnraise.protocol.messages import Update
 from barnraise.spec import Recipe, RunSpec, preset
 
 DENSE = QuantizationScheme.parse("dense4")
 RECIPE = Recipe(codec="dense4", round_steps=10, strategy="windows")
+UNKNOWN = UplinkUse(math.inf)
 SECONDS = st.floats(1e-3, 1e4)
 RATES, TOKENS = st.floats(1.0, 1e6), st.integers(1, 1 << 30)
 MODEL = preset("gpt2-124m")
@@ -129,13 +131,13 @@ def test_round_has_at_least_one_step_and_no_clock_makes_it_endless():
 
 def test_round_alone_or_async_has_the_recipes_steps():
     gossip, estimates = two_peers()
-    assert math.isfinite(estimates.plan_round(100.0, math.inf, 31.0, 1e9).ends_at)
+    assert math.isfinite(estimates.plan_round(100.0, UNKNOWN, 31.0, 1e9).ends_at)
     gossip.links.clear()
-    assert estimates.plan_round(100.0, math.inf, 500.0, 1e9) == RoundSchedule(10, DENSE)
+    assert estimates.plan_round(100.0, UNKNOWN, 500.0, 1e9) == RoundSchedule(10, DENSE)
     _, asynchronous = two_peers(replace(RECIPE, strategy="async"))
-    assert asynchronous.plan_round(100.0, math.inf, 31.0, 1e9) == RoundSchedule(10, DENSE)
+    assert asynchronous.plan_round(100.0, UNKNOWN, 31.0, 1e9) == RoundSchedule(10, DENSE)
     _, estimates = two_peers()
-    assert estimates.plan_round(0.0, math.inf, 31.0, 1e9) == RoundSchedule(10, DENSE), (
+    assert estimates.plan_round(0.0, UNKNOWN, 31.0, 1e9) == RoundSchedule(10, DENSE), (
         "the first step has not been measured yet"
     )
 
@@ -165,20 +167,20 @@ def test_new_keys_of_one_volunteer_do_not_renew_its_grace():
 
 def test_rounds_do_not_shrink_when_a_peer_announces_a_rate():
     gossip, estimates = two_peers()
-    honest = estimates.plan_round(100.0, math.inf, 31.0, 1e9)
+    honest = estimates.plan_round(100.0, UNKNOWN, 31.0, 1e9)
     for link in gossip.links.values():
         link.rate = 9e14
     gossip.link(f"{'d' * 64}.{'0' * 16}", rate=9e14)
-    assert estimates.plan_round(100.0, math.inf, 31.0, 1e9) == honest
+    assert estimates.plan_round(100.0, UNKNOWN, 31.0, 1e9) == honest
 
 
 def test_rounds_do_not_shrink_below_a_quarter_when_a_ledger_is_flooded():
     _, estimates = two_peers()
-    honest = estimates.plan_round(100.0, math.inf, 31.0, 1e9)
+    honest = estimates.plan_round(100.0, UNKNOWN, 31.0, 1e9)
     for author in (BEN, CLEO):
         for seq in range(4, 12):
             estimates.on_update_received(update(author, seq, tokens=1 << 26), 31.0 + seq / 10)
-    flooded = estimates.plan_round(100.0, math.inf, 32.2, 1e9)
+    flooded = estimates.plan_round(100.0, UNKNOWN, 32.2, 1e9)
     assert flooded.steps >= honest.steps / 4 / math.sqrt(2)
 
 
@@ -297,14 +299,14 @@ def test_plan_round_streams_strategy_splits_the_aligned_round():
     _, estimates = two_peers(replace(RECIPE, strategy="streams", round_steps=30))
     clock = 1e9 + 0.5
     _, aligned = two_peers(replace(RECIPE, round_steps=30))
-    window = aligned.plan_round(500.0, math.inf, 31.0, clock)
-    assert estimates.plan_round(500.0, math.inf, 31.0, clock, allow_streaming=False) == window
-    first = estimates.plan_round(500.0, math.inf, 31.0, clock)
+    window = aligned.plan_round(500.0, UNKNOWN, 31.0, clock)
+    assert estimates.plan_round(500.0, UNKNOWN, 31.0, clock, allow_streaming=False) == window
+    first = estimates.plan_round(500.0, UNKNOWN, 31.0, clock)
     assert (first.steps, first.period) == (window.steps, window.period)
     assert clock < first.ends_at <= window.ends_at
     assert len(first.streaming.ends) > 1
     estimates.on_update_published(update(ME, 4), first.ends_at)
-    second = estimates.plan_round(500.0, math.inf, 31.0, first.ends_at)
+    second = estimates.plan_round(500.0, UNKNOWN, 31.0, first.ends_at)
     assert set(first.fragments_due(first.ends_at)) == set(range(14)), (
         "all fragments, because none was published before"
     )
@@ -350,7 +352,7 @@ def test_machine_that_is_cut_off_does_not_pile_up_updates_for_its_uplink():
     estimates.training_share(rate, 31.0)
 
     def bytes_per_step(now: float) -> float:
-        schedule = estimates.plan_round(rate, uplink, now, 1e9)
+        schedule = estimates.plan_round(rate, UplinkUse(uplink, copies=2.0), now, 1e9)
         return schedule.scheme.payload_size(MODEL.parameters) / schedule.steps
 
     linked = bytes_per_step(31.0)
@@ -360,12 +362,32 @@ def test_machine_that_is_cut_off_does_not_pile_up_updates_for_its_uplink():
     assert bytes_per_step(500.0) > 1.5 * linked, "nobody else will need them"
 
 
+def test_plan_round_leaves_the_uplink_for_copies_and_relayed_updates():
+    """A machine has twelve links at most; what reaches further peers is relayed."""
+
+    def seconds(**use) -> float:
+        gossip, estimates = two_peers(replace(RECIPE, codec="auto", strategy="async"))
+        for number in range(10):
+            gossip.link(f"{number:064x}.{'0' * 16}")
+        plan = estimates.plan_round(1e4, UplinkUse(1e5, **use), 31.0, 1e9)
+        assert plan.scheme.dense
+        return plan.steps * step_seconds
+
+    step_seconds = RECIPE.step_sequences * MODEL.context / 1e4
+    whole = seconds()
+    assert seconds(copies=12.0) == pytest.approx(12 * whole, rel=0.02)
+    assert seconds(relayed=4e4) == pytest.approx(2 * whole, rel=0.02)
+    assert seconds(relayed=1e9) == pytest.approx(13 * whole, rel=0.02), "its own share remains"
+    carried = 0.8 * 2e6 / (12 * 11)
+    assert seconds(carrier=2e6) == pytest.approx(whole * 8e4 / carried, rel=0.02)
+
+
 def test_plan_round_noise_at_the_edge_between_two_periods_keeps_one():
     uplinks = [2e8 * 0.95**n for n in range(200)]
 
     def plan_anew(uplink: float) -> RoundSchedule:
         _, estimates = two_peers(replace(RECIPE, codec="auto"))
-        return estimates.plan_round(100.0, uplink, 31.0, 1e9)
+        return estimates.plan_round(100.0, UplinkUse(uplink, copies=2.0), 31.0, 1e9)
 
     plans = [plan_anew(uplink) for uplink in uplinks]
     edges = [n for n in range(199) if plans[n].period != plans[n + 1].period]
@@ -373,9 +395,12 @@ def test_plan_round_noise_at_the_edge_between_two_periods_keeps_one():
     for n in edges:
         _, estimates = two_peers(replace(RECIPE, codec="auto"))
         noisy = [uplinks[n], uplinks[n + 1]] * 3
-        periods = {estimates.plan_round(100.0, uplink, 31.0, 1e9).period for uplink in noisy}
+        periods = {
+            estimates.plan_round(100.0, UplinkUse(uplink, copies=2.0), 31.0, 1e9).period
+            for uplink in noisy
+        }
         assert periods == {plans[n].period}
-        slower = estimates.plan_round(100.0, 0.8 * uplinks[n], 31.0, 1e9)
+        slower = estimates.plan_round(100.0, UplinkUse(0.8 * uplinks[n], copies=2.0), 31.0, 1e9)
         assert slower.period == plan_anew(0.8 * uplinks[n]).period, "a real change counts at once"
 
 
@@ -388,7 +413,7 @@ def test_peers_count_until_their_second_rounds_however_long_rounds_are():
     for author in (BEN, CLEO):
         gossip.link(author)
     tokens_per_second, uplink = 10_000.0, 100_000.0
-    schedule = estimates.plan_round(tokens_per_second, uplink, 0.0, 1e9)
+    schedule = estimates.plan_round(tokens_per_second, UplinkUse(uplink, copies=2.0), 0.0, 1e9)
     assert schedule.period > 2 * GRACE_SECONDS
     for now in (GRACE_SECONDS + 1, 2 * schedule.period):
         assert estimates.training_share(tokens_per_second, now) == pytest.approx(0.98, abs=0.02)

@@ -48,10 +48,13 @@ def test_idle_token_bucket_fills_to_its_burst():
 
 async def send_frames(share: FairShare, name: str, frames: list[int], sent: list[str]) -> None:
     """Send frames, urgent ones if the name is a capital letter."""
-    sender = UplinkSender(share, is_urgent=name.isupper())
+    sender = UplinkSender(share)
+    if name.isupper():
+        sender.start_transfer(share.next_rank())
     for size in frames:
         await sender.wait_for_turn(size)
         sent.append(name)
+        await asyncio.sleep(0)  # the channel takes it
     sender.end_transfer()
 
 
@@ -69,6 +72,12 @@ async def test_fair_share_alternates_between_long_transfers():
     frames = [int(turn / 5)] * 10
     await asyncio.gather(*(send_frames(share, name, frames, sent) for name in "ab"))
     assert "".join(sent) == "aaaaabbbbbaaaaabbbbb", "no request of one peer starves the others"
+
+
+async def test_urgent_transfers_go_one_after_the_other_without_a_limit():
+    share, sent = FairShare(), []
+    await asyncio.gather(*(send_frames(share, name, [4000] * 3, sent) for name in "XYZ"))
+    assert "".join(sent) == "XXXYYYZZZ", "the first peer has its update before the last begins"
 
 
 async def test_urgent_senders_go_first_one_after_the_other():

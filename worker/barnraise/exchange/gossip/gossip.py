@@ -14,6 +14,10 @@ others' updates travel. A peer that learns of an update which does not arrive re
 peer that announced it, and that link is eager again: a tree that is cut repairs itself. Below the
 tree works anti-entropy: each State contains what changed since the last one, and at intervals
 everything.
+
+Where a linked peer has a much faster uplink than this machine, that peer carries (see `carriers`):
+this machine's own updates are pushed to it alone, and what it has of others' updates is only
+announced to the rest.
 """
 
 import math
@@ -33,6 +37,7 @@ from barnraise.exchange.gossip.authors import (
     AuthorClaim,
     AuthorRegister,
 )
+from barnraise.exchange.gossip.carriers import Carriers
 from barnraise.exchange.gossip.requests import RequestScheduler
 from barnraise.exchange.gossip.state_intervals import STATE_INTERVALS
 from barnraise.peering.limits.timeouts import TIMEOUTS
@@ -47,6 +52,7 @@ from barnraise.peering.membership.membership import Meeting, PartialView
 from barnraise.planning.uplink_budget import STATE_SHARE
 from barnraise.protocol.messages import PeerState
 from barnraise.protocol.table_sizes import FEW, MANY, store_newest
+from barnraise.protocol.types import MAX_UPLINK
 
 STATE_BYTES = 600.0  # of a State of a few authors, with the transport's own bytes
 MIN_EAGER_LINKS = 3  # links that are eager before it is known which deliver updates first
@@ -134,6 +140,12 @@ class LinkState:
     # Whether its anchor equals ours, when both were last at one vector; None if they never were.
     anchor_agrees: bool | None = None
     complete: bool = False  # whether it will publish no further updates
+    uplink: float | None = None  # bytes per second that it states; 0: it passes nothing on
+    relayed: int = 0  # updates of others that came from it since it last failed to carry
+    is_fast: bool = False  # whether it states an uplink far above this machine's
+    carries: bool = False  # whether it passes on what it has, much faster than this machine can
+    # Machines whose updates it requested from this one since it last declined one (an ordered set).
+    requested_keys: dict[str, None] = field(default_factory=dict[str, None])
     has_state: bool = False  # whether its first State has arrived
 
     def is_state_due(self, now: float, min_interval: float, slack: float = 0.0) -> bool:
@@ -163,7 +175,10 @@ class LinkState:
             lazy: These authors.
             authors: All authors; a link that is lazy for all of them is lazy for new ones too.
         """
-        self.lazy_keys |= {author.partition(".")[0]: None for author in lazy}
+        keys = {author.partition(".")[0]: None for author in lazy}
+        self.lazy_keys |= keys
+        for key in keys:
+            self.requested_keys.pop(key, None)
         self.eager = any(other.partition(".")[0] not in self.lazy_keys for other in authors)
 
 
@@ -187,9 +202,12 @@ class Gossip:
         authors: The authors that exist for this machine.
         membership: The peers that this machine knows.
         requests: The updates that are missing or on their way.
+        relays: Whether this machine passes on others' updates before they are requested.
+        carrier_rate: Bytes per second of the uplink of the peer that carries this machine's
+            updates, as far as it counts; inf: there is none.
     """
 
-    def __init__(self, key: str, seed: int, volunteer: str = "") -> None:
+    def __init__(self, key: str, seed: int, volunteer: str = "", relays: bool = True) -> None:
         """Create the state machine without links; `seed` decides its random choices."""
         self.key = key
         self.volunteer = volunteer or key
@@ -205,15 +223,30 @@ class Gossip:
         self.membership = PartialView(key, seed, volunteer)
         self.requests = RequestScheduler(seed)
         self._clamp: Callable[[dict[str, int]], dict[str, int]] = dict
+        self.relays = relays
+        self.carrier_rate = math.inf
+        self._carriers = Carriers()
         self._pushes: list[PushUpdate] = []
+        # Author and seq of this machine's updates that are not on their way yet.
+        self._fresh: list[tuple[str, int]] = []
         self._random = random.Random(seed)
-        self._uplink = math.inf  # bytes per second
+        self._uplink = math.inf  # bytes per second that the volunteer allows
+        self._measured_uplink = math.inf  # bytes per second
 
     # ---- events: this machine
 
     def set_uplink(self, bytes_per_second: float) -> None:
         """Set what this machine may send; inf: as much as it can. Safe from any thread."""
         self._uplink = bytes_per_second
+
+    def set_measured_uplink(self, bytes_per_second: float) -> None:
+        """Set what the uplink was measured to carry; 0: it was not."""
+        self._measured_uplink = bytes_per_second or math.inf
+
+    @property
+    def _own_uplink(self) -> float:
+        """Bytes per second that this machine sends at most; inf if that is not known."""
+        return min(self._uplink, self._measured_uplink)
 
     def start(self, vector: dict[str, int], pruned: dict[str, int], now: float) -> None:
         """Start, or start again, from what the ledger holds; from now on, request missing updates.
@@ -285,14 +318,41 @@ class Gossip:
         if author not in self.vector:
             self._adopt_claims(author)
         self.vector[author] = max(seq, self.vector.get(author, 0))
-        self.requests.on_stored(author, seq)
+        source = self.requests.on_stored(author, seq)
         for link in self.links.values():
             link.changed_authors[author] = None
+        if author.startswith(self.key) and is_urgent:
+            self._fresh.append((author, seq))  # who carries it is decided with the time
+            return
+        is_carried = not self.relays or any(
+            link.carries and link.vector.get(author, 0) >= seq for link in self.links.values()
+        )
+        for link in self.links.values():
             needs_state = self.needs(link.key, author, seq)
-            if is_urgent and needs_state and link.is_eager_for(author) and link.has_state:
+            if author.startswith(link.key):
+                # It waits for the report of who has its update, unless it sent it here itself.
+                needs_state = needs_state or source not in ("", link.key)
+            elif is_urgent and needs_state and self._is_pushed_to(link, author, is_carried):
                 self._pushes.append(PushUpdate(link.key, author, seq))
                 needs_state = False
+            elif is_carried and self._is_pushed_to(link, author, is_carried=False):
+                # Without the carrier one peer may request it here, and not all be pushed it.
+                link.lazy_keys[author.partition(".")[0]] = None
             link.has_news = link.has_news or needs_state or link.complete or self.complete
+
+    def _is_pushed_to(self, link: LinkState, author: str, is_carried: bool) -> bool:
+        """Return whether another machine's new update is pushed to a peer that needs it."""
+        if is_carried and (not self.relays or author.partition(".")[0] not in link.requested_keys):
+            return False
+        return link.has_state and link.is_eager_for(author)
+
+    def on_update_sent(self, key: str, author: str, seq: int) -> bool:
+        """Record that all of an update was sent to a peer.
+
+        Returns:
+            Whether other peers are to be told of it now.
+        """
+        return self._carriers.on_sent(key, author, seq)
 
     def on_pruned(self, author: str, seq: int) -> None:
         """Record that the payloads of this author's updates up to `seq` have been removed here."""
@@ -367,6 +427,7 @@ class Gossip:
             store_newest(self.ended, key, None, MANY)
         self.requests.on_disconnected(key)
         self.authors.on_disconnected(key)
+        self._carriers.on_disconnected()
         said_goodbye = link is not None and link.leaving_since is not None
         self.membership.on_disconnected(key, now, said_goodbye)
 
@@ -389,8 +450,10 @@ class Gossip:
         link.has_state = True
         link.rate = state.rate
         link.complete = state.complete
+        link.uplink = state.uplink
         link.anchor_vector = state.anchor_vector
         link.anchor_digest = state.anchor_digest
+        self._carriers.on_vector(state.vector)
         self._compare_anchors(link)
         if state.full:
             self.authors.on_full_state(key, state.vector)
@@ -455,13 +518,16 @@ class Gossip:
         else:
             # New updates arrive over this link, so it is part of the tree: both sides push over it.
             link.make_eager_for(author)
+            link.relayed += not author.startswith(key)
             self.requests.on_vector(key, {author: seq}, self.vector)
 
     def on_request(self, key: str, author: str) -> None:
         """Record that this peer requested updates of an author: new ones are pushed to it again."""
         if link := self.links.get(key):
             link.make_eager_for(author)
+            store_newest(link.requested_keys, author.partition(".")[0], None, MANY)
             link.declined.pop(author, None)
+        self._carriers.on_request(key, author)
 
     def on_goodbye(self, key: str, now: float) -> None:
         """Record that one side of this link said goodbye."""
@@ -538,6 +604,11 @@ class Gossip:
         )
 
     @property
+    def has_carrier(self) -> bool:
+        """Return whether a linked peer passes this machine's updates on to the others."""
+        return math.isfinite(self.carrier_rate)
+
+    @property
     def is_converged(self) -> bool:
         """Return whether every linked peer is complete and has exactly what this machine has.
 
@@ -570,6 +641,7 @@ class Gossip:
 
     def next_actions(self, now: float) -> list[Action]:
         """Return the actions that are due, and schedule the next ones."""
+        self._spread_own_updates(now)
         actions: list[Action] = [*self._pushes]
         self._pushes = []
         links = list(self.links.values())
@@ -588,6 +660,74 @@ class Gossip:
         if self.wants_updates:
             actions += [ProbeAuthor(*probe) for probe in self.authors.choose_probes(now)]
         return actions
+
+    def _spread_own_updates(self, now: float) -> None:
+        """Push this machine's updates to the peer that carries them, or along the tree."""
+        uplink = self._own_uplink
+        carriers = self._carriers
+        if math.isfinite(uplink):
+            for link in self.links.values():
+                link.is_fast = carriers.is_far_above(link.uplink, uplink)
+                link.carries = carriers.carries(link, uplink, now)
+            self.membership.set_carrying(self._is_fast_for_others)
+        released = carriers.release_all() if self.complete else []
+        review = carriers.review(self.links, now)
+        for author, carrier in review.told:
+            self._announce(author, {carrier})
+        for link in self.links.values():
+            if link.volunteer in review.distrusted:  # it has to be seen to relay again
+                link.relayed, link.carries = 0, False
+        for spread in (*released, *review.failed):
+            self._start_spread(spread.author, spread.seq, now, failed=spread.carrier)
+        for author, seq in self._fresh:
+            self._start_spread(author, seq, now)
+        self._fresh = []
+        best = carriers.choose(self.links, uplink, now) if math.isfinite(uplink) else None
+        self.carrier_rate = carriers.rate(best, now) if best else math.inf
+
+    def _start_spread(self, author: str, seq: int, now: float, failed: str = "") -> None:
+        """Push one of this machine's updates, whole to one peer after the other.
+
+        `failed` is the key of the peer that should have carried it; empty if there was none.
+        """
+        lacking = [
+            link
+            for link in self.links.values()
+            if link.has_state and self.needs(link.key, author, seq)
+        ]
+        lacking.sort(key=lambda link: -(link.uplink or 0.0))
+        carrier = None
+        if not self.complete and math.isfinite(self._own_uplink):
+            carrier = self._carriers.choose(self.links, self._own_uplink, now)
+        if carrier is not None and carrier.key == failed:
+            carrier = None
+        keys = {link.key for link in lacking}
+        if self._carriers.start(author, seq, keys, carrier, now) and carrier is not None:
+            self._pushes.append(PushUpdate(carrier.key, author, seq))
+            for link in lacking:
+                link.lazy_keys[self.key] = None
+            return
+        eager = [link.key for link in lacking if link.is_eager_for(author)]
+        if not eager:  # a carrier was there: the tree grows again from here
+            eager = [link.key for link in lacking[:MIN_EAGER_LINKS]]
+        self._pushes += [PushUpdate(key, author, seq) for key in eager]
+        self._announce(author, set(eager))
+
+    def _announce(self, author: str, informed: set[str]) -> None:
+        """Send a State soon to the peers that need to know of a new update of this machine."""
+        for link in self.links.values():
+            link.changed_authors[author] = None
+            is_needed = self.needs(link.key, author, self.vector.get(author, 0))
+            needs_state = is_needed and link.key not in informed
+            link.has_news = link.has_news or needs_state or link.complete or self.complete
+
+    @property
+    def _is_fast_for_others(self) -> bool:
+        """Return whether most linked peers state an uplink far below this machine's."""
+        stated = [link.uplink for link in self.links.values() if link.uplink]
+        own = self._own_uplink
+        slower = sum(self._carriers.is_far_above(own, uplink) for uplink in stated)
+        return self.relays and 2 * slower > max(1, len(stated))
 
     def _link_actions(self, link: LinkState, now: float, slack: float) -> list[Action]:
         """Return the actions that are due on one link."""
@@ -632,6 +772,7 @@ class Gossip:
             now + STATE_INTERVALS.usual_seconds,
             self.requests.wake_at,
             self.membership.next_wakeup(self.links, now),
+            self._carriers.next_wakeup,
         ]
         for link in self.links.values():
             times += [
@@ -678,9 +819,16 @@ class Gossip:
             sent = [*authors]
         else:
             sent = self._random.sample(sorted(authors), MAX_STATE_AUTHORS)
+        withheld = self._carriers.withheld(key)
+        vector = {author: self.vector[author] for author in sent if author in self.vector}
+        for author, seq in withheld.items():
+            if author in vector and seq > 1:
+                vector[author] = min(vector[author], seq - 1)
+            else:
+                vector.pop(author, None)
         anchor_vector, anchor_digest = next(reversed(self.anchor_digests.items()), (None, None))
         state = PeerState.model_construct(
-            vector={author: self.vector[author] for author in sent if author in self.vector},
+            vector=vector,
             pruned={author: self.pruned[author] for author in sent if author in self.pruned},
             full=full_is_due and len(sent) == len(authors),
             declined=link.to_decline,
@@ -688,6 +836,7 @@ class Gossip:
             anchor_digest=anchor_digest,
             rate=self.rate,
             complete=self.complete,
+            uplink=self._stated_uplink,
         )
         if full_is_due:
             jitter = 0.75 + self._random.random() / 2
@@ -697,6 +846,18 @@ class Gossip:
         link.to_decline = {}
         link.has_news = bool(link.changed_authors)
         return state
+
+    def withholds_from(self, key: str) -> bool:
+        """Return whether States to a peer lack an update that another one carries to it."""
+        return bool(self._carriers.withheld(key))
+
+    @property
+    def _stated_uplink(self) -> float | None:
+        """Bytes per second that States state of our uplink; None if that is not known."""
+        if not self.relays:
+            return 0.0
+        uplink = min(self._own_uplink, MAX_UPLINK)
+        return uplink if math.isfinite(self._own_uplink) else None
 
     def _compare_anchors(self, link: LinkState) -> None:
         """Compare a peer's anchor with ours, if ours has been at the same vector."""

@@ -53,6 +53,8 @@ class UpdateSource(Protocol):
 
     key: str  # the peer's key
     eager: bool  # whether new updates are pushed over the link
+    uplink: float | None  # bytes per second that it states; 0: it passes nothing on
+    is_fast: bool  # whether it states an uplink far above this machine's
     vector: dict[str, int]  # author → sequence number of the last update that the peer has
     pruned: dict[str, int]  # author → sequence number up to which the peer has removed the payloads
 
@@ -98,10 +100,11 @@ class RequestScheduler:
             if seq > ours.get(author, 0):
                 self._ahead.setdefault(author, {})[key] = None
 
-    def on_stored(self, author: str, seq: int) -> None:
-        """Record that this update is in the ledger."""
-        self.incoming.pop((author, seq), None)
+    def on_stored(self, author: str, seq: int) -> str:
+        """Record that this update is in the ledger; return who sent it, "" if that is not known."""
+        incoming = self.incoming.pop((author, seq), None)
         self._announced_at.get(author, {}).pop(seq, None)
+        return incoming.source if incoming else ""
 
     def on_header(self, key: str, author: str, seq: int, now: float) -> bool:
         """Record that a peer sent the header of a missing update.
@@ -359,12 +362,24 @@ class RequestScheduler:
                 retries = [self._failed_until[link.key, author, seq] for link in holders]
                 self.wake_at = min([self.wake_at, *retries])
                 continue
+            able = self._prefer(able, author)
             if favourite is None or favourite not in able:
                 favourite = min(able, key=lambda link: (load[link.key], self._random.random()))
             load[favourite.key] += 1
             self.incoming[author, seq] = IncomingUpdate(favourite.key, now + RESPONSE_SECONDS)
             requests.append((favourite.key, author, seq))
         return requests
+
+    def _prefer(self, able: list[UpdateSource], author: str) -> list[UpdateSource]:
+        """Return the sources to ask for an author's updates first.
+
+        They are those with fast uplinks that have not failed lately; one that passes nothing on is
+        asked if no other has the update.
+        """
+        failing = {key for key, _, _ in self._failed_until}
+        fast = [link for link in able if link.is_fast and link.key not in failing]
+        willing = [link for link in able if link.uplink != 0 or author.startswith(link.key)]
+        return fast or willing or able
 
 
 def _drop_past(

@@ -2,12 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from barnraise.exchange.gossip.gossip import Gossip
 from barnraise.exchange.gossip.requests import UPDATE_WINDOW
 from barnraise.exchange.snapshots.snapshot_server import SnapshotServer
 from barnraise.exchange.updates.served_pieces import ServedPieces
+from barnraise.exchange.updates.update_traffic import UpdateTraffic
 from barnraise.ledger.blob_store import BlobStore
 from barnraise.ledger.ledger import Ledger
 from barnraise.peering.limits.rate_limit import FairShare
@@ -27,16 +28,36 @@ log = logging.getLogger("barnraise.exchange")
 
 
 class UpdateSender:
-    """Answer requests for updates and blobs, and read what a connection sends from the disk."""
+    """Answer requests for updates and blobs, and read what a connection sends from the disk.
+
+    Attributes:
+        traffic: What was sent of this machine's updates, and of others'; first without a carrier,
+            then with one.
+    """
 
     def __init__(
-        self, ledger: Ledger, gossip: Gossip, snapshots: SnapshotServer, uplink: FairShare
+        self,
+        ledger: Ledger,
+        gossip: Gossip,
+        snapshots: SnapshotServer,
+        uplink: FairShare,
+        wake: Callable[[], None],
     ) -> None:
-        """Send what the ledger and recent snapshots have."""
+        """Send what the ledger and recent snapshots have.
+
+        Args:
+            ledger: The updates.
+            gossip: Decides who needs them.
+            snapshots: The blobs of recent snapshots.
+            uplink: What is sent over.
+            wake: Has gossip decide again.
+        """
         self._ledger = ledger
         self._gossip = gossip
         self._snapshots = snapshots
         self._uplink = uplink
+        self._wake = wake
+        self.traffic = UpdateTraffic(), UpdateTraffic()
         self._served = ServedPieces()
         self._repeats = RepeatedWarnings(log)
 
@@ -92,11 +113,15 @@ class UpdateSender:
         yield UpdatePush(header=signed, ticket=ticket, has_payloads=with_payloads), b""
         if not with_payloads:
             return
+        is_own = update.peer == self._gossip.key
         for part in update.payload_parts:
-            for piece in self._read_blob([ledger.blobs], part.digest, 0):
+            for message, payload in self._read_blob([ledger.blobs], part.digest, 0):
                 if not self._gossip.needs(key, author, seq):
                     return
-                yield piece
+                yield message, payload
+                self.traffic[self._gossip.has_carrier].on_sent(len(payload), is_own)
+        if self._gossip.on_update_sent(key, author, seq):
+            self._wake()
 
     def open_blob(self, key: str, digest: str, offset: int) -> OutgoingMessages:
         """Yield a blob from `offset` on for a peer, from the first store that has it."""

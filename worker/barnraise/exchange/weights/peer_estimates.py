@@ -4,7 +4,9 @@ A machine has few links. Peers beyond them are seen in the ledger, by the rounds
 them.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Protocol
 
 from barnraise.exchange.gossip.gossip import LinkState
@@ -33,6 +35,7 @@ from barnraise.planning.round_schedule import (
     align_with_peers,
     choose_schedule,
 )
+from barnraise.planning.uplink_budget import UplinkUse
 from barnraise.protocol.messages import Update
 from barnraise.protocol.table_sizes import MANY
 from barnraise.spec import UPDATES, RunSpec
@@ -100,11 +103,11 @@ class PeerEstimates:
         self._published_tokens = [0] * len(self._sizes)
         self._last_published_at = 0.0  # seconds since 1970
         # What decides the length of rounds.
-        self._steady_rate, self._steady_uplink = SteadyValue(), SteadyValue()
+        self._steady_rate, self._steady_update_rate = SteadyValue(), SteadyValue()
         self._steady_run_steps = SteadyValue()
         self._round_seconds = 0.0  # of the round that was planned last
         self._lost_peers = LostPeers()
-        self._pushes = 1  # to how many peers each update is sent, or will be once they are back
+        self._use = UplinkUse(math.inf)  # of the uplink, or how it was while others were linked
 
     def on_update_received(self, update: Update, now: float) -> None:
         """Record that the training loop received an update, at `now` in seconds."""
@@ -225,7 +228,7 @@ class PeerEstimates:
         return predict_in_flight(self._recipe, self._in_flight.values(), len(self._sizes))
 
     def plan_round(
-        self, rate: float, uplink: float, now: float, clock: float, allow_streaming: bool = True
+        self, rate: float, use: UplinkUse, now: float, clock: float, allow_streaming: bool = True
     ) -> RoundSchedule:
         """Plan the next round: its length, its end and how its update is compressed.
 
@@ -234,30 +237,33 @@ class PeerEstimates:
 
         Args:
             rate: Tokens per second at which this machine trains; 0 if it is not known yet.
-            uplink: Bytes per second; inf if it is not known.
+            use: What the uplink carries, as measured, but for the number of machines.
             now: The time in seconds.
             clock: The time in seconds since 1970.
             allow_streaming: Whether the round may be published in parts, if the recipe wants that.
         """
+        others = sum(other > 0 for other in self._count_others(rate, now).values())
         links = dict(self._link_table.links)
-        pushes = sum(link.eager for link in links.values())
-        if pushes or not self._lost_rate(now):
-            self._pushes = max(1, pushes)
+        if links:
+            # Not all who train are known at first, and all who are linked are sent updates.
+            linked = sum(not link.complete for link in links.values())
+            self._use = replace(use, machines=1 + max(others, linked))
+        elif self._lost_rate(now):
+            self._use = replace(self._use, rate=use.rate)  # they will need what it publishes
+        else:
+            self._use = UplinkUse(use.rate)
         steady_rate = self._steady_rate.update(rate)
         step_seconds = self._step_tokens / steady_rate if steady_rate else None
-        steady_uplink = self._steady_uplink.update(uplink)
         # Of the run's steps, this machine makes as many as its share of all training.
         run_steps = self._recipe.token_budget * self.training_share(rate, now) / self._step_tokens
         alone = choose_schedule(
             self._spec,
-            steady_uplink,
+            self._steady_update_rate.update(self._use.update_rate),
             step_seconds,
-            self._pushes,
             self._steady_run_steps.update(run_steps),
         )
-        others_train = any(self._count_others(rate, now).values())
         self._round_seconds = alone.steps * (step_seconds or 0.0)
-        if step_seconds is None or self._recipe.strategy == "async" or not others_train:
+        if step_seconds is None or self._recipe.strategy == "async" or not others:
             return alone
         measured = [history.measured_rate(now) or 0.0 for history in self._histories.values()]
         typical = typical_step_seconds(step_seconds, self._step_tokens, measured)

@@ -103,15 +103,19 @@ class UplinkSender:
     A sender is compared by identity.
     """
 
-    def __init__(self, share: "FairShare", is_urgent: bool = False) -> None:
-        """Join those that share an uplink; urgent ones go first, by the order of their joining."""
+    def __init__(self, share: "FairShare") -> None:
+        """Join those that share an uplink."""
         self._share = share
-        self.rank = share.next_rank() if is_urgent else math.inf
+        self.rank = math.inf  # of the transfer in progress; inf if it is not urgent
         self.keeps_turn = True  # False from a missed turn on until the transfer ends
 
     async def wait_for_turn(self, size: int) -> None:
         """Wait until `size` bytes may go out."""
         await self._share.wait_for_turn(self, size)
+
+    def start_transfer(self, rank: float) -> None:
+        """Start a transfer: an urgent one goes before those of higher ranks; inf: it is not."""
+        self.rank = rank
 
     def end_transfer(self) -> None:
         """Leave the uplink to the others: the last frame of a transfer is sent."""
@@ -125,9 +129,9 @@ class FairShare:
     Senders have turns in the order in which they began to wait. A turn ends with a transfer, or
     after TURN_SECONDS. So peers get small updates whole and one after the other: were they sent to
     all at once, all of them would have the update only when the last one has it. A sender whose
-    peer reads too slowly to use its turn loses it. An urgent sender sends a whole transfer in a
-    turn, and waits for no turn of those after it. Messages do not wait; what they take is missing
-    for what waits.
+    peer reads too slowly to use its turn loses it. An urgent transfer goes out whole in one turn,
+    also where there is no limit, and waits for none of a higher rank. Messages do not wait; what
+    they take is missing for what waits.
     """
 
     def __init__(self, rate: float = math.inf) -> None:
@@ -190,7 +194,7 @@ class FairShare:
 
     async def wait_for_turn(self, sender: UplinkSender, size: int) -> None:
         """Wait until a sender's `size` bytes may go out."""
-        if not self.is_limited:
+        if not self.is_limited and math.isinf(sender.rank):
             return
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[sender] = (granted, size)
@@ -220,7 +224,7 @@ class FairShare:
             delay = self._bucket.consume(0.0, loop.time())
             if self._turn is not None and self._turn not in self._waiting:
                 # Its next frame usually follows at once.
-                patience = MIN_WAIT_SECONDS if self._turn.keeps_turn else 0.0
+                patience = self._patience if self._turn.keeps_turn else 0.0
                 self._alarm = loop.call_later(max(delay, patience), self._pass_turn)
                 return
             # A header goes out with the payload after it, without a timer of its own.
@@ -228,6 +232,17 @@ class FairShare:
                 self._alarm = loop.call_later(delay, self._serve)
                 return
             self._grant(self._turn or first, loop.time())
+
+    @property
+    def _patience(self) -> float:
+        """Seconds that a turn waits for its sender's next frame.
+
+        Without a limit a frame returns once the line has taken most of it.
+        """
+        if self.is_limited:
+            return MIN_WAIT_SECONDS
+        seconds = 2 * PIECE_BYTES / self.measured_rate if self.measured_rate else TURN_SECONDS
+        return max(MIN_WAIT_SECONDS, seconds)
 
     def _pass_turn(self) -> None:
         """Let the next one send: the sender whose turn it was has nothing to send."""

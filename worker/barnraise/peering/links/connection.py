@@ -10,6 +10,7 @@ drains. This machine's own fresh updates have a writer of their own, which goes 
 
 import asyncio
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
@@ -94,10 +95,11 @@ class Connection:
         self._messages: deque[Message] = deque()
         self._state_due = False
         # Ordered sets: a peer that requests much must not make each further request slower.
-        self._own_updates: dict[tuple[str, int, bool, bool], None] = {}
-        self._updates: dict[tuple[str, int, bool, bool], None] = {}
-        self._blobs: dict[tuple[str, int], None] = {}
-        self._line_tests: dict[tuple[int], None] = {}
+        # What `open_transfer` of the sources gets → the transfer's rank at the uplink.
+        self._own_updates: dict[tuple[str, int, bool, bool], float] = {}
+        self._updates: dict[tuple[str, int, bool, bool], float] = {}
+        self._blobs: dict[tuple[str, int], float] = {}
+        self._line_tests: dict[tuple[int], float] = {}
         self._message_waits = asyncio.Event()
         self._payload_waits = asyncio.Event()
         self._own_update_waits = asyncio.Event()
@@ -137,10 +139,10 @@ class Connection:
         self._state_due = True
         self._message_waits.set()
 
-    def send_own_update(self, author: str, seq: int) -> None:
-        """Queue a fresh update of this machine, before all else."""
+    def send_own_update(self, author: str, seq: int, rank: float) -> None:
+        """Queue a fresh update of this machine, before all but those of lower ranks."""
         if len(self._own_updates) < MAX_QUEUED_TRANSFERS:
-            self._own_updates.setdefault((author, seq, True, False))
+            self._own_updates.setdefault((author, seq, True, False), rank)
             self._own_update_waits.set()
 
     def send_update(
@@ -151,19 +153,19 @@ class Connection:
         It is dropped when too many wait: the peer will ask for it.
         """
         if len(self._updates) < MAX_QUEUED_TRANSFERS:
-            self._updates.setdefault((author, seq, whole, is_requested))
+            self._updates.setdefault((author, seq, whole, is_requested), math.inf)
             self._payload_waits.set()
 
     def send_blob(self, digest: str, offset: int) -> None:
         """Queue a blob from `offset` on; drop it when too many wait."""
         if len(self._blobs) < MAX_QUEUED_TRANSFERS:
-            self._blobs.setdefault((digest, offset))
+            self._blobs.setdefault((digest, offset), math.inf)
             self._payload_waits.set()
 
     def send_line_test(self, size: int) -> None:
         """Queue bytes without meaning, by which the line is measured."""
         if len(self._line_tests) < MAX_QUEUED_LINE_TESTS:
-            self._line_tests.setdefault((size,))
+            self._line_tests.setdefault((size,), math.inf)
             self._payload_waits.set()
 
     async def receive(self) -> bytes:
@@ -227,9 +229,7 @@ class Connection:
         uplink = sources.uplink
         writers = [
             asyncio.create_task(self._write_messages(sources)),
-            asyncio.create_task(
-                self._write_payloads(fresh, self._own_update_waits, uplink, is_urgent=True)
-            ),
+            asyncio.create_task(self._write_payloads(fresh, self._own_update_waits, uplink)),
             asyncio.create_task(self._write_payloads(others, self._payload_waits, uplink)),
         ]
         try:
@@ -262,10 +262,9 @@ class Connection:
         transfers: list["_Transfers"],
         something_waits: asyncio.Event,
         uplink: FairShare,
-        is_urgent: bool = False,
     ) -> None:
         """Send from several queues in turn, one piece at a time."""
-        sender = UplinkSender(uplink, is_urgent)
+        sender = UplinkSender(uplink)
         while True:
             transfers.append(transfers.pop(0))
             waiting = next((transfer for transfer in transfers if transfer.is_waiting()), None)
@@ -278,6 +277,7 @@ class Connection:
                 sender.end_transfer()
                 await asyncio.sleep(0)  # a peer may queue thousands that turn out to be empty
                 continue
+            sender.start_transfer(waiting.rank)
             frame = pack(*outgoing)
             await sender.wait_for_turn(len(frame))
             with uplink.measure_sending(len(frame)):
@@ -292,9 +292,10 @@ class _Transfers:
     """Read the messages of queued updates, or of queued blobs, one transfer after the other."""
 
     def __init__(
-        self, queue: dict[Any, None], open_transfer: Callable[..., OutgoingMessages]
+        self, queue: dict[Any, float], open_transfer: Callable[..., OutgoingMessages]
     ) -> None:
-        self._queue = queue  # arguments of `open_transfer`
+        self._queue = queue  # arguments of `open_transfer` → rank
+        self.rank = math.inf  # of the transfer in progress
         self._open_transfer = open_transfer
         self._messages: OutgoingMessages | None = None
 
@@ -306,7 +307,7 @@ class _Transfers:
         """Return the next message and its payload; None when the transfer in progress has ended."""
         if self._messages is None:
             arguments = next(iter(self._queue))
-            del self._queue[arguments]
+            self.rank = self._queue.pop(arguments)
             self._messages = self._open_transfer(*arguments)
         outgoing = next(self._messages, None)
         if outgoing is None:

@@ -7,7 +7,8 @@ against peers that lie, and against one person with many keys:
 * The links of one volunteer are limited: two, whatever the number of that volunteer's keys.
 * Peers are known from three sources, each with room of its own, which are dialled in turn. Some
   links are always ones that this machine dialled: who connects is the choice of others.
-* The two oldest links, and some of those that it dialled, are never closed for newer ones.
+* The two oldest links, some of those that it dialled and one to a peer that states a fast uplink
+  are never closed for newer ones.
 * Now and then it dials one more peer, chosen at random, however many links it has. So two halves of
   a partitioned swarm that are both content with their links grow together again.
 * Nothing that a peer reports about itself counts: not its links, not its addresses. What a peer
@@ -111,6 +112,7 @@ class PeerLink(Protocol):
         connected_at: When the link was established, in seconds.
         meeting: How the link came about.
         eager: Whether new updates are pushed over the link (see `gossip`).
+        is_fast: Whether the peer states an uplink far above this machine's.
         leaving_since: When one side said goodbye; None if neither did.
     """
 
@@ -118,6 +120,7 @@ class PeerLink(Protocol):
     connected_at: float
     meeting: Meeting
     eager: bool
+    is_fast: bool
     leaving_since: float | None
 
 
@@ -146,6 +149,13 @@ class PartialView:
         self._explore_at = -math.inf  # when to look for one link beyond those wanted
         self._link_count = 0  # at the last look
         self._volunteer_count = 0  # volunteers among these links
+        self._most = LINK_TARGETS.most
+        self._wanted = LINK_TARGETS.wanted
+
+    def set_carrying(self, carries: bool) -> None:
+        """Want many links from now on if this machine can pass on updates for many slower ones."""
+        if carries:
+            self._most = self._wanted = LINK_TARGETS.of_carrier
 
     # ---- events: what others report
 
@@ -268,7 +278,7 @@ class PartialView:
         if known := self.passive.get(key):
             delay = REDIAL.first_seconds
             if said_goodbye:
-                needs_links = self._volunteer_count < LINK_TARGETS.wanted
+                needs_links = self._volunteer_count < self._wanted
                 delay = REDIAL.most_seconds if needs_links else GOODBYE_REDIAL_SECONDS
             known.next_dial = now + delay * (1 + self._random.random())
 
@@ -333,7 +343,7 @@ class PartialView:
     def _max_links(self, volunteer: str) -> int:
         """Return how many links to machines of one volunteer are allowed."""
         if not volunteer:
-            return LINK_TARGETS.most
+            return self._most
         if volunteer == self.volunteer:
             return LINK_TARGETS.most_of_siblings
         return LINK_TARGETS.most_of_volunteer
@@ -388,7 +398,7 @@ class PartialView:
             None if it is linked, or there is no room for it, or no address may be dialled now.
         """
         staying = [link for link in links.values() if link.leaving_since is None]
-        if key == self.key or key in links or len(staying) >= LINK_TARGETS.most:
+        if key == self.key or key in links or len(staying) >= self._most:
             return None
         known = self.passive.get(key)
         if known is not None and known.volunteer:
@@ -480,12 +490,13 @@ class PartialView:
                 goodbyes.append(link.key)
             else:
                 allowed.append(link)
-        excess = len(allowed) - LINK_TARGETS.most
+        excess = len(allowed) - self._most
         if excess <= 0:
             return goodbyes
         dialled = [link.key for link in allowed if link.meeting.dialled]
         oldest = {link.key for link in allowed[: LINK_TARGETS.oldest]}
-        protected = oldest | set(dialled[: LINK_TARGETS.least_dialled])
+        fast = [link.key for link in allowed if link.is_fast]
+        protected = oldest | set(dialled[: LINK_TARGETS.least_dialled]) | set(fast[:1])
         newest_at = now - LINK_TARGETS.least_age_seconds
         candidates = [
             link for link in allowed if link.key not in protected and link.connected_at <= newest_at
@@ -578,7 +589,7 @@ class PartialView:
         """Return how many more peers may be dialled now; not positive if none."""
         staying = [link for link in links.values() if link.leaving_since is None]
         dialled = sum(link.meeting.dialled for link in staying)
-        wanted = max(LINK_TARGETS.wanted - len(staying), LINK_TARGETS.least_dialled - dialled)
+        wanted = max(self._wanted - len(staying), LINK_TARGETS.least_dialled - dialled)
         if wanted <= 0 and now >= self._explore_at:
             wanted = 1
         return wanted - len(self._dialling)

@@ -1,0 +1,279 @@
+"""Choose the peer with a fast uplink that passes this machine's updates on to all others. Pure.
+
+On a home line an update takes many seconds for each copy. If a linked peer states an uplink of at
+least four times this machine's, and was seen to pass on updates of others, this machine sends an
+update to it alone: to the *carrier*. Once the carrier has it the other peers are told, and receive
+it from there. A statement proves nothing. So a carrier counts only as far as the others report the
+update in time: one that reaches half of them counts for half of what it states, and one that
+reaches fewer, or leaves, is not chosen again for a while. What it did not reach is sent as without
+a carrier.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from barnraise.exchange.gossip.requests import UPDATE_WINDOW
+from barnraise.peering.limits.back_off import BackOff
+from barnraise.protocol.table_sizes import FEW, store_newest
+
+
+@dataclass(frozen=True)
+class CarrierRules:
+    """When a peer carries, and how long it is waited for.
+
+    Attributes:
+        min_ratio: Of its uplink to this machine's.
+        min_share: Of the others that an update must reach in time.
+        min_credit: Below which what a carrier states is not reduced.
+        recovery: By which a carrier counts for more after each update that reached all.
+        patience: How many times the usual seconds an update may take.
+        min_seconds: That it may take in any case: two States have to travel.
+        first_seconds: Expected of an update before one was measured.
+        pauses: Before a volunteer whose machine failed to carry is chosen again.
+    """
+
+    min_ratio: float = 4.0
+    min_share: float = 0.5
+    min_credit: float = 0.25
+    recovery: float = 1.25
+    patience: float = 2.0
+    min_seconds: float = 10.0
+    first_seconds: float = 30.0
+    pauses: BackOff = field(default_factory=lambda: BackOff(60.0, 3600.0))
+
+
+class CarrierLink(Protocol):
+    """What decides whether a linked peer carries."""
+
+    key: str
+    volunteer: str  # digest of its volunteer
+    uplink: float | None  # bytes per second that it states; 0: it passes nothing on
+    relayed: int  # updates of others that came from it since it last failed to carry
+    vector: dict[str, int]  # author → sequence number of the last update that it has
+    has_state: bool
+    complete: bool
+    leaving_since: float | None
+
+
+Links = Mapping[str, CarrierLink]
+
+
+@dataclass
+class _CarrierRecord:
+    """How a volunteer's machines have carried."""
+
+    credit: float = 1.0  # the share of their stated uplink that counts
+    failures: int = 0  # in a row
+    paused_until: float = -math.inf
+
+
+@dataclass
+class Spread:
+    """How one update of this machine reaches the linked peers.
+
+    Attributes:
+        author: This machine's name as an author.
+        seq: The update's sequence number.
+        published_at: When it was published, in seconds.
+        targets: How many peers lacked it, the carrier not counted.
+        waiting: Keys of those that have not reported it.
+        served: Keys of those that requested it from this machine all the same.
+        carrier: Key of the peer that carries it; empty if it spreads along the tree.
+        volunteer: Digest of the carrier's volunteer.
+        deadline: When the carrier has failed, in seconds.
+        is_sent: Whether all of it was sent to the carrier.
+        has_carrier_it: Whether the carrier has it, so that the others are told.
+    """
+
+    author: str
+    seq: int
+    published_at: float
+    targets: int
+    waiting: set[str]
+    served: set[str] = field(default_factory=set[str])
+    carrier: str = ""
+    volunteer: str = ""
+    deadline: float = math.inf
+    is_sent: bool = False
+    has_carrier_it: bool = False
+
+    @property
+    def carried_share(self) -> float:
+        """The part of the targets that the carrier has reached."""
+        return 1.0 - len(self.waiting | self.served) / self.targets
+
+    @property
+    def is_withheld(self) -> bool:
+        """Whether peers other than the carrier are not told of it yet."""
+        return bool(self.carrier) and not self.has_carrier_it
+
+
+@dataclass(frozen=True)
+class Review:
+    """What has changed of the updates under way.
+
+    Attributes:
+        told: The authors and carriers of updates that the other peers are told of from now on.
+        failed: The updates that their carriers did not deliver to all.
+        distrusted: The volunteers whose machines delivered them to few.
+    """
+
+    told: list[tuple[str, str]]
+    failed: list[Spread]
+    distrusted: list[str]
+
+
+class Carriers:
+    """The carriers of one machine, and its updates under way."""
+
+    def __init__(self, rules: CarrierRules | None = None) -> None:
+        """Start without a carrier."""
+        self._rules = rules or CarrierRules()
+        self._records: dict[str, _CarrierRecord] = {}  # by volunteer
+        self._spreads: dict[tuple[str, int], Spread] = {}  # by author and seq
+        self._usual_seconds = self._rules.first_seconds  # until an update has reached all
+        self._has_changed = False  # whether a review may find something before a deadline
+
+    # ---- who can carry
+
+    def is_far_above(self, uplink: float | None, other: float) -> bool:
+        """Return whether an uplink is so much faster than another one that it can carry for it."""
+        return bool(uplink) and uplink >= self._rules.min_ratio * max(other, 1.0)
+
+    def rate(self, link: CarrierLink, now: float) -> float:
+        """Return the bytes per second of a peer's uplink that count; 0 if it does not carry."""
+        record = self._records.get(link.volunteer, _CarrierRecord())
+        if not (link.uplink and link.relayed) or now < record.paused_until:
+            return 0.0
+        return record.credit * link.uplink
+
+    def carries(self, link: CarrierLink, own_uplink: float, now: float) -> bool:
+        """Return whether a linked peer can pass on updates for a machine with such an uplink."""
+        is_here = link.has_state and not link.complete and link.leaving_since is None
+        return is_here and self.is_far_above(self.rate(link, now), own_uplink)
+
+    def choose(self, links: Links, own_uplink: float, now: float) -> CarrierLink | None:
+        """Return the linked peer that carries best; None if none does."""
+        able = [link for link in links.values() if self.carries(link, own_uplink, now)]
+        return max(able, key=lambda link: self.rate(link, now), default=None)
+
+    # ---- updates under way
+
+    def start(
+        self, author: str, seq: int, lacking: set[str], carrier: CarrierLink | None, now: float
+    ) -> bool:
+        """Follow an update of this machine from now on.
+
+        Args:
+            author: This machine's name as an author.
+            seq: The update's sequence number.
+            lacking: Keys of the linked peers that lack it.
+            carrier: The peer that may carry it; None if there is none.
+            now: The time in seconds.
+
+        Returns:
+            Whether it is sent to the carrier alone.
+        """
+        if len(self._spreads) >= UPDATE_WINDOW:
+            return False
+        others = lacking - {carrier.key} if carrier else lacking
+        spread = Spread(author, seq, now, len(others), others)
+        is_carried = carrier is not None and bool(others)
+        if carrier is not None and is_carried:
+            spread.carrier, spread.volunteer = carrier.key, carrier.volunteer
+            seconds = max(self._rules.min_seconds, self._rules.patience * self._usual_seconds)
+            spread.deadline = now + seconds
+        self._spreads[author, seq] = spread
+        self._has_changed = True
+        return is_carried
+
+    def on_sent(self, key: str, author: str, seq: int) -> bool:
+        """Record that all of an update was sent to a peer; return whether others are told now."""
+        spread = self._spreads.get((author, seq))
+        if spread is None or spread.carrier != key or not spread.is_withheld:
+            return False
+        spread.is_sent = self._has_changed = True
+        return True
+
+    def on_request(self, key: str, author: str) -> None:
+        """Record that a peer requests an author's updates from this machine."""
+        for spread in self._spreads.values():
+            if spread.author == author and spread.has_carrier_it and key in spread.waiting:
+                spread.served.add(key)
+
+    def on_vector(self, vector: Mapping[str, int]) -> None:
+        """Record that a peer reported what it has."""
+        self._has_changed |= any(spread.author in vector for spread in self._spreads.values())
+
+    def on_disconnected(self) -> None:
+        """Record that a link is gone."""
+        self._has_changed = True
+
+    def withheld(self, key: str) -> dict[str, int]:
+        """Return, by author, the first update of this machine that a peer is not told of yet."""
+        first: dict[str, int] = {}
+        for spread in self._spreads.values():
+            if spread.is_withheld and spread.carrier != key:
+                first[spread.author] = min(spread.seq, first.get(spread.author, spread.seq))
+        return first
+
+    @property
+    def next_wakeup(self) -> float:
+        """When the next carrier has failed, in seconds; inf if none is waited for."""
+        return min((spread.deadline for spread in self._spreads.values()), default=math.inf)
+
+    def release_all(self) -> list[Spread]:
+        """Return the updates that others were not told of, and withhold nothing any longer."""
+        withheld = [spread for spread in self._spreads.values() if spread.is_withheld]
+        self._spreads.clear()
+        return withheld
+
+    def review(self, links: Links, now: float) -> Review:
+        """Find out what the linked peers have by now, and which carriers have failed."""
+        review = Review([], [], [])
+        if not self._has_changed and now < self.next_wakeup:
+            return review
+        self._has_changed = False
+        for name, spread in list(self._spreads.items()):
+            spread.waiting = {
+                key
+                for key in spread.waiting
+                if key in links and links[key].vector.get(spread.author, 0) < spread.seq
+            }
+            has_failed = spread.carrier not in links or now >= spread.deadline
+            if not spread.waiting or (spread.carrier and has_failed):
+                del self._spreads[name]
+                if spread.carrier and not self._judge(spread, now):
+                    review.distrusted.append(spread.volunteer)
+                if spread.waiting:
+                    review.failed.append(spread)
+                else:
+                    seconds = now - spread.published_at
+                    self._usual_seconds += 0.5 * (seconds - self._usual_seconds)
+                if spread.is_withheld and not spread.waiting:
+                    review.told.append((spread.author, spread.carrier))
+            elif spread.is_withheld and (spread.is_sent or self._has(links, spread)):
+                spread.has_carrier_it = True
+                review.told.append((spread.author, spread.carrier))
+        return review
+
+    def _has(self, links: Links, spread: Spread) -> bool:
+        return links[spread.carrier].vector.get(spread.author, 0) >= spread.seq
+
+    def _judge(self, spread: Spread, now: float) -> bool:
+        """Let a carrier count for as much as it delivered; return whether it is still trusted."""
+        record = self._records.pop(spread.volunteer, None) or _CarrierRecord()
+        share = spread.carried_share
+        is_trusted = share >= self._rules.min_share
+        if not is_trusted:
+            record.failures += 1
+            record.paused_until = now + self._rules.pauses.pause_seconds(record.failures - 1)
+        elif share < 1.0:
+            record.credit = max(self._rules.min_credit, share * record.credit)
+        else:
+            record.failures = 0
+            record.credit = min(1.0, self._rules.recovery * record.credit)
+        store_newest(self._records, spread.volunteer, record, FEW)
+        return is_trusted
