@@ -366,7 +366,9 @@ class RequestScheduler:
             if favourite is None or favourite not in able:
                 favourite = min(able, key=lambda link: (load[link.key], self._random.random()))
             load[favourite.key] += 1
-            self.incoming[author, seq] = IncomingUpdate(favourite.key, now + RESPONSE_SECONDS)
+            # A peer that passes on the updates of many has much else to send.
+            patience = STALL_SECONDS if favourite.is_fast else RESPONSE_SECONDS
+            self.incoming[author, seq] = IncomingUpdate(favourite.key, now + patience)
             requests.append((favourite.key, author, seq))
         return requests
 
