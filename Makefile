@@ -136,7 +136,7 @@ drill-exchange: .venv/.installed
 # It installs the external systems into build/field. DOCS=1 writes the plots of docs/benchmarks/exchange.md.
 .PHONY: bench-exchange
 bench-exchange: .venv/.installed
-	@PYTHONPATH=worker $(BIN)/python benchmarks/field/bench_exchange.py $(if $(QUICK),--quick) $(if $(DOCS),--docs)
+	@PYTHONPATH=worker $(BIN)/python benchmarks/field/bench_exchange.py $(if $(QUICK),--quick) $(if $(DOCS),--docs) $(if $(ONLY),--only $(ONLY))
 
 # What floods of a stranger do to honest updates and to memory; 7 minutes. QUICK=1: two.
 bench-floods: .venv/.installed

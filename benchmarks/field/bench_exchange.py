@@ -17,6 +17,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "shared"))
 
@@ -36,6 +37,7 @@ from measurements.churn import measure_churn
 from measurements.equal_work import measure_equal_work
 from measurements.model_errors import measure_runtime_model
 from measurements.pipelines import measure_pipelines
+from measurements.relaying import measure_relaying
 from measurements.time_to_loss import measure_loss
 from measurements.unequal_speeds import measure_unequal_speeds
 from measurements.unscaled_lines import measure_unscaled
@@ -55,6 +57,7 @@ PARTS: dict[str, Callable[[FieldBench], None]] = {
     "churn": measure_churn,
     "unscaled": measure_unscaled,
 }
+RELAY = "relay"  # a part with a network of its own, and without external systems
 
 
 def prepare_text(folder: Path) -> None:
@@ -105,12 +108,25 @@ def run_benchmark(
     return bench.findings
 
 
+def run_relay() -> dict[str, Any]:
+    """Measure what a fast line saves slow ones, in a folder that is removed."""
+    folder = BUILD / f"relay.{os.getpid()}"
+    try:
+        return measure_relaying(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def main() -> None:
     """Parse the command line, measure, and print the last line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a small version of all")
     parser.add_argument(
-        "--only", action="append", default=[], choices=PARTS, help="one part, several times"
+        "--only",
+        action="append",
+        default=[],
+        choices=[*PARTS, RELAY],
+        help="one part, several times; relay: alone, and only where it is named",
     )
     parser.add_argument("--line", action="append", choices=LINES, help="for time to a loss")
     parser.add_argument(
@@ -128,6 +144,8 @@ def main() -> None:
         parser.error("--ours needs --only loss: all other parts measure what they compare with")
     if arguments.without_delay and arguments.only != ["pipelines"]:
         parser.error("--without-delay needs --only pipelines: all other parts assume the delay")
+    if RELAY in arguments.only and arguments.only != [RELAY]:
+        parser.error("--only relay has a network of its own: measure it alone")
     delay_seconds = 0.0 if arguments.without_delay else HOME_LINE.delay_seconds
     torch.set_num_threads(1)
     extent = QUICK if arguments.quick else FULL
@@ -142,6 +160,9 @@ def main() -> None:
         arguments.output.write_text(json.dumps(asdict(findings), indent=1))
 
     try:
+        if arguments.only == [RELAY]:
+            print(json.dumps(run_relay()))
+            return
         findings = run_benchmark(extent, arguments.only, save, delay_seconds)
     except (NamespaceError, InstallError, LinkError) as error:
         print(error, file=sys.stderr)

@@ -35,12 +35,13 @@ class FieldNetwork:
 
     device = DEVICE
 
-    def __init__(self, count: int, delay_seconds: float, cleanup: ExitStack) -> None:
+    def __init__(self, count: int, delay_seconds: float | None, cleanup: ExitStack) -> None:
         """Build nothing yet.
 
         Args:
             count: workers.
-            delay_seconds: one way between two workers; half of it on each line.
+            delay_seconds: one way between two workers; half of it on each line. None: the kernel
+                connects them without a relay, which takes no CPU.
             cleanup: its end removes everything, also if only a part was made.
         """
         self.count = count
@@ -75,9 +76,23 @@ class FieldNetwork:
         for n in range(self.count):
             _run("ip", "netns", "add", self.namespace(n))
         pairs = [f"{self._bridge_end(n)}={self._tag}w{n}" for n in range(self.count)]
-        half = str(1000 * self._delay / 2)
+        if self._delay is None:
+            for bridge_end, worker_end in (pair.split("=") for pair in pairs):
+                _run("ip", "link", "add", bridge_end, "type", "veth", "peer", "name", worker_end)
+        else:
+            self._start_relay(self._delay, pairs)
+        for n in range(self.count):
+            name = self.namespace(n)
+            _run("ip", "link", "set", self._bridge_end(n), "master", bridge, "up")
+            _run("ip", "link", "set", f"{self._tag}w{n}", "netns", name)
+            _run("ip", "-n", name, "link", "set", f"{self._tag}w{n}", "name", DEVICE)
+            _run("ip", "-n", name, "addr", "add", f"{self.host(n)}/24", "dev", DEVICE)
+            _run("ip", "-n", name, "link", "set", DEVICE, "up")
+            _run("ip", "-n", name, "link", "set", "lo", "up")
+
+    def _start_relay(self, delay_seconds: float, pairs: list[str]) -> None:
         self._relay = subprocess.Popen(
-            [sys.executable, str(RELAY), half, *pairs],
+            [sys.executable, str(RELAY), str(1000 * delay_seconds / 2), *pairs],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -87,14 +102,6 @@ class FieldNetwork:
         assert self._relay.stdout is not None and self._relay.stderr is not None
         if self._relay.stdout.readline().strip() != "ready":
             raise OSError(f"the delay relay failed: {self._relay.stderr.read()[-300:]}")
-        for n in range(self.count):
-            name = self.namespace(n)
-            _run("ip", "link", "set", self._bridge_end(n), "master", bridge, "up")
-            _run("ip", "link", "set", f"{self._tag}w{n}", "netns", name)
-            _run("ip", "-n", name, "link", "set", f"{self._tag}w{n}", "name", DEVICE)
-            _run("ip", "-n", name, "addr", "add", f"{self.host(n)}/24", "dev", DEVICE)
-            _run("ip", "-n", name, "link", "set", DEVICE, "up")
-            _run("ip", "-n", name, "link", "set", "lo", "up")
 
     def host(self, n: int) -> str:
         """Return the address of worker `n`."""
@@ -111,12 +118,13 @@ class FieldNetwork:
     def shape(self, line: Line | None) -> None:
         """Limit all lines to a line's rates; None: no limit."""
         for n in range(self.count):
-            worker_side = ("ip", "netns", "exec", self.namespace(n))
-            for prefix, device, megabits in (
-                (worker_side, DEVICE, line and line.up_megabits),
-                ((), self._bridge_end(n), line and line.down_megabits),
-            ):
-                _shape_device(prefix, device, megabits)
+            self.shape_worker(n, line)
+
+    def shape_worker(self, n: int, line: Line | None) -> None:
+        """Limit worker `n`'s line to the rates of a line; None: no limit."""
+        worker_side = ("ip", "netns", "exec", self.namespace(n))
+        _shape_device(worker_side, DEVICE, line and line.up_megabits)
+        _shape_device((), self._bridge_end(n), line and line.down_megabits)
 
     def bytes_sent(self) -> list[int]:
         """Return the bytes that each worker has sent since the network was made.

@@ -280,7 +280,8 @@ class Simulation:
     def _on_request(self, me: str, by: str, author: str, first: int, last: int) -> None:
         self.machines[me].on_request(by, author)
         for seq in range(first, min(last, self.machines[me].vector.get(author, 0)) + 1):
-            self.push(me, by, author, seq)
+            if not self.machines[me].is_carried(by, author, seq):
+                self.push(me, by, author, seq)
 
     def _on_probe(self, me: str, by: str, author: str, seq: int) -> None:
         if seq <= self.machines[me].vector.get(author, 0):

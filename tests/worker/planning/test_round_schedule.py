@@ -121,7 +121,7 @@ def test_compression_ladder_has_no_gap_that_leaves_a_link_idle(above, below):
     )
 
 
-@given(LINKS, SECONDS, PARAMETERS, PUSHES, st.floats(1, 1e7))
+@given(LINKS, SECONDS, PARAMETERS, PUSHES, st.floats(0, 1e7))
 def test_fit_to_uplink_sparse_long_rounds_only_where_a_run_has_many(
     link, seconds, parameters, pushes, run_steps
 ):
@@ -214,6 +214,13 @@ def test_choose_schedule_first_update_does_not_fill_a_known_uplink(link, model):
     assert all(seconds(scheme) > FIRST_UPDATE_SECONDS for scheme in denser)
     if schedule.scheme != SPARSEST_SCHEME:
         assert seconds(schedule.scheme) <= FIRST_UPDATE_SECONDS * (1 + 1e-9)
+
+
+def test_machine_without_a_share_or_a_line_has_a_schedule():
+    for update_rate, run_steps in ((0.0, 0.0), (0.0, math.inf), (1e6, 0.0)):
+        schedule = fit_to_uplink(update_rate, 1.0, 1_000_000, run_steps=run_steps)
+        assert schedule.steps >= 1
+        assert schedule.steps_until_sent(1.0, 1_000_000, update_rate) >= schedule.steps
 
 
 @pytest.mark.parametrize("max_steps", [1, 5, LONG_ROUNDS.min_steps - 1])

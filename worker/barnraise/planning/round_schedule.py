@@ -68,7 +68,7 @@ class RoundSchedule:
             parameters: The parameters of the model.
             update_rate: Bytes per second of updates that the machine can publish.
         """
-        sending = self.scheme.payload_size(parameters) / update_rate
+        sending = self.scheme.payload_size(parameters) / max(update_rate, 1e-9)
         return max(self.steps, sending / step_seconds)
 
     def has_momentum(self, rounds_published: int) -> bool:

@@ -145,6 +145,8 @@ def test_own_update_is_sent_to_the_carrier_and_announced_once_it_has_it():
     actions = me.next_actions(4.0)
     assert g.SendState(key_of(2)) in actions and g.SendState(key_of(4)) in actions
     assert stated(me, 2, 4.0) == {author: 1} and not me.withholds_from(key_of(2))
+    assert me.is_carried(key_of(2), author, 1), "what it requests here it gets from the carrier"
+    assert not me.is_carried(key_of(3), author, 1)
 
 
 def test_own_updates_are_pushed_fastest_uplink_first():

@@ -39,7 +39,7 @@ class Source:
     vector: dict[str, int] = field(default_factory=dict)
     pruned: dict[str, int] = field(default_factory=dict)
     uplink: float | None = None
-    carries: bool = False
+    is_fast: bool = False
 
 
 class RequestingMachine:

@@ -362,6 +362,26 @@ def test_machine_that_is_cut_off_does_not_pile_up_updates_for_its_uplink():
     assert bytes_per_step(500.0) > 1.5 * linked, "nobody else will need them"
 
 
+def test_plan_round_leaves_the_uplink_for_copies_and_relayed_updates():
+    """A machine has twelve links at most; what reaches further peers is relayed."""
+
+    def seconds(**use) -> float:
+        gossip, estimates = two_peers(replace(RECIPE, codec="auto", strategy="async"))
+        for number in range(10):
+            gossip.link(f"{number:064x}.{'0' * 16}")
+        plan = estimates.plan_round(1e4, UplinkUse(1e5, **use), 31.0, 1e9)
+        assert plan.scheme.dense
+        return plan.steps * step_seconds
+
+    step_seconds = RECIPE.step_sequences * MODEL.context / 1e4
+    whole = seconds()
+    assert seconds(copies=12.0) == pytest.approx(12 * whole, rel=0.02)
+    assert seconds(relayed=4e4) == pytest.approx(2 * whole, rel=0.02)
+    assert seconds(relayed=1e9) == pytest.approx(13 * whole, rel=0.02), "its own share remains"
+    carried = 0.8 * 2e6 / (12 * 11)
+    assert seconds(carrier=2e6) == pytest.approx(whole * 8e4 / carried, rel=0.02)
+
+
 def test_plan_round_noise_at_the_edge_between_two_periods_keeps_one():
     uplinks = [2e8 * 0.95**n for n in range(200)]
 

@@ -79,7 +79,6 @@ class Spread:
         published_at: When it was published, in seconds.
         targets: How many peers lacked it, the carrier not counted.
         waiting: Keys of those that have not reported it.
-        served: Keys of those that requested it from this machine all the same.
         carrier: Key of the peer that carries it; empty if it spreads along the tree.
         volunteer: Digest of the carrier's volunteer.
         deadline: When the carrier has failed, in seconds.
@@ -92,7 +91,6 @@ class Spread:
     published_at: float
     targets: int
     waiting: set[str]
-    served: set[str] = field(default_factory=set[str])
     carrier: str = ""
     volunteer: str = ""
     deadline: float = math.inf
@@ -102,7 +100,7 @@ class Spread:
     @property
     def carried_share(self) -> float:
         """The part of the targets that the carrier has reached."""
-        return 1.0 - len(self.waiting | self.served) / self.targets
+        return 1.0 - len(self.waiting) / self.targets
 
     @property
     def is_withheld(self) -> bool:
@@ -197,11 +195,10 @@ class Carriers:
         spread.is_sent = self._has_changed = True
         return True
 
-    def on_request(self, key: str, author: str) -> None:
-        """Record that a peer requests an author's updates from this machine."""
-        for spread in self._spreads.values():
-            if spread.author == author and spread.has_carrier_it and key in spread.waiting:
-                spread.served.add(key)
+    def is_carried(self, key: str, author: str, seq: int) -> bool:
+        """Return whether a peer is to receive an update from its carrier and not from here."""
+        spread = self._spreads.get((author, seq))
+        return spread is not None and bool(spread.carrier) and spread.carrier != key
 
     def on_vector(self, vector: Mapping[str, int]) -> None:
         """Record that a peer reported what it has."""

@@ -603,6 +603,15 @@ class Gossip:
             for author, seq in majority_vector(vectors, count_each_alike(vectors)).items()
         )
 
+    def is_carried(self, key: str, author: str, seq: int) -> bool:
+        """Return whether a peer that requests an update waits for its carrier instead."""
+        return self._carriers.is_carried(key, author, seq)
+
+    @property
+    def has_carrier(self) -> bool:
+        """Return whether a linked peer passes this machine's updates on to the others."""
+        return math.isfinite(self.carrier_rate)
+
     @property
     def has_carrier(self) -> bool:
         """Return whether a linked peer passes this machine's updates on to the others."""

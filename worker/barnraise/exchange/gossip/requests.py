@@ -54,7 +54,7 @@ class UpdateSource(Protocol):
     key: str  # the peer's key
     eager: bool  # whether new updates are pushed over the link
     uplink: float | None  # bytes per second that it states; 0: it passes nothing on
-    carries: bool  # whether it passes on what it has much faster than others
+    is_fast: bool  # whether it states an uplink far above this machine's
     vector: dict[str, int]  # author → sequence number of the last update that the peer has
     pruned: dict[str, int]  # author → sequence number up to which the peer has removed the payloads
 
@@ -363,13 +363,26 @@ class RequestScheduler:
                 retries = [self._failed_until[link.key, author, seq] for link in holders]
                 self.wake_at = min([self.wake_at, *retries])
                 continue
-            able = _prefer(able, author)
+            able = self._prefer(able, author)
             if favourite is None or favourite not in able:
                 favourite = min(able, key=lambda link: (load[link.key], self._random.random()))
             load[favourite.key] += 1
-            self.incoming[author, seq] = IncomingUpdate(favourite.key, now + RESPONSE_SECONDS)
+            # A peer that passes on the updates of many has much else to send.
+            patience = STALL_SECONDS if favourite.is_fast else RESPONSE_SECONDS
+            self.incoming[author, seq] = IncomingUpdate(favourite.key, now + patience)
             requests.append((favourite.key, author, seq))
         return requests
+
+    def _prefer(self, able: list[UpdateSource], author: str) -> list[UpdateSource]:
+        """Return the sources to ask for an author's updates first.
+
+        They are those with fast uplinks that have not failed lately; one that passes nothing on is
+        asked if no other has the update.
+        """
+        failing = {key for key, _, _ in self._failed_until}
+        fast = [link for link in able if link.is_fast and link.key not in failing]
+        willing = [link for link in able if link.uplink != 0 or author.startswith(link.key)]
+        return fast or willing or able
 
 
 def _prefer(able: list[UpdateSource], author: str) -> list[UpdateSource]:

@@ -73,6 +73,8 @@ class UpdateSender:
         seqs = requested_seqs(self._ledger, request)
         await connection.wait_for_requests(len(seqs))
         for seq in seqs:
+            if not request.headers and self._gossip.is_carried(connection.key, request.author, seq):
+                continue
             connection.send_update(request.author, seq, not request.headers, is_requested=True)
 
     def on_blob_request(self, received: Received[BlobRequest]) -> None:

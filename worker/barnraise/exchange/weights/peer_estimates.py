@@ -250,8 +250,11 @@ class PeerEstimates:
             allow_streaming: Whether the round may be published in parts, if the recipe wants that.
         """
         others = sum(other > 0 for other in self._count_others(rate, now).values())
-        if self._link_table.links:
-            self._use = replace(use, machines=1 + others)
+        links = dict(self._link_table.links)
+        if links:
+            # Not all who train are known at first, and all who are linked are sent updates.
+            linked = sum(not link.complete for link in links.values())
+            self._use = replace(use, machines=1 + max(others, linked))
         elif self._lost_rate(now):
             self._use = replace(self._use, rate=use.rate)  # they will need what it publishes
         else:
