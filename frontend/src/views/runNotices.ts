@@ -5,10 +5,6 @@ import { requireElement, setText } from "../dom";
 import { formatMoment } from "../format";
 import type { Store } from "../store";
 
-const BEFORE_FIRST_EXCHANGE =
-  "The shared weights are still those of the start: until the first exchange is through the " +
-  "validation loss does not fall.";
-
 /** Shows one of three notices. Unlike other views it also draws before the first snapshot. */
 export class RunNotices {
   private readonly delayed: HTMLElement;

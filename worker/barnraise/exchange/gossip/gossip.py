@@ -527,7 +527,6 @@ class Gossip:
             link.make_eager_for(author)
             store_newest(link.requested_keys, author.partition(".")[0], None, MANY)
             link.declined.pop(author, None)
-        self._carriers.on_request(key, author)
 
     def on_goodbye(self, key: str, now: float) -> None:
         """Record that one side of this link said goodbye."""
@@ -606,11 +605,6 @@ class Gossip:
     def is_carried(self, key: str, author: str, seq: int) -> bool:
         """Return whether a peer that requests an update waits for its carrier instead."""
         return self._carriers.is_carried(key, author, seq)
-
-    @property
-    def has_carrier(self) -> bool:
-        """Return whether a linked peer passes this machine's updates on to the others."""
-        return math.isfinite(self.carrier_rate)
 
     @property
     def has_carrier(self) -> bool:

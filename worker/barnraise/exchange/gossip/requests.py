@@ -385,16 +385,6 @@ class RequestScheduler:
         return fast or willing or able
 
 
-def _prefer(able: list[UpdateSource], author: str) -> list[UpdateSource]:
-    """Return the sources to ask for an author's updates first.
-
-    They are those that carry; one that passes nothing on is asked if no other has the update.
-    """
-    carriers = [link for link in able if link.carries]
-    willing = [link for link in able if link.uplink != 0 or author.startswith(link.key)]
-    return carriers or willing or able
-
-
 def _drop_past(
     times: Mapping[tuple[str, str, int], float], now: float
 ) -> dict[tuple[str, str, int], float]:
