@@ -88,13 +88,13 @@ def test_tags_of_another_project_around_a_copy_do_not_count(copy):
 
 @pytest.mark.integration
 def test_wheel_and_command_have_the_version_of_the_tag(clone):
-    for path in (WORKER, ROOT / BUILD_WHEEL):
+    for path in (WORKER, ROOT / BUILD_WHEEL, ROOT / "requirements.txt"):
         target = clone / path.relative_to(ROOT)
         if path.is_dir():
             ignored = shutil.ignore_patterns("__pycache__", "build", "*.egg-info", "version.txt")
             shutil.copytree(path, target, dirs_exist_ok=True, ignore=ignored)
         else:
-            target.parent.mkdir(parents=True)
+            target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, target)
     run_git(clone, "tag", "v0.9.1")
     done = subprocess.run(

@@ -74,7 +74,7 @@ def find_uv() -> str:
 
 def find_python(version: str) -> str:
     """Return the program of a version, also of pyenv's that are not chosen; "" without one."""
-    command = [find_uv(), "python", "find", "--no-python-downloads", version]
+    command = [find_uv(), "python", "find", "--system", "--no-python-downloads", version]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode == 0:
         return done.stdout.strip()

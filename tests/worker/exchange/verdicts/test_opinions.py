@@ -169,7 +169,10 @@ def test_opinions_survive_a_restart_and_are_not_stated_again(world, monkeypatch)
     assert f"{x.number:064x}" in b.ledger.verdicts.statements[a.identity.key].doubted
 
 
-@pytest.mark.parametrize(("protocols", "receives"), [([2, 1], True), ([1], False)])
+@pytest.mark.parametrize(
+    ("protocols", "receives"),
+    [pytest.param([2, 1], True, marks=pytest.mark.slow), ([1], False)],
+)
 def test_peer_of_an_older_protocol_is_sent_no_opinions(world, protocols, receives):
     a, b, _ = start_with_stranger(world, rounds=1)
     hello = build_hello(world, Identity(bytes([9]) * 32), protocols=protocols)
