@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from django.test import Client
+from django.utils import timezone
 from helpers.mirrors.event_log_builder import LogBuilder
 from helpers.mirrors.rebuild_site import (
     all_events,
@@ -17,7 +18,7 @@ from helpers.site.enrolment_requests import enrolment_request
 from helpers.site.machine_replies import read_directive, read_reply
 from helpers.site.pages import open_client
 
-from barnraise.protocol import coordinator_messages, enums
+from barnraise.protocol import coordinator_messages, enums, reports
 from barnraise.protocol.signing import Identity
 from coordinator.accounts.models import Enrolment, Machine
 from coordinator.audit.models import AuditEntry
