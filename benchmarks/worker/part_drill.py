@@ -1,6 +1,5 @@
 """Two workers, one under hours that end and come back: nothing published is lost."""
 
-import time
 from datetime import timedelta
 from typing import Any
 
@@ -38,7 +37,7 @@ def measure(lab: WorkerLab) -> dict[str, Any]:
     always.wait_until(lambda status: status.updates_received > before, "an update after its hours")
     for worker in (always, ruled):
         worker.control.pause()
-    time.sleep(SETTLE_SECONDS)
+    lab.wait(SETTLE_SECONDS)
     for worker in (always, ruled):
         worker.stop()
     return {

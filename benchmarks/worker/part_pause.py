@@ -25,7 +25,7 @@ def _measure_pause(lab: WorkerLab) -> dict[str, Any]:
     pause_seconds = worker.wait_until(
         lambda status: status.activity is Activity.PAUSED, "the pause"
     )
-    time.sleep(max(0.0, FREED_SECONDS - pause_seconds))
+    lab.wait(FREED_SECONDS - pause_seconds)
     rss = worker.rss_mb
     used = worker.cpu_seconds
     seconds = 20.0 if lab.is_quick else 120.0
@@ -54,12 +54,8 @@ def _resumes_with_the_same_bits(lab: WorkerLab) -> bool:
     disturbed.control.pause()
     disturbed.wait_until(lambda status: status.activity is Activity.PAUSED, "the pause")
     saved = disturbed.folder / "paused_round" / "a" / "manifest.json"
-    deadline = time.monotonic() + 2 * FREED_SECONDS
-    while not saved.exists() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    if not saved.exists():
-        return False
-    time.sleep(1.0)
+    lab.children.wait_until(saved.exists, "the memory given back", 2 * FREED_SECONDS)
+    time.sleep(2.0)
     disturbed.control.resume()
     disturbed.wait_for_end()
     return saved_digest(disturbed) == saved_digest(undisturbed)

@@ -7,6 +7,7 @@ own UDP port, and another machine's port and key, it exchanges updates with that
 
 import json
 import logging
+import shutil
 import sys
 from pathlib import Path
 
@@ -37,9 +38,8 @@ STEP_TOKENS = STEP_SEQUENCES * MODEL.context
 def build_setup(home: StateDir, steps: int, round_steps: int, peers: list[str]) -> Setup:
     """Return what the machine trains in: `steps` steps in all, `round_steps` in a round."""
     shared = home.path.parent / "text"
-    manifest_file = shared / "manifest.json"
+    manifest_file = shared.with_name("manifest.json")
     if not manifest_file.exists():
-        manifest_file.parent.mkdir(exist_ok=True)
         manifest_file.write_text(prepare_text(shared, MIRROR).model_dump_json())
     manifest = manifest_file.read_text()
     recipe = Recipe(
@@ -76,10 +76,7 @@ def main() -> None:
     setup = build_setup(home, int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])
     joined = build_joined_run(setup, home)
     blobs = joined.folder.path / "blobs"
-    blobs.mkdir(exist_ok=True)
-    for shard in (home.path.parent / "text").iterdir():
-        if shard.name != "manifest.json" and not (blobs / shard.name).exists():
-            (blobs / shard.name).write_bytes(shard.read_bytes())
+    shutil.copytree(home.path.parent / "text", blobs, dirs_exist_ok=True)
     LocalControl(joined.folder.path).register_worker()
     rules = RuleWatch(home, FactsReader())
     transport = IrohTransport(home.identity.secret, host="127.0.0.1", port=setup.port)

@@ -25,19 +25,22 @@ from barnraise.training.local_status import LocalStatus, read_status
 CHILD = Path(__file__).with_name("worker_child.py")
 LONG_RUN = 10_000_000  # steps: no part of the benchmark takes so many
 WAIT_SECONDS = 120.0  # for anything: a busy computer is slow
-POLL_SECONDS = 0.02
+POLL_SECONDS = 0.1
 
 
 class TestedWorker:
     """A worker in a process of its own, as somebody at the machine sees and controls it."""
 
-    def __init__(self, home: Path, steps: int, round_steps: int, *peers: str) -> None:
-        """Start it; `peers` are the last arguments of `worker_child.py`."""
+    def __init__(self, children: ChildProcesses, home: Path, *arguments: str) -> None:
+        """Start it with these arguments of `worker_child.py`, among the benchmark's processes."""
+        self._children = children
         self.home = home
         self.folder = home / "runs" / RUN
         self.control = LocalControl(self.folder)
-        command = [sys.executable, str(CHILD), str(home), str(steps), str(round_steps), *peers]
-        self.process = subprocess.Popen(command)
+        # In a session of its own, whose priority it lowers on Linux.
+        self.process = subprocess.Popen(
+            [sys.executable, str(CHILD), str(home), *arguments], start_new_session=True
+        )
         self._measured = psutil.Process(self.process.pid)
 
     @property
@@ -46,15 +49,18 @@ class TestedWorker:
         return read_status(self.folder)
 
     def wait_until(self, is_done: Callable[[LocalStatus], bool], what: str) -> float:
-        """Wait until its status says so; return the seconds that this took."""
-        started = time.monotonic()
-        while time.monotonic() - started < WAIT_SECONDS:
+        """Wait until its status says so.
+
+        Returns:
+            The seconds that this took on a machine without other work; see `AvailableClock`.
+        """
+
+        def happened() -> bool:
             assert self.process.poll() is None, f"{self.home / 'log'} says why it ended"
             status = self.status
-            if status is not None and is_done(status):
-                return time.monotonic() - started
-            time.sleep(POLL_SECONDS)
-        raise TimeoutError(f"{what}: not within {WAIT_SECONDS:g} s")
+            return status is not None and is_done(status)
+
+        return self._children.wait_until(happened, what, WAIT_SECONDS)
 
     def wait_for_steps(self, count: int) -> float:
         """Wait until it has taken so many more steps."""
@@ -76,11 +82,14 @@ class TestedWorker:
         """Let it leave, as Ctrl-C does."""
         if self.process.poll() is None:
             self.process.terminate()
-        self.process.wait(WAIT_SECONDS)
+        self.process.wait(2 * WAIT_SECONDS)
 
     def wait_for_end(self) -> None:
         """Wait until its run has ended."""
-        assert self.process.wait(WAIT_SECONDS) == 0, f"{self.home / 'log'} says why"
+        self._children.wait_until(
+            lambda: self.process.poll() is not None, "the end of the run", WAIT_SECONDS
+        )
+        assert self.process.returncode == 0, f"{self.home / 'log'} says why"
 
 
 @dataclass
@@ -108,11 +117,18 @@ class WorkerLab:
             (home / "key").write_bytes((key_of / "key").read_bytes())
         return StateDir(home)
 
+    def wait(self, seconds: float) -> None:
+        """Wait for so many seconds of a machine without other work."""
+        started = self.children.clock.now()
+        while self.children.clock.now() - started < seconds:
+            time.sleep(POLL_SECONDS)
+
     def start(
         self, home: StateDir, steps: int = LONG_RUN, round_steps: int = 8, *peers: str
     ) -> TestedWorker:
         """Start a worker, which is stopped when the benchmark ends."""
-        worker = TestedWorker(home.path, steps, round_steps, *peers)
+        arguments = (str(steps), str(round_steps), *peers)
+        worker = TestedWorker(self.children, home.path, *arguments)
         self.cleanup.callback(worker.stop)
         return worker
 

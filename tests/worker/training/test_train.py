@@ -339,7 +339,10 @@ def test_damaged_state_of_a_pause_costs_the_unfinished_round_only(new_worker, mo
     assert read_ledger(again.joined.folder.path) == [ROUND_STEPS * STEP_TOKENS] * 3
 
 
-def test_step_that_a_pause_ends_is_taken_again_with_the_same_bits(new_worker, undisturbed):
+def test_step_that_a_pause_ends_is_taken_again_with_the_same_bits(
+    new_worker, undisturbed, monkeypatch
+):
+    monkeypatch.setattr(train, "PERSON_POLL_SECONDS", 0.0)
     worker = new_worker()
     control = LocalControl(worker.joined.folder.path)
     asked = itertools.count()

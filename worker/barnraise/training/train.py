@@ -43,7 +43,11 @@ from barnraise.planning.round_schedule import RoundSchedule
 from barnraise.planning.search import make_plan
 from barnraise.planning.write_advice import PlanRequest, describe_write_limit
 from barnraise.protocol.enums import Activity, JoinPurpose, PauseReason, RunStatus
-from barnraise.protocol.polling import LOOP_POLL_SECONDS, NETWORK_POLL_SECONDS
+from barnraise.protocol.polling import (
+    LOOP_POLL_SECONDS,
+    NETWORK_POLL_SECONDS,
+    PERSON_POLL_SECONDS,
+)
 from barnraise.swap.device import limit_memory, require_determinism
 from barnraise.swap.engine import WARMUP_STEPS, Engine
 from barnraise.swap.executor import EngineProgress
@@ -204,6 +208,7 @@ class Worker:
         self._cpu_share = CpuShare(lambda: self.owners_limits.cpu)
         self.offline_pause: Pause | None = None  # for which this worker has left its peers
         self.is_freed = False  # a pause has closed the engine
+        self._looked_for_pause_at = 0.0  # monotonic; in the middle of a step
         self._running_mark = RunningMark(joined.folder.path)
         self._leaving_since: float | None = None  # monotonic; when the loop noticed it
         log.info("the plan: %s", self.metrics.plan.sentence)
@@ -378,10 +383,18 @@ class Worker:
         Where the whole gradient's norm clips it, a step that is ended has changed nothing, and can
         be taken again after a pause. Else a pause waits for the end of the step.
         """
-        if self.plan.clipping == "exact" and self.find_pause() is not None:
+        if self.plan.clipping == "exact" and self._is_pause_due():
             return True
         self._cpu_share.rest(self.is_leaving)
         return self.is_leaving()
+
+    def _is_pause_due(self) -> bool:
+        """Return whether to pause, at most every `PERSON_POLL_SECONDS`: a step has many parts."""
+        now = time.monotonic()
+        if now - self._looked_for_pause_at < PERSON_POLL_SECONDS:
+            return False
+        self._looked_for_pause_at = now
+        return self.find_pause() is not None
 
     def is_round_over(self, round_schedule: RoundSchedule) -> bool:
         """Return whether this machine publishes now."""
