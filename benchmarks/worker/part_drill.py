@@ -6,9 +6,9 @@ from typing import Any
 from udp_ports import free_udp_port
 from worker_lab import WorkerLab, published_tokens, saved_digest
 
-from barnraise.limits.system_zone import local_now
 from barnraise.planning.limits import Limits
 from barnraise.protocol.enums import Activity
+from barnraise.training.limits.system_zone import local_now
 
 SETTLE_SECONDS = 15.0  # in which both have the last updates of each other
 

@@ -20,12 +20,12 @@ from run_text import TEXT, prepare_text
 
 from barnraise.cli.join import lower_priority
 from barnraise.cli.signals import stop_on_signals
-from barnraise.limits.machine_facts import FactsReader
-from barnraise.limits.rule_watch import RuleWatch
 from barnraise.peering.transports.iroh_transport import IrohTransport
 from barnraise.protocol.signing import digest
 from barnraise.spec import ModelSpec, Recipe, RunSpec
 from barnraise.state_dir import StateDir
+from barnraise.training.limits.machine_facts import FactsReader
+from barnraise.training.limits.rule_watch import RuleWatch
 from barnraise.training.local_control import LocalControl
 from barnraise.training.memory_watch import MemoryWatch
 from barnraise.training.train import Worker

@@ -151,7 +151,7 @@ def test_updates_that_arrive_while_the_state_is_closed_are_given_once(world):
     for seed in range(3):
         a.publish_round(seed)  # nobody polls b, whose engine is closed
     wait_until(lambda: b.ledger.vector() == a.ledger.vector())
-    b.exchange.hold_updates()
+    b.exchange.suspend_updates()
     b.exchange.start(b.anchor.vector)
     given = [(update.header.author, update.header.seq) for update in b.exchange.poll_updates()]
     assert len(given) == len(set(given)) == 3

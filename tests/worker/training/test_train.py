@@ -307,7 +307,7 @@ def test_run_whose_pauses_free_the_memory_has_the_same_bits(
     assert read_ledger(worker.joined.folder.path) == [ROUND_STEPS * STEP_TOKENS] * 3
 
 
-def test_worker_that_leaves_in_a_pause_continues_the_round_with_the_same_bits(
+def test_worker_that_leaves_in_a_pause_has_the_same_bits_after_it(
     new_worker, undisturbed, monkeypatch
 ):
     monkeypatch.setattr(pauses, "MOMENT_SECONDS", 0.0)

@@ -41,11 +41,11 @@ from barnraise.cli.signals import silence_terminals, stop_on_signals
 from barnraise.cli.site_access import check_trainable, find_run, open_site
 from barnraise.errors import CoordinatorError, PlanError
 from barnraise.formats import format_bytes
-from barnraise.limits.machine_facts import FactsReader
-from barnraise.limits.rule_watch import RuleWatch
 from barnraise.planning.limits import Limits
 from barnraise.protocol.coordinator_messages import TextManifest
 from barnraise.protocol.signing import open_signed
+from barnraise.training.limits.machine_facts import FactsReader
+from barnraise.training.limits.rule_watch import RuleWatch
 from barnraise.training.local_control import LocalControl, LocalPause
 from barnraise.training.local_status import LocalStatus
 

@@ -152,7 +152,7 @@ class MixingWorker(Worker):
             # Compute the gradient at these weights, and take Adam's step along it.
             tokens = self.anchor.tokens + self.engine.round_tokens
             scale = learning_rate_scale(recipe, tokens)
-            self._cpu_share.begin_step()
+            self._cpu_share.start_step()
             stats = self.engine.step(micro_batches, scale, step + 1, self.is_leaving)
             if stats.interrupted:
                 return

@@ -29,9 +29,6 @@ from barnraise.ledger import codec
 from barnraise.ledger.anchor import Anchor, load_initial_fragment
 from barnraise.ledger.blob_store import BlobStore
 from barnraise.ledger.ledger import Ledger
-from barnraise.limits.decision import TRAIN
-from barnraise.limits.rule_watch import RuleWatch
-from barnraise.limits.system_zone import local_now
 from barnraise.peering.transports.iroh_transport import IrohTransport
 from barnraise.peering.transports.transport import Transport
 from barnraise.planning.hardware import Hardware, return_freed_memory
@@ -57,6 +54,9 @@ from barnraise.text.batches import TokenDataset
 from barnraise.training.checkpoint import StateHeader
 from barnraise.training.cpu_share import CpuShare
 from barnraise.training.join import JoinedRun
+from barnraise.training.limits.decision import TRAIN
+from barnraise.training.limits.rule_watch import RuleWatch
+from barnraise.training.limits.system_zone import local_now
 from barnraise.training.local_control import LocalControl
 from barnraise.training.local_status import LocalStatus
 from barnraise.training.memory_return import return_memory
@@ -360,7 +360,7 @@ class Worker:
             # The learning rate follows the ledger's tokens, this round's included.
             tokens = self.anchor.tokens + self.engine.round_tokens
             scale = learning_rate_scale(recipe, tokens)
-            self._cpu_share.begin_step()
+            self._cpu_share.start_step()
             stats = self.engine.step(micro_batches, scale, step + 1, self.should_end_step)
             if stats.interrupted:
                 # A step that a pause has ended is taken again.
@@ -605,7 +605,9 @@ class Worker:
             if pause.is_offline:
                 self.offline_pause = pause
                 self.leaving.set()
-            if self.leaving.wait(LOOP_POLL_SECONDS) or self.run_ended:
+            # A worker that has freed its memory shall cost its machine nothing.
+            poll_seconds = PERSON_POLL_SECONDS if self.is_freed else LOOP_POLL_SECONDS
+            if self.leaving.wait(poll_seconds) or self.run_ended:
                 break
             if self._frees_memory(pause, time.monotonic() - started):
                 self.free_memory()
@@ -687,7 +689,7 @@ class Worker:
 
     def _reopen_state(self) -> None:
         """Open the state that was saved last, under the plan of now."""
-        self.exchange.hold_updates()
+        self.exchange.suspend_updates()
         self.saved_state = SavedState(self.joined.folder.path, self.plan)
         header = self.load_saved_state()
         self.initialise_state(header, None if header else load_base_snapshot(self.ledger))
