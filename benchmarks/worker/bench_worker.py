@@ -33,7 +33,7 @@ TARGETS: dict[str, Any] = {
     "removed_files_left": 0,
     "join_to_first_step_s": 10,
     "soak_rss_growth_mb_h": 5,
-    "drill_ledgers_equal": True,
+    "drill_nothing_lost": True,
     "drill_digests_equal": True,
 }
 
