@@ -68,7 +68,7 @@ def test_machine_pauses_on_its_page_and_trains_until_its_run_ends(site, page: Pa
     page.goto("/machines/")
     click_and_load(page.get_by_role("link", name="byre"))
     expect(page.get_by_text("FLOP/s")).to_be_visible()
-    click_and_load(page.get_by_role("button", name="Pause"))
+    click_and_load(page.get_by_role("button", name="Pause", exact=True))
     expect(page.get_by_text("Paused", exact=True)).to_be_visible()
     wait_until(lambda: site.status("byre")["activity"] == "paused", "a pause on the machine")
     paused_step = site.status("byre")["step"]

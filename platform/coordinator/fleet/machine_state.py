@@ -123,16 +123,15 @@ class MachineCheckup(models.Model):
 
 def is_paused(machine: Machine) -> bool:
     """Return whether the owner paused this machine; no query if `pause` was selected with it."""
-    pause = getattr(machine, "pause", None)
-    return pause is not None and pause.is_active
+    return find_own_pause(machine) is not None
 
 
 def find_own_pause(machine: Machine) -> OwnPause | None:
     """Return the pause that the owner ordered, as directives state it; None if there is none."""
-    if not is_paused(machine):
+    pause: MachinePause | None = getattr(machine, "pause", None)
+    if pause is None or not pause.is_active:
         return None
-    until = machine.pause.until
-    return OwnPause(until.timestamp() if until else None)
+    return OwnPause(pause.until.timestamp() if pause.until else None)
 
 
 def measured_hardware(machine: Machine) -> Hardware | None:

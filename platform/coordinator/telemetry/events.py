@@ -86,8 +86,8 @@ def detect_events(
             kind = event_kind_of_change(activity, report.activity, member.run.state, reason)
             if kind:
                 events.append(_build_event(member, kind, when, stamp))
-                is_pause = kind == RunEvent.Kind.PAUSED and reason is not None
-                events[-1].reason = reason.value if is_pause else ""
+                if kind == RunEvent.Kind.PAUSED and reason is not None:
+                    events[-1].reason = reason.value
             activity = report.activity
     if events and events[0].kind == RunEvent.Kind.RESUMED and not _was_paused(member):
         del events[0]  # the whole run was paused, not this machine

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from django.test import Client
+from django.utils import timezone
 from helpers.mirrors.event_log_builder import LogBuilder
 from helpers.mirrors.rebuild_site import (
     all_events,
@@ -17,7 +18,7 @@ from helpers.site.enrolment_requests import enrolment_request
 from helpers.site.machine_replies import read_directive, read_reply
 from helpers.site.pages import open_client
 
-from barnraise.protocol import coordinator_messages, enums
+from barnraise.protocol import coordinator_messages, enums, reports
 from barnraise.protocol.signing import Identity
 from coordinator.accounts.models import Enrolment, Machine
 from coordinator.audit.models import AuditEntry
@@ -96,7 +97,6 @@ def test_pause_for_a_time_ends_by_itself(adas_run, numbered_report, signed_in_as
         answer = page.post(f"{path}pause/", form, follow=True).content.decode()
         assert "was not paused" in answer and not MachinePause.objects.exists()
     page.post(f"{path}pause/", {"for": "1h", "offset": "60"})
-    pause = MachinePause.objects.get()
     directive = read_directive(read_reply(ada.report(run, numbered_report(1))))
     assert directive.status is enums.RunStatus.PAUSED and directive.own_pause
     assert directive.pause_until == pytest.approx(time.time() + 3600, abs=60)

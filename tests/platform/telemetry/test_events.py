@@ -14,7 +14,6 @@ from coordinator.live.activity_feed import MAX_PER_SOURCE, collect_activity
 from coordinator.live.run_snapshot import RunSnapshot, build_delta
 from coordinator.telemetry import events, run_table
 from coordinator.telemetry.events import RunEvent, event_kind_of_change
-from coordinator.telemetry.machine_history import find_condition
 from coordinator.telemetry.rollup import drain_queue
 
 pytestmark = pytest.mark.django_db
@@ -69,7 +68,7 @@ def test_event_of_a_pause_says_why(adas_run, numbered_report, reason, kind, text
     volunteer.store_reports(run, numbered_report(1))
     pause = reports.PauseView(reason=reason)
     # The site's view of the run may be newer than what the machine obeyed when it reported.
-    report = numbered_report(2, activity=Activity.PAUSED, pause=pause, pause_sentence="paused: x")
+    report = numbered_report(2, activity=Activity.PAUSED, pause=pause)
     volunteer.store_reports(run, report)
     events_of_run = [event.kind for event in run.events.order_by("at", "id")]
     assert events_of_run == ["joined", *([kind] if kind else [])]
@@ -77,7 +76,6 @@ def test_event_of_a_pause_says_why(adas_run, numbered_report, reason, kind, text
     assert not [sentence for sentence in list_sentences(run) if "by its owner" in sentence]
     (row,) = run_table.machine_rows(run)
     assert row["pause"] == {"reason": reason.value, "until": None}
-    assert find_condition(volunteer.machine).pause_sentence == "paused: x"
 
 
 def test_join_pause_resume_and_leave_are_one_event_each(adas_run, numbered_report):

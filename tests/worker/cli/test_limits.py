@@ -9,9 +9,9 @@ from helpers.worker.command_line import assert_fails, invoke, run_barnraise
 from barnraise.cli.limits import explain_limits, summarise_limits
 from barnraise.cli.resource_options import LimitOptions
 from barnraise.errors import PlanError, StateError
-from barnraise.limits.machine_facts import LinuxFacts
 from barnraise.planning.limits import Limits
 from barnraise.state_dir import StateDir
+from barnraise.training.limits.machine_facts import LinuxFacts
 
 
 def test_limits_last_until_they_are_lifted(tmp_path):

@@ -146,6 +146,18 @@ def test_start_replays_only_updates_that_the_anchor_lacks(world):
     assert a.exchange.poll_updates() == []
 
 
+def test_updates_that_arrive_while_the_state_is_closed_are_given_once(world):
+    a, b = world.start_agreed(1, 2)
+    for seed in range(3):
+        a.publish_round(seed)  # nobody polls b, whose engine is closed
+    wait_until(lambda: b.ledger.vector() == a.ledger.vector())
+    b.exchange.suspend_updates()
+    b.exchange.start(b.anchor.vector)
+    given = [(update.header.author, update.header.seq) for update in b.exchange.poll_updates()]
+    assert len(given) == len(set(given)) == 3
+    assert not b.exchange.poll_updates()
+
+
 def test_rolled_back_directory_gets_a_new_incarnation_and_its_updates(world):
     a, b = world.start_agreed(1, 2)
     a.stop()

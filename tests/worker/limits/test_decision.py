@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from barnraise.limits.decision import (
+from barnraise.planning.limits import Limits
+from barnraise.protocol.enums import PauseReason
+from barnraise.training.limits.decision import (
     CPU_MARGIN,
     HEAT_MARGIN,
     HOLD_SECONDS,
     TRAIN,
-    Decision,
     Facts,
+    TrainingDecision,
     decide,
     format_until,
 )
-from barnraise.planning.limits import Limits
-from barnraise.protocol.enums import PauseReason
 
 BERLIN = ZoneInfo("Europe/Berlin")
 NOON = datetime(2026, 11, 25, 12, 0, tzinfo=BERLIN)  # a Wednesday
@@ -81,7 +81,7 @@ def test_busy_and_hot_machines_must_be_well_below_their_limits():
         (PauseReason.BUSY, 50 - CPU_MARGIN, "other_cpu"),
         (PauseReason.HOT, 85 - HEAT_MARGIN, "celsius"),
     ):
-        paused = Decision(False, "paused", NOON.timestamp() - 1, kind)
+        paused = TrainingDecision(False, "paused", NOON.timestamp() - 1, kind)
         just_above = replace(RESTING, last=paused, **{field: low + 0.1})
         assert decide(ALL_RULES, just_above, NOON).kind is kind
         assert decide(ALL_RULES, replace(just_above, last=TRAIN), NOON) == TRAIN
@@ -124,7 +124,7 @@ courses = st.lists(st.tuples(facts, st.sampled_from([2, 2, 2, 30, 59, 61])), max
 starts = st.datetimes(datetime(2026, 1, 1), datetime(2026, 12, 31))
 
 
-def follow(limits: Limits, course, start: datetime) -> list[tuple[float, Decision]]:
+def follow(limits: Limits, course, start: datetime) -> list[tuple[float, TrainingDecision]]:
     """Return what is decided at each moment of a course of facts."""
     now, last = start.replace(tzinfo=UTC), TRAIN
     decisions = []

@@ -7,8 +7,9 @@ import time
 
 import pytest
 
-from barnraise.limits import machine_facts
-from barnraise.limits.machine_facts import (
+from barnraise.planning.limits import Limits
+from barnraise.training.limits import machine_facts
+from barnraise.training.limits.machine_facts import (
     COMMAND_SECONDS,
     FactsReader,
     LinuxFacts,
@@ -20,7 +21,6 @@ from barnraise.limits.machine_facts import (
     parse_sessions,
     since_tick,
 )
-from barnraise.planning.limits import Limits
 
 SESSIONS = """Type=tty
 State=active

@@ -9,14 +9,14 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from barnraise.errors import StateError
-from barnraise.limits.decision import HOLD_SECONDS, Facts
-from barnraise.limits.machine_facts import FactsReader
-from barnraise.limits.monthly_traffic import MonthlyTraffic
-from barnraise.limits.rule_watch import RuleWatch
-from barnraise.limits.system_zone import SystemZone, local_now
 from barnraise.planning.limits import Limits
 from barnraise.protocol.enums import PauseReason
 from barnraise.state_dir import StateDir
+from barnraise.training.limits.decision import HOLD_SECONDS, Facts
+from barnraise.training.limits.machine_facts import FactsReader
+from barnraise.training.limits.monthly_traffic import MonthlyTraffic
+from barnraise.training.limits.rule_watch import RuleWatch
+from barnraise.training.limits.system_zone import SystemZone, local_now
 
 
 class SetFacts(FactsReader):

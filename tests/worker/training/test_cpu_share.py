@@ -21,7 +21,7 @@ def test_share_of_the_time_is_what_the_owner_wants(percentage, part):
     share = CpuShare(lambda: percentage, lambda: clock.now, clock.sleep)
     slept = 0.0
     for _ in range(20):
-        share.begin_step()
+        share.start_step()
         for _ in range(10):
             clock.now += part
             share.rest(lambda: False)

@@ -4,9 +4,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from barnraise.limits.decision import TRAIN, Decision
 from barnraise.protocol.coordinator_messages import Directive
 from barnraise.protocol.enums import PauseReason, RunStatus
+from barnraise.training.limits.decision import TRAIN, TrainingDecision
 from barnraise.training.local_control import LocalPause
 from barnraise.training.pauses import (
     LONG_SECONDS,
@@ -19,8 +19,10 @@ from barnraise.training.pauses import (
 RUN = "0192f0c1-2d3e-7f40-8a5b-6c7d8e9f0a1b"
 NOW = datetime(2026, 11, 25, 12, 0, tzinfo=UTC)
 IN_AN_HOUR = (NOW + timedelta(hours=1)).timestamp()
-BY_HOURS = Decision(False, "paused until 13:00 by its hours", IN_AN_HOUR, PauseReason.HOURS)
-ON_BATTERY = Decision(False, "paused: on battery", NOW.timestamp() + 60, PauseReason.BATTERY)
+BY_HOURS = TrainingDecision(False, "paused until 13:00 by its hours", IN_AN_HOUR, PauseReason.HOURS)
+ON_BATTERY = TrainingDecision(
+    False, "paused: on battery", NOW.timestamp() + 60, PauseReason.BATTERY
+)
 
 
 def directive(status: RunStatus = RunStatus.TRAINING, **fields) -> Directive:

@@ -22,8 +22,9 @@ from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.errors import PlanError, StateError
 from barnraise.ledger.blob_store import BlobStore
 from barnraise.ledger.ledger import Ledger
+from barnraise.planning.limits import Limits
 from barnraise.protocol.coordinator_messages import Directive, Shard
-from barnraise.protocol.enums import Role, RunStatus
+from barnraise.protocol.enums import Activity, Role, RunStatus
 from barnraise.protocol.signing import Identity, digest
 from barnraise.spec import MAX_SHARD_TOKENS, ModelSpec, Recipe, RunSpec, TextSpec
 from barnraise.state_dir import StateDir
@@ -35,6 +36,7 @@ from barnraise.training import pauses, train
 from barnraise.training.checkpoint import CheckpointSlots
 from barnraise.training.join import JoinedRun
 from barnraise.training.local_control import LocalControl
+from barnraise.training.local_status import read_status
 from barnraise.training.train import Worker, WorkerPhase
 
 owner_files = import_drill_module("owner_files")
@@ -103,7 +105,11 @@ def new_worker(tmp_path, monkeypatch) -> Iterator[Callable[..., RecordingWorker]
     network = MemoryNetwork()
 
     def create(
-        token_budget: int = RECIPE.token_budget, tokenizer: bytes = b"", **text: Any
+        token_budget: int = RECIPE.token_budget,
+        tokenizer: bytes = b"",
+        model: ModelSpec = MODEL,
+        limits: Limits | None = None,
+        **text: Any,
     ) -> RecordingWorker:
         folder = home.open_run(RUN)
         blobs = BlobStore(folder.path / "blobs")
@@ -119,7 +125,7 @@ def new_worker(tmp_path, monkeypatch) -> Iterator[Callable[..., RecordingWorker]
         manifest = manifest.model_copy(update=text)
         recipe = Recipe(**{**vars(RECIPE), "token_budget": token_budget})
         spec = RunSpec(
-            MODEL,
+            model,
             TextSpec(tokenizer="bytes"),
             recipe,
             seed=7,
@@ -145,7 +151,7 @@ def new_worker(tmp_path, monkeypatch) -> Iterator[Callable[..., RecordingWorker]
         )
         hardware = cpu_machine(cores=1, disk=8 << 30)
         worker = RecordingWorker(
-            joined, threading.Event(), hardware, transport=network.transport(key)
+            joined, threading.Event(), hardware, limits, transport=network.transport(key)
         )
         worker.acts = []
         worker.between_steps = worker.while_freed = lambda: None
@@ -307,7 +313,25 @@ def test_run_whose_pauses_free_the_memory_has_the_same_bits(
     assert read_ledger(worker.joined.folder.path) == [ROUND_STEPS * STEP_TOKENS] * 3
 
 
-def test_worker_that_leaves_in_a_pause_continues_the_round_with_the_same_bits(
+def test_pause_of_a_state_on_disk_frees_the_memory_and_keeps_the_bits(new_worker, monkeypatch):
+    monkeypatch.setattr(pauses, "MOMENT_SECONDS", 0.0)
+    model = ModelSpec(layers=12, width=48, heads=1, context=16, vocabulary=256)
+    digests = []
+    for steps in (set(), {2, ROUND_STEPS + 1}):
+        worker = new_worker(model=model, limits=Limits(memory=6_000_000))
+        assert worker.plan.on_disk
+        control = pause_at(worker, steps)
+        worker.while_freed = control.resume
+        worker.run()
+        status = read_status(worker.joined.folder.path)
+        assert status is not None and status.activity is Activity.FINISHED
+        digests.append(status.anchor)
+        assert not steps
+        shutil.rmtree(worker.joined.folder.path)
+    assert digests[0] is not None and digests[0] == digests[1]
+
+
+def test_worker_that_leaves_in_a_pause_has_the_same_bits_after_it(
     new_worker, undisturbed, monkeypatch
 ):
     monkeypatch.setattr(pauses, "MOMENT_SECONDS", 0.0)
@@ -339,7 +363,10 @@ def test_damaged_state_of_a_pause_costs_the_unfinished_round_only(new_worker, mo
     assert read_ledger(again.joined.folder.path) == [ROUND_STEPS * STEP_TOKENS] * 3
 
 
-def test_step_that_a_pause_ends_is_taken_again_with_the_same_bits(new_worker, undisturbed):
+def test_step_that_a_pause_ends_is_taken_again_with_the_same_bits(
+    new_worker, undisturbed, monkeypatch
+):
+    monkeypatch.setattr(train, "PERSON_POLL_SECONDS", 0.0)
     worker = new_worker()
     control = LocalControl(worker.joined.folder.path)
     asked = itertools.count()

@@ -19,10 +19,10 @@ from barnraise.cli.machine_options import HomeOption, open_state_dir
 from barnraise.cli.run_folders import RunFolder, list_run_folders, select_run_folders
 from barnraise.errors import StateError
 from barnraise.formats import format_bytes
-from barnraise.limits.decision import format_until
-from barnraise.limits.system_zone import local_now
 from barnraise.planning.pause_times import find_pause_end
 from barnraise.protocol.polling import PERSON_POLL_SECONDS
+from barnraise.training.limits.decision import format_until
+from barnraise.training.limits.system_zone import local_now
 from barnraise.training.local_control import LocalPause
 
 LocalRunArgument = Annotated[

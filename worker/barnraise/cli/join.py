@@ -48,14 +48,14 @@ from barnraise.cli.signals import silence_terminals, stop_on_signals
 from barnraise.cli.site_access import open_site
 from barnraise.errors import CoordinatorError, PlanError
 from barnraise.formats import format_bytes
-from barnraise.limits.machine_facts import FactsReader
-from barnraise.limits.rule_watch import RuleWatch
 from barnraise.planning.hardware import Hardware
 from barnraise.planning.limits import Limits
 from barnraise.protocol.coordinator_messages import RunView, TextManifest
 from barnraise.protocol.signing import open_signed
 from barnraise.spec import RunSpec
 from barnraise.state_dir import SiteMembership, StateDir
+from barnraise.training.limits.machine_facts import FactsReader
+from barnraise.training.limits.rule_watch import RuleWatch
 from barnraise.training.local_control import LocalControl, LocalPause
 from barnraise.training.local_status import LocalStatus
 from barnraise.training.run_turns import Turn, train_in_turns

@@ -8,8 +8,8 @@ import typer
 
 from barnraise.errors import StateError
 from barnraise.formats import parse_bytes
-from barnraise.limits.machine_facts import FactsReader
 from barnraise.planning.limits import RANGES, Limits
+from barnraise.training.limits.machine_facts import FactsReader
 
 SIZES = ("month_up", "download")
 

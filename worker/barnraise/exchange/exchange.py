@@ -711,12 +711,12 @@ class Exchange:
             fragments = [blobs.store(fragment_to_bytes(units)) for units in anchor.fragments]
             self._ledger.retain_base(anchor.vector, fragments, anchor.retracted)
 
-    def hold_updates(self) -> None:
+    def suspend_updates(self) -> None:
         """Let no update enter the ledger until the next `start`, which gives all past an anchor.
 
         Blocks. What waits for `poll_updates` is dropped: `start` finds it in the ledger.
         """
-        self.thread.run(self.server.hold_updates(), None)
+        self.thread.run(self.server.suspend_updates(), None)
 
     def resync(self) -> bool:
         """Begin the ledger again at the fetched snapshot; then call `start`. Blocks.

@@ -229,7 +229,7 @@ class UpdateServer:
         await self.verdicts.apply_spoiling()
         self.wake()
 
-    async def hold_updates(self) -> None:
+    async def suspend_updates(self) -> None:
         """Let no update enter the ledger until `start_updates`; drop those in the queue."""
         self.gossip.pause_requests()
         self.verdicts.cancel_retractions()
@@ -243,7 +243,7 @@ class UpdateServer:
         Returns:
             Whether the ledger changed.
         """
-        await self.hold_updates()
+        await self.suspend_updates()
         return await self.verdicts.revert_base() or await self.resync_handler.rebase()
 
     # ---- calls from the exchange

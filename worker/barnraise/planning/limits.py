@@ -57,7 +57,7 @@ class Limits:
         hours: the hours of a week in which it may train, see `weekly_hours`; "" for all.
         idle: minutes without keyboard and mouse before it trains.
         on_battery: whether it trains while the machine runs on its battery.
-        busy_cpu: percentage of the CPU of which other programs use more while it pauses.
+        busy_cpu: percentage of the CPU; it pauses while other programs use more.
         pause_for: programs by name; it pauses while one of them runs.
         threads: CPU threads to train with, at most.
         cpu: percentage of the time in which it computes.

@@ -21,7 +21,7 @@ _ENTRY = re.compile(
 
 
 @dataclass(frozen=True)
-class Span:
+class DailySpan:
     """The same hours on some days.
 
     Attributes:
@@ -46,7 +46,7 @@ class Span:
 class WeeklyHours:
     """Spans of a week, which may overlap. Without any, no minute is covered."""
 
-    spans: tuple[Span, ...]
+    spans: tuple[DailySpan, ...]
 
     def contains(self, moment: datetime) -> bool:
         """Return whether a moment is within the hours, by the time of its own zone."""
@@ -82,7 +82,7 @@ def parse_hours(text: str) -> WeeklyHours:
     return WeeklyHours(tuple(_parse_entry(entry) for entry in entries))
 
 
-def _parse_entry(entry: str) -> Span:
+def _parse_entry(entry: str) -> DailySpan:
     match = _ENTRY.fullmatch(entry)
     if not entry or match is None:
         raise StateError(f"hours: '{entry}' is no time of a week; write it like {EXAMPLE}")
@@ -93,14 +93,14 @@ def _parse_entry(entry: str) -> Span:
         )
     days = _parse_days(first, last) if first else frozenset(range(7))
     if not start:
-        return Span(days, 0, DAY_MINUTES)
+        return DailySpan(days, 0, DAY_MINUTES)
     begins, ends = _parse_time(start), _parse_time(end)
     if begins in (ends, DAY_MINUTES):
         raise StateError(
             f"hours: {start}-{end} is no time at all; a whole day is 00:00-24:00, and a night is "
             "like 19:00-07:00"
         )
-    return Span(days, begins, ends)
+    return DailySpan(days, begins, ends)
 
 
 def _parse_days(first: str, last: str | None) -> frozenset[int]:

@@ -11,7 +11,7 @@ class CpuShare:
     """Sleeps so that a worker computes for a percentage of the time, whatever a part takes.
 
     Attributes:
-        slept_in_step: seconds, since the last `begin_step`.
+        slept_in_step: seconds, since the last `start_step`.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class CpuShare:
         self._awake_since = clock()
         self.slept_in_step = 0.0
 
-    def begin_step(self) -> None:
+    def start_step(self) -> None:
         """Begin to count: what came before was no computation."""
         self._awake_since = self._clock()
         self.slept_in_step = 0.0

@@ -47,6 +47,8 @@ MAX_STEPS_BEHIND = 20
 class MixingWorker(Worker):
     """One machine in a run of the strategy `decentralized-adam`."""
 
+    # Its neighbours may request its weights, which a paused machine must have.
+    frees_when_paused = False
     mesh: MeshLinks  # `train` sets both
     mixing: NeighbourMixing
 
@@ -150,9 +152,11 @@ class MixingWorker(Worker):
             # Compute the gradient at these weights, and take Adam's step along it.
             tokens = self.anchor.tokens + self.engine.round_tokens
             scale = learning_rate_scale(recipe, tokens)
+            self._cpu_share.start_step()
             stats = self.engine.step(micro_batches, scale, step + 1, self.is_leaving)
             if stats.interrupted:
                 return
+            self._cpu_share.rest(self.is_leaving)
 
             # Add what the neighbours' weights change: x_i ← x_i + Σ_j W_ij x_j − x_i. A step that
             # was abandoned has set the replica to the anchor, so x_i is not in it any longer.

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from datetime import datetime
 
-from barnraise.limits.decision import Decision, format_until
 from barnraise.protocol.coordinator_messages import Directive
 from barnraise.protocol.enums import PauseReason, RunStatus
 from barnraise.protocol.reports import MAX_PAUSE_TEXT, PauseView
+from barnraise.training.limits.decision import TrainingDecision, format_until
 from barnraise.training.local_control import LocalPause
 
 # A pause that lasts longer frees the model. One that is known to, or that a person ordered without
@@ -48,7 +48,7 @@ TIMED = (PauseReason.HOURS, PauseReason.TRAFFIC)
 
 
 def choose_pause(
-    local: LocalPause | None, decision: Decision, directive: Directive, now: datetime
+    local: LocalPause | None, decision: TrainingDecision, directive: Directive, now: datetime
 ) -> Pause | None:
     """Return why a machine pauses; None if it trains.
 

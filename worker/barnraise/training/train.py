@@ -30,9 +30,6 @@ from barnraise.ledger.anchor import Anchor, Withdrawal, load_initial_fragment
 from barnraise.ledger.blob_store import BlobStore
 from barnraise.ledger.ledger import Ledger
 from barnraise.ledger.milestones import Milestone
-from barnraise.limits.decision import TRAIN
-from barnraise.limits.rule_watch import RuleWatch
-from barnraise.limits.system_zone import local_now
 from barnraise.peering.transports.iroh_transport import IrohTransport
 from barnraise.peering.transports.transport import Transport
 from barnraise.planning.hardware import Hardware, return_freed_memory
@@ -43,7 +40,11 @@ from barnraise.planning.render import build_plan_view
 from barnraise.planning.round_schedule import RoundSchedule
 from barnraise.planning.write_advice import PlanRequest, describe_write_limit
 from barnraise.protocol.enums import Activity, JoinPurpose, PauseReason, RunStatus
-from barnraise.protocol.polling import LOOP_POLL_SECONDS, NETWORK_POLL_SECONDS
+from barnraise.protocol.polling import (
+    LOOP_POLL_SECONDS,
+    NETWORK_POLL_SECONDS,
+    PERSON_POLL_SECONDS,
+)
 from barnraise.swap.device import require_determinism
 from barnraise.swap.engine import WARMUP_STEPS, Engine
 from barnraise.swap.executor import EngineProgress
@@ -54,6 +55,9 @@ from barnraise.training.card_memory import claim_card_memory
 from barnraise.training.checkpoint import StateHeader
 from barnraise.training.cpu_share import CpuShare
 from barnraise.training.join import JoinedRun
+from barnraise.training.limits.decision import TRAIN
+from barnraise.training.limits.rule_watch import RuleWatch
+from barnraise.training.limits.system_zone import local_now
 from barnraise.training.local_control import LocalControl
 from barnraise.training.local_status import LocalStatus
 from barnraise.training.memory_return import return_memory
@@ -206,6 +210,7 @@ class Worker:
         self.offline_pause: Pause | None = None  # for which this worker has left its peers
         self.is_freed = False  # a pause has closed the engine
         self._is_turn_over: Callable[[], bool] = lambda: False
+        self._looked_for_pause_at = 0.0  # monotonic; in the middle of a step
         self._running_mark = RunningMark(joined.folder.path)
         self._leaving_since: float | None = None  # monotonic; when the loop noticed it
         self._logged_probation = ""
@@ -364,7 +369,7 @@ class Worker:
             # The learning rate follows the ledger's tokens, this round's included.
             tokens = self.anchor.tokens + self.engine.round_tokens
             scale = learning_rate_scale(recipe, tokens)
-            self._cpu_share.begin_step()
+            self._cpu_share.start_step()
             stats = self.engine.step(micro_batches, scale, step + 1, self.should_end_step)
             if stats.interrupted:
                 # A step that a pause has ended is taken again.
@@ -387,10 +392,18 @@ class Worker:
         Where the whole gradient's norm clips it, a step that is ended has changed nothing, and can
         be taken again after a pause. Else a pause waits for the end of the step.
         """
-        if self.plan.clipping == "exact" and self.find_pause() is not None:
+        if self.plan.clipping == "exact" and self._is_pause_due():
             return True
         self._cpu_share.rest(self.is_leaving)
         return self.is_leaving()
+
+    def _is_pause_due(self) -> bool:
+        """Return whether to pause, at most every `PERSON_POLL_SECONDS`: a step has many parts."""
+        now = time.monotonic()
+        if now - self._looked_for_pause_at < PERSON_POLL_SECONDS:
+            return False
+        self._looked_for_pause_at = now
+        return self.find_pause() is not None
 
     def is_round_over(self, round_schedule: RoundSchedule) -> bool:
         """Return whether this machine publishes now."""
@@ -626,7 +639,9 @@ class Worker:
             if pause.is_offline:
                 self.offline_pause = pause
                 self.leaving.set()
-            if self.leaving.wait(LOOP_POLL_SECONDS) or self.run_ended:
+            # A worker that has freed its memory shall cost its machine nothing.
+            poll_seconds = PERSON_POLL_SECONDS if self.is_freed else LOOP_POLL_SECONDS
+            if self.leaving.wait(poll_seconds) or self.run_ended:
                 break
             if self._frees_memory(pause, time.monotonic() - started):
                 self.free_memory()
@@ -708,7 +723,7 @@ class Worker:
 
     def _reopen_state(self) -> None:
         """Open the state that was saved last, under the plan of now."""
-        self.exchange.hold_updates()
+        self.exchange.suspend_updates()
         self.saved_state = SavedState(self.joined.folder.path, self.plan)
         header = self.load_saved_state()
         self.initialise_state(header, None if header else load_base_snapshot(self.ledger))

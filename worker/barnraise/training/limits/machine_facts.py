@@ -1,6 +1,6 @@
 """Read what a machine is like: idle time, battery, other programs, temperature.
 
-One class for each system behind the protocol `MachineFacts`. Only what a rule needs is read.
+One class for each system behind the protocol `SystemFacts`. Only what a rule needs is read.
 """
 
 import ctypes
@@ -18,8 +18,8 @@ from typing import Any, Protocol
 import psutil
 
 from barnraise.coordinator_client.machine_monitor import GpuSensor, read_cpu_celsius
-from barnraise.limits.decision import Facts
 from barnraise.planning.limits import Limits
+from barnraise.training.limits.decision import Facts
 
 CPU_READINGS = 5  # over which the use of the CPU is averaged
 COMMAND_SECONDS = 10.0  # between two readings that start a program, whose answer changes slowly
@@ -27,7 +27,7 @@ COMMAND_LIMIT_SECONDS = 5.0  # for such a program
 COMM_LENGTH = 15  # characters of a program's name that Linux keeps
 
 
-class MachineFacts(Protocol):
+class SystemFacts(Protocol):
     """What a system reveals of the machine."""
 
     def read_idle_seconds(self) -> float | None:
@@ -68,7 +68,7 @@ class LinuxFacts:
         self._session = SlowReading(lambda: parse_sessions(_run(SESSIONS_COMMAND), time.time()))
 
     def read_idle_seconds(self) -> float | None:
-        """Return the seconds since the last input; see `MachineFacts`."""
+        """Return the seconds since the last input; see `SystemFacts`."""
         if self._screen is not None:
             return self._screen.idle_seconds()
         return self._session.read()
@@ -198,7 +198,7 @@ class MacFacts(PosixPrograms):
         )
 
     def read_idle_seconds(self) -> float | None:
-        """Return the seconds since the last input; see `MachineFacts`."""
+        """Return the seconds since the last input; see `SystemFacts`."""
         return self._registry.read()
 
     def explain_no_idle(self) -> str:
@@ -220,7 +220,7 @@ class WindowsFacts(PosixPrograms):
     """Windows: the time of the session's last input."""
 
     def read_idle_seconds(self) -> float | None:
-        """Return the seconds since the last input; see `MachineFacts`."""
+        """Return the seconds since the last input; see `SystemFacts`."""
         # The type checker runs on other systems, whose ctypes have no windll.
         libraries: Any = ctypes.windll  # pyright: ignore[reportAttributeAccessIssue]
         last = _LastInput(size=ctypes.sizeof(_LastInput))
@@ -238,7 +238,7 @@ def since_tick(now: int, then: int) -> float:
     return ((now - then) % (1 << 32)) / 1000
 
 
-def open_machine_facts(system: str = sys.platform) -> MachineFacts:
+def open_machine_facts(system: str = sys.platform) -> SystemFacts:
     """Return what reads the facts of this system."""
     if system == "win32":
         return WindowsFacts()
@@ -311,7 +311,7 @@ class OtherPrograms:
 class FactsReader:
     """Read the facts that a machine's rules need."""
 
-    def __init__(self, machine: MachineFacts | None = None, gpu_index: int | None = None) -> None:
+    def __init__(self, machine: SystemFacts | None = None, gpu_index: int | None = None) -> None:
         """Read from this machine; `gpu_index` is that of the GPU on which it trains."""
         self.machine = machine or open_machine_facts()
         self._others = OtherPrograms()

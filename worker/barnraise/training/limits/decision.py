@@ -19,7 +19,7 @@ HEAT_MARGIN = 5.0  # °C below the limit at which a hot machine counts as cool a
 
 
 @dataclass(frozen=True)
-class Decision:
+class TrainingDecision:
     """Whether a machine may train.
 
     Attributes:
@@ -37,7 +37,7 @@ class Decision:
     is_offline: bool = False
 
 
-TRAIN = Decision()
+TRAIN = TrainingDecision()
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,10 @@ class Facts:
     programs: tuple[str, ...] = ()
     celsius: float | None = None
     month_sent: int = 0
-    last: Decision = TRAIN
+    last: TrainingDecision = TRAIN
 
 
-def decide(limits: Limits, facts: Facts, now: datetime) -> Decision:
+def decide(limits: Limits, facts: Facts, now: datetime) -> TrainingDecision:
     """Decide whether a machine may train.
 
     Args:
@@ -92,13 +92,13 @@ def format_until(moment: datetime, now: datetime) -> str:
     return f"{moment.day} {moment:%b} {clock}"
 
 
-def _pause(kind: PauseReason, reason: str, now: datetime, seconds: float = 0.0) -> Decision:
+def _pause(kind: PauseReason, reason: str, now: datetime, seconds: float = 0.0) -> TrainingDecision:
     """Return a pause that lasts so many seconds more, or `HOLD_SECONDS` if that is longer."""
     until = now.timestamp() + max(HOLD_SECONDS, seconds)
-    return Decision(False, f"paused: {reason}", until, kind)
+    return TrainingDecision(False, f"paused: {reason}", until, kind)
 
 
-def _check_hours(limits: Limits, facts: Facts, now: datetime) -> Decision | None:
+def _check_hours(limits: Limits, facts: Facts, now: datetime) -> TrainingDecision | None:
     hours = parse_hours(limits.hours) if limits.hours else None
     if hours is None or hours.contains(now):
         return None
@@ -108,10 +108,10 @@ def _check_hours(limits: Limits, facts: Facts, now: datetime) -> Decision | None
     opening = hours.next_change(now)
     assert opening is not None, "hours that can be written cover a minute of every week"
     reason = f"paused until {format_until(opening, now)} by its hours"
-    return Decision(False, reason, opening.timestamp(), PauseReason.HOURS)
+    return TrainingDecision(False, reason, opening.timestamp(), PauseReason.HOURS)
 
 
-def _check_traffic(limits: Limits, facts: Facts, now: datetime) -> Decision | None:
+def _check_traffic(limits: Limits, facts: Facts, now: datetime) -> TrainingDecision | None:
     if limits.month_up is None or facts.month_sent < limits.month_up:
         return None
     next_month = (now.replace(day=1) + timedelta(days=32)).replace(
@@ -119,23 +119,23 @@ def _check_traffic(limits: Limits, facts: Facts, now: datetime) -> Decision | No
     )
     reason = f"paused until {format_until(next_month, now)}: this month's upload is used up"
     until = next_month.timestamp()
-    return Decision(False, reason, until, PauseReason.TRAFFIC, is_offline=True)
+    return TrainingDecision(False, reason, until, PauseReason.TRAFFIC, is_offline=True)
 
 
-def _check_battery(limits: Limits, facts: Facts, now: datetime) -> Decision | None:
+def _check_battery(limits: Limits, facts: Facts, now: datetime) -> TrainingDecision | None:
     if limits.on_battery or not facts.on_battery:
         return None
     return _pause(PauseReason.BATTERY, "on battery", now)
 
 
-def _check_programs(limits: Limits, facts: Facts, now: datetime) -> Decision | None:
+def _check_programs(limits: Limits, facts: Facts, now: datetime) -> TrainingDecision | None:
     if not facts.programs:
         return None
     verb = "is" if len(facts.programs) == 1 else "are"
     return _pause(PauseReason.PROGRAM, f"{', '.join(facts.programs)} {verb} running", now)
 
 
-def _check_idle(limits: Limits, facts: Facts, now: datetime) -> Decision | None:
+def _check_idle(limits: Limits, facts: Facts, now: datetime) -> TrainingDecision | None:
     if limits.idle is None:
         return None
     if facts.idle_seconds is None:
@@ -144,7 +144,7 @@ def _check_idle(limits: Limits, facts: Facts, now: datetime) -> Decision | None:
     return _pause(PauseReason.IN_USE, "somebody uses it", now, missing) if missing > 0 else None
 
 
-def _check_heat(limits: Limits, facts: Facts, now: datetime) -> Decision | None:
+def _check_heat(limits: Limits, facts: Facts, now: datetime) -> TrainingDecision | None:
     if limits.max_temperature is None:
         return None
     if facts.celsius is None:
@@ -155,7 +155,7 @@ def _check_heat(limits: Limits, facts: Facts, now: datetime) -> Decision | None:
     return _pause(PauseReason.HOT, f"{facts.celsius:.0f} °C are too hot", now)
 
 
-def _check_cpu(limits: Limits, facts: Facts, now: datetime) -> Decision | None:
+def _check_cpu(limits: Limits, facts: Facts, now: datetime) -> TrainingDecision | None:
     if limits.busy_cpu is None or facts.other_cpu is None:
         return None
     threshold = limits.busy_cpu
@@ -167,7 +167,7 @@ def _check_cpu(limits: Limits, facts: Facts, now: datetime) -> Decision | None:
     return _pause(PauseReason.BUSY, reason, now)
 
 
-Rule = Callable[[Limits, Facts, datetime], Decision | None]
+Rule = Callable[[Limits, Facts, datetime], TrainingDecision | None]
 # The first that applies is what people are told: those that last longest come first.
 RULES: tuple[Rule, ...] = (
     _check_traffic,

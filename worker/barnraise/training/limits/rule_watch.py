@@ -8,13 +8,13 @@ from dataclasses import replace
 from datetime import datetime
 
 from barnraise.errors import StateError
-from barnraise.limits.decision import HOLD_SECONDS, TRAIN, Decision, Facts, decide
-from barnraise.limits.machine_facts import FactsReader
-from barnraise.limits.monthly_traffic import MonthlyTraffic
-from barnraise.limits.system_zone import local_now
 from barnraise.planning.limits import Limits
 from barnraise.protocol.enums import PauseReason
 from barnraise.state_dir import StateDir
+from barnraise.training.limits.decision import HOLD_SECONDS, TRAIN, Facts, TrainingDecision, decide
+from barnraise.training.limits.machine_facts import FactsReader
+from barnraise.training.limits.monthly_traffic import MonthlyTraffic
+from barnraise.training.limits.system_zone import local_now
 
 log = logging.getLogger("barnraise")
 
@@ -47,7 +47,7 @@ class RuleWatch:
         self._thread = threading.Thread(target=self._watch, name="rules", daemon=True)
 
     @property
-    def decision(self) -> Decision:
+    def decision(self) -> TrainingDecision:
         """Return the newest decision."""
         return self._decision
 
@@ -74,13 +74,13 @@ class RuleWatch:
             self._thread.join()
             self._traffic.save()
 
-    def refresh(self) -> Decision:
+    def refresh(self) -> TrainingDecision:
         """Read the rules, if they have changed, and the facts, and decide."""
         self._load_limits()
         now = self._clock()
         if self._limits is None:
             until = now.timestamp() + HOLD_SECONDS
-            self._decision = Decision(False, UNREADABLE_REASON, until, PauseReason.RULES)
+            self._decision = TrainingDecision(False, UNREADABLE_REASON, until, PauseReason.RULES)
             return self._decision
         facts = self._read_facts(self._limits, now)
         decision = decide(self._limits, facts, now)

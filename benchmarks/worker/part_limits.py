@@ -1,0 +1,83 @@
+"""How soon a rule is obeyed, what training costs other programs, and how it begins and grows."""
+
+import multiprocessing
+import shutil
+import subprocess
+import time
+from typing import Any
+
+from worker_lab import TestedWorker, WorkerLab
+
+from barnraise.planning.limits import Limits
+from barnraise.protocol.enums import Activity
+
+PROGRAM = "bench-program"  # copied from `sleep`, so that nothing else has its name
+SOAK_STEP_SECONDS = 2.0  # between two readings of the memory
+
+
+def measure(lab: WorkerLab) -> dict[str, Any]:
+    """Measure join_to_first_step_s, decision_s, foreground_loss and soak_rss_growth_mb_h."""
+    alone = _count_work(lab)
+    home = lab.create_home("ruled")
+    home.limits = Limits(pause_for=(PROGRAM,))
+    worker = lab.start(home)
+    seconds = worker.wait_until(lambda status: status.step >= 1, "the first step")
+    results = {"join_to_first_step_s": round(seconds, 1)}
+    growth = _measure_growth(worker, 90.0 if lab.is_quick else 1800.0)
+    beside = _count_work(lab)
+    results |= {
+        "decision_s": _measure_decision(lab, worker),
+        "foreground_loss": round(max(0.0, 1 - beside / alone), 3),
+        "soak_rss_growth_mb_h": round(growth, 1),
+    }
+    worker.stop()
+    return results
+
+
+def _measure_decision(lab: WorkerLab, worker: TestedWorker) -> float:
+    """Return the seconds from the start of a program that goes first to the pause."""
+    worker.wait_until(lambda status: status.activity is Activity.TRAINING, "training")
+    program = lab.folder / PROGRAM
+    sleep = shutil.which("sleep")
+    assert sleep is not None
+    shutil.copy(sleep, program)
+    with subprocess.Popen([program, "60"]) as process:
+        try:
+            seconds = worker.wait_until(
+                lambda status: status.activity is Activity.PAUSED, "the pause for a program"
+            )
+        finally:
+            process.kill()
+    assert worker.status is not None and PROGRAM in worker.status.reason
+    return round(seconds, 2)
+
+
+def _measure_growth(worker: TestedWorker, seconds: float) -> float:
+    """Return by how many MB an hour the memory grows, after a first third that does not count."""
+    points: list[tuple[float, float]] = []
+    started = time.monotonic()
+    while (past := time.monotonic() - started) < seconds:
+        if past > seconds / 3:
+            points.append((past / 3600, worker.rss_mb))
+        time.sleep(SOAK_STEP_SECONDS)
+    mean_x = sum(x for x, _ in points) / len(points)
+    mean_y = sum(y for _, y in points) / len(points)
+    spread = sum((x - mean_x) ** 2 for x, _ in points)
+    return sum((x - mean_x) * (y - mean_y) for x, y in points) / spread
+
+
+def _count_work(lab: WorkerLab) -> float:
+    """Return what another program computes in a second, on all cores at normal priority."""
+    seconds = 10.0 if lab.is_quick else 30.0
+    with multiprocessing.get_context("spawn").Pool() as pool:
+        pool.map(_spin, [0.1] * multiprocessing.cpu_count())  # the processes have started
+        return sum(pool.map(_spin, [seconds] * multiprocessing.cpu_count(), chunksize=1)) / seconds
+
+
+def _spin(seconds: float) -> int:
+    """Compute for some seconds; return how far that went."""
+    ends = time.monotonic() + seconds
+    count = 0
+    while time.monotonic() < ends:
+        count += sum(range(1000)) > 0
+    return count
