@@ -86,8 +86,8 @@ def test_shares_are_read_in_the_order_of_the_runs():
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("70", "has 1 numbers and 2 runs are named"),
-        ("70,20,10", "has 3 numbers"),
+        ("70", "one number for each run (runs named: 2)"),
+        ("70,20,10", "runs named: 2"),
         ("0,100", "'0' is no share from 1 to 100"),
         ("-1,50", "'-1' is no share"),
         ("a,b", "'a' is no share"),
@@ -103,7 +103,7 @@ def test_shares_that_make_no_sense_are_refused_with_an_example(text, sentence):
 
 
 def test_share_of_a_single_run_is_refused(home):
-    with pytest.raises(StateError, match="has 2 numbers and 1 run is named"):
+    with pytest.raises(StateError, match="runs named: 1"):
         invoke("join", "a-run", "--share", "70,30")
 
 

@@ -77,9 +77,8 @@ def parse_shares(text: str, runs: int) -> list[float]:
         return [1.0] * runs
     parts = [part.strip() for part in text.split(",")]
     if len(parts) != runs:
-        runs_named = "1 run is" if runs == 1 else f"{runs} runs are"
         raise StateError(
-            f"--share {text} has {len(parts)} numbers and {runs_named} named: give one for each, "
+            f"--share {text} does not have one number for each run (runs named: {runs}), "
             f"{SHARE_EXAMPLE}"
         )
     for part in parts:

@@ -69,7 +69,7 @@ def rename(
     *machine, name = names
     if len(machine) > 1:
         raise StateError(f"one machine and one name, not {len(names)} words: quote what has spaces")
-    own_id = site.own_machine
+    own_id = site.enrolled_machine
     if not machine and not own_id:
         raise StateError("this machine is not enrolled: name one of yours, and then its new name")
     if not machine or (own_id and _is_own(site, own_id, machine[0])):

@@ -24,12 +24,14 @@ from barnraise.cli.machines import machines
 from barnraise.cli.plan import plan
 from barnraise.cli.prepare import prepare
 from barnraise.cli.privacy import privacy
+from barnraise.cli.removal import remove
 from barnraise.cli.run_history import runs
 from barnraise.cli.sample import sample
 from barnraise.cli.service.command import service
 from barnraise.cli.status import status
 from barnraise.cli.text import text
 from barnraise.cli.transfer import export, fetch, serve
+from barnraise.cli.update import update
 from barnraise.cli.verdict import verdict
 from barnraise.coordinator_client.redaction import redact
 from barnraise.errors import BarnraiseError
@@ -56,7 +58,7 @@ app = HelpfulTyper(
 
 # `barnraise --help` lists the commands by purpose, in this order.
 COMMANDS = {
-    "Start": (login, doctor, plan, limits, privacy, logout),
+    "Start": (login, doctor, plan, limits, privacy, update, logout, remove),
     "Train": (join, status, logs, pause, resume, stop, leave),
     "Use the model": (fetch, export, serve, sample),
     "Organise runs": (prepare, verdict),

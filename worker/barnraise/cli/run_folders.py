@@ -85,13 +85,18 @@ class RunFolder:
         return RunSpec.from_json(self.view.spec, is_stored=True).owner == self.key
 
     def disk_bytes(self) -> int:
-        """Return the bytes that the folder takes on the disk. A hole in a file takes none."""
-        total = 0
-        for path in self.path.rglob("*"):
-            with contextlib.suppress(OSError):  # a worker replaces files meanwhile
-                stat = path.lstat()
-                total += getattr(stat, "st_blocks", -(-stat.st_size // BLOCK_BYTES)) * BLOCK_BYTES
-        return total
+        """Return the bytes that the folder takes on the disk."""
+        return count_disk_bytes(self.path)
+
+
+def count_disk_bytes(folder: Path) -> int:
+    """Return the bytes that a folder's files take on the disk. A hole in a file takes none."""
+    total = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):  # a worker replaces files meanwhile
+            stat = path.lstat()
+            total += getattr(stat, "st_blocks", -(-stat.st_size // BLOCK_BYTES)) * BLOCK_BYTES
+    return total
 
 
 def list_run_folders(state_dir: StateDir) -> list[RunFolder]:

@@ -46,7 +46,7 @@ class SiteOptions:
         return bool(os.environ.get(TOKEN_VARIABLE, "").strip())
 
     @property
-    def own_machine(self) -> str:
+    def enrolled_machine(self) -> str:
         """Return this machine's id at the site; "" if it is not enrolled there."""
         state_dir = open_state_dir(self.home)
         if not state_dir.is_enrolled:

@@ -1,0 +1,93 @@
+"""Find which tool installed this program, and the lines that update and uninstall it."""
+
+import json
+import sys
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+PACKAGE = "barnraise"
+
+
+@dataclass(frozen=True)
+class Installation:
+    """How this program was installed.
+
+    Attributes:
+        tool: "uv tool", "pipx", "uv pip", "pip", or "clone" for the sources themselves.
+        python: the interpreter of its environment.
+        torch_backend: the build of PyTorch there, as uv names it; "" for the usual one.
+    """
+
+    tool: str
+    python: str
+    torch_backend: str = ""
+
+    @property
+    def uninstall_line(self) -> str:
+        """Return the command that uninstalls the program; "" for a clone."""
+        return {
+            "uv tool": f"uv tool uninstall {PACKAGE}",
+            "pipx": f"pipx uninstall {PACKAGE}",
+            "uv pip": f"uv pip uninstall --python {quote_path(self.python)} {PACKAGE}",
+            "pip": f"{quote_path(self.python)} -m pip uninstall {PACKAGE}",
+        }.get(self.tool, "")
+
+    def build_update_command(self, wheel: str) -> list[str]:
+        """Return the command that installs a wheel in place of this version; [] for a clone.
+
+        It leaves PyTorch as it is: another build may not know the machine's graphics card.
+        """
+        backend = [f"--torch-backend={self.torch_backend}"] if self.torch_backend else []
+        return {
+            "uv tool": ["uv", "tool", "install", *backend, wheel],
+            "pipx": ["pipx", "runpip", PACKAGE, "install", "--upgrade", wheel],
+            "uv pip": ["uv", "pip", "install", "--python", self.python, *backend, wheel],
+            "pip": [self.python, "-m", "pip", "install", "--upgrade", wheel],
+        }.get(self.tool, [])
+
+
+def quote_path(path: str) -> str:
+    """Return a path as a shell reads it, also Windows'."""
+    return f'"{path}"' if any(character in path for character in " &()") else path
+
+
+def find_installation() -> Installation:
+    """Find how this program was installed, by what its tool has left in its environment."""
+    prefix = Path(sys.prefix)
+    has_uv_receipt = (prefix / "uv-receipt.toml").exists()
+    has_pipx_metadata = (prefix / "pipx_metadata.json").exists()
+    try:
+        distribution = metadata.distribution(PACKAGE)
+    except metadata.PackageNotFoundError:
+        return Installation("clone", sys.executable)
+    installer = (distribution.read_text("INSTALLER") or "").strip()
+    origin = distribution.read_text("direct_url.json") or ""
+    tool = choose_tool(installer, origin, has_uv_receipt, has_pipx_metadata)
+    try:
+        torch_version = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        torch_version = ""
+    return Installation(tool, sys.executable, torch_version.partition("+")[2])
+
+
+def choose_tool(installer: str, origin: str, has_uv_receipt: bool, has_pipx_metadata: bool) -> str:
+    """Return the tool that installed the program. Pure.
+
+    Args:
+        installer: the file INSTALLER of the package's metadata.
+        origin: its file direct_url.json; "" if there is none.
+        has_uv_receipt: whether the environment holds a receipt of `uv tool`.
+        has_pipx_metadata: whether it holds pipx's.
+    """
+    try:
+        folder = json.loads(origin or "{}").get("dir_info", {})
+    except (ValueError, AttributeError):
+        folder = {}
+    if folder.get("editable"):
+        return "clone"
+    if has_uv_receipt:
+        return "uv tool"
+    if has_pipx_metadata:
+        return "pipx"
+    return "uv pip" if installer == "uv" else "pip"

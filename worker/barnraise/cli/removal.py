@@ -1,0 +1,154 @@
+"""Run `barnraise remove`: delete what barnraise has on this computer, except the program itself."""
+
+import contextlib
+import shutil
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from barnraise.cli.console import new_table, out
+from barnraise.cli.installation import find_installation
+from barnraise.cli.machine_options import HomeOption
+from barnraise.cli.run_folders import RunFolder, count_disk_bytes, list_run_folders
+from barnraise.cli.service.command import remove_service
+from barnraise.cli.service.service_record import ServiceRecord
+from barnraise.coordinator_client.machine_requests import MachineRequests
+from barnraise.errors import CoordinatorError, StateError
+from barnraise.formats import format_bytes
+from barnraise.state_dir import StateDir
+
+KEY_FILE = "key"
+# What lies in a state directory, besides the key. In a folder that a person has named, nothing else
+# is ours.
+OWN_FOLDERS = ("runs", "logs", "exports", "push")
+OWN_FILES = (
+    "coordinator.json",
+    "mirrors.json",
+    "limits.json",
+    "hardware.json",
+    "hardware.lock",
+    "checkup.json",
+    "service.json",
+    "service.xml",
+)
+
+
+def remove(
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; revoke as well.")] = False,
+    home: HomeOption = None,
+) -> None:
+    """Delete everything of barnraise on this computer: runs, logs, service and key.
+
+    It asks first, and whether to revoke the machine on the site. What this machine has published
+    stays in the shared models. The program itself stays; its uninstall line is printed.
+    """
+    folder = home or StateDir.default_path()
+    if not (folder / KEY_FILE).exists():
+        out.print(f"There is nothing of barnraise in {escape(str(folder))}.", soft_wrap=True)
+        _print_uninstall_line()
+        return
+    state_dir = StateDir(folder)
+    runs = list_run_folders(state_dir)
+    for run in runs:
+        if worker := run.other_worker:
+            raise StateError(
+                f"process {worker.pid} trains '{run.name}' now: `barnraise stop` lets it save its "
+                "work, and then `barnraise remove` goes on"
+            )
+    service = ServiceRecord.load(folder)
+    _print_contents(state_dir, runs, service)
+    if not yes:
+        typer.confirm("Delete all of it?", default=False, abort=True)
+    if state_dir.is_enrolled:
+        _revoke(state_dir, yes=yes)
+    if service is not None:
+        remove_service(state_dir)
+    _delete_all(folder)
+    _print_uninstall_line()
+
+
+def _print_contents(
+    state_dir: StateDir, runs: list[RunFolder], service: ServiceRecord | None
+) -> None:
+    """List what is deleted, by size."""
+    table = new_table(show_header=False)
+    for run in runs:
+        owned = "  its text was prepared here" if run.is_owned else ""
+        table.add_row("Run", escape(run.name), format_bytes(run.disk_bytes()), owned)
+    logs = state_dir.path / "logs"
+    if logs.exists():
+        table.add_row("Logs", escape(str(logs)), format_bytes(count_disk_bytes(logs)))
+    if service is not None:
+        table.add_row("Service", service.name)
+    table.add_row("Key", f"{state_dir.identity.key[:16]}…")
+    if state_dir.is_enrolled:
+        table.add_row("Site", escape(state_dir.membership.url))
+    out.print(f"In {escape(str(state_dir.path))}:", soft_wrap=True)
+    out.print(table)
+    if any(run.is_owned for run in runs):
+        out.print(
+            "[yellow]This machine prepared a run's text:[/] unless others have it, nobody can join "
+            "that run afterwards.",
+            soft_wrap=True,
+        )
+
+
+def _revoke(state_dir: StateDir, *, yes: bool) -> None:
+    """Revoke the machine on its site, after asking; where that fails, name the page for it."""
+    membership = state_dir.membership
+    page = f"{membership.url}/machines/{membership.machine}/"
+    question = f"Revoke this machine at {membership.url} too? Its key is never valid again."
+    if not yes and not typer.confirm(question, default=True):
+        out.print(f"It stays in your list there: {escape(page)}", soft_wrap=True)
+        return
+    try:
+        with contextlib.closing(MachineRequests(state_dir)) as site:
+            site.request("POST", "machines", membership.machine, "actions", "revoke")
+    except CoordinatorError as error:
+        if error.status in (401, 403):  # the site has revoked or forgotten it before
+            return
+        out.print(
+            f"[yellow]It is not revoked:[/] {escape(str(error))}. Revoke it there: {escape(page)}",
+            soft_wrap=True,
+        )
+    else:
+        out.print("The machine is revoked on the site.")
+
+
+def _delete_all(folder: Path) -> None:
+    """Delete what is ours in a state directory, the key last; an interrupted deletion goes on.
+
+    Raises:
+        OSError: a file cannot be deleted; its name is in the message.
+    """
+    is_all_ours = folder.name == StateDir.DEFAULT_NAME
+    folders = [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()]
+    for path in folders:
+        if is_all_ours or path.name in OWN_FOLDERS:
+            shutil.rmtree(path)
+    for name in (*OWN_FILES, KEY_FILE):
+        (folder / f"{name}.new").unlink(missing_ok=True)
+        (folder / name).unlink(missing_ok=True)
+    if is_all_ours:
+        for path in folder.iterdir():
+            path.unlink()
+    foreign = sorted(path.name for path in folder.iterdir())
+    if foreign:
+        names = ", ".join(foreign[:5])
+        out.print(
+            f"Deleted. {escape(str(folder))} stays, with what is not barnraise's: {escape(names)}",
+            soft_wrap=True,
+        )
+        return
+    folder.rmdir()
+    out.print(f"Deleted {escape(str(folder))}.", soft_wrap=True)
+
+
+def _print_uninstall_line() -> None:
+    line = find_installation().uninstall_line
+    if line:
+        out.print(f"To uninstall the program:  [bold]{escape(line)}[/]", soft_wrap=True)
+    else:
+        out.print("The program is a clone of the sources: delete its folder.")
