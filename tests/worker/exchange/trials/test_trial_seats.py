@@ -1,7 +1,7 @@
 """Tests of the newcomers that a machine compares, and for how long."""
 
 import hypothesis.strategies as st
-from hypothesis import given
+from hypothesis import given, settings
 
 from barnraise.exchange.trials.trial_seats import TrialSeats
 from barnraise.planning.round_limits import PACE_MARGIN, TRIAL_ROUNDS, TRIAL_SEATS
@@ -17,6 +17,7 @@ def test_newcomers_beyond_the_seats_wait_until_their_turn_comes():
     assert min(compared.values()) >= 2 * TRIAL_ROUNDS
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0.0, 1.0), max_size=200), st.integers(1, 50))
 def test_newcomer_that_floods_costs_as_much_as_it_may_publish(fractions, own_rounds):
     seats, cost = TrialSeats(), 0.0
