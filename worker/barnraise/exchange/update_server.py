@@ -280,8 +280,10 @@ class UpdateServer:
         # Messages do not wait, and updates have what they leave.
         capacity = min(uplink.measured_rate or math.inf, uplink.rate)
         rate = max(MIN_UPDATE_SHARE * capacity, capacity - uplink.message_rate)
-        pushes = sum(link.eager for link in list(self.gossip.links.values()))
-        copies = traffic.copies or (1.0 if self.gossip.has_carrier else pushes)
+        # What waits to be sent is not measured yet.
+        own, links = self._author.name, list(self.gossip.links.values())
+        pushes = sum(link.is_eager_for(own) for link in links)
+        copies = max(traffic.copies or 1.0, 0 if self.gossip.has_carrier else pushes)
         carrier = self.gossip.carrier_rate
         return UplinkUse(rate, copies, traffic.relayed_rate, carrier=carrier)
 
