@@ -2,10 +2,11 @@
 
 import re
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 from django.conf import settings
+from django.db.models import Exists, OuterRef
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.utils.safestring import SafeString
@@ -20,8 +21,8 @@ from coordinator.telemetry import samples
 FOLDER = Path(settings.ROOT) / "docs"
 FIRST = "README.md"
 HEADING = re.compile(r"(?m)^#(#+ )")  # the page has a heading above those of the document
+LINK = re.compile(r"!?\[([^\]]*)\]\(([^)\s]+)\)")  # of Markdown: its text and its target
 PROOF_SECONDS = 60.0
-PROOF_RUNS = 5  # finished runs that are searched for one with a sample
 
 
 @dataclass(frozen=True)
@@ -42,14 +43,13 @@ def find_finished_model() -> FinishedModel | None:
 
 
 def _search_finished_model() -> FinishedModel | None:
+    wrote = samples.WrittenSample.objects.filter(run=OuterRef("pk"))
     finished = Run.objects.filter(
-        status=Status.FINISHED, visibility=Visibility.PUBLIC, archived=None
+        Exists(wrote), status=Status.FINISHED, visibility=Visibility.PUBLIC, archived=None
     )
-    for run in finished.order_by("-finished")[:PROOF_RUNS]:
-        for group in samples.list_sample_groups(run, 1):
-            prompt, text = group.texts[0]
-            return FinishedModel(run, prompt, text)
-    return None
+    run = finished.order_by("-finished").first()
+    groups = samples.list_sample_groups(run, 1) if run else []
+    return FinishedModel(run, *groups[0].texts[0]) if run and groups else None
 
 
 @require_safe
@@ -68,6 +68,17 @@ def _load_documents() -> dict[str, tuple[str, SafeString]]:
     documents = {}
     for path in FOLDER.rglob("*.md"):
         title, _, text = path.read_text("utf-8").partition("\n")
-        html = markdown.render_document(HEADING.sub(r"\1", text))
+        text = LINK.sub(partial(_keep_link, path.parent), HEADING.sub(r"\1", text))
+        html = markdown.render_document(text)
         documents[path.relative_to(FOLDER).as_posix()] = (title.lstrip("# "), html)
     return documents
+
+
+def _keep_link(folder: Path, link: re.Match[str]) -> str:
+    """Return a link to another document or site as it is, and of any other its text alone."""
+    target = link[2].partition("#")[0]
+    if "://" in link[2] or not target:
+        return link[0]
+    path = (folder / target).resolve()
+    is_document = path.suffix == ".md" and path.is_relative_to(FOLDER.resolve()) and path.exists()
+    return link[0] if is_document else link[1]

@@ -32,7 +32,7 @@ from coordinator.runs.join_policy import Access
 from coordinator.runs.models import Run
 from coordinator.telemetry import samples
 from coordinator.telemetry.live_totals import LiveTotals, live_totals
-from coordinator.telemetry.run_state import Card, RunState, Tile, describe_state
+from coordinator.telemetry.run_state import RunState, Tile, describe_state
 from coordinator.telemetry.run_table import state_facts
 from coordinator.web import owner_checklist
 from coordinator.web.document_views import find_finished_model
@@ -175,7 +175,7 @@ def _run_context(
         "tiles": order_tiles(state),
         "elapsed": format_elapsed(snapshot),
         "samples": groups,
-        "awaits_samples": bool(spec.prompts) and Card.SAMPLES in state.cards and not run.is_over,
+        "awaits_samples": awaits_samples(run),
         "notes": markdown.render_html(run.notes),
         "refusal": join_problem(request, run),
         **(_invitation_context(run) if may_control else {}),
@@ -184,6 +184,11 @@ def _run_context(
         "has_failover": is_public,
         "has_machine": own_machines > 0,
     }
+
+
+def awaits_samples(run: Run) -> bool:
+    """Return whether a run that trains is going to write samples."""
+    return bool(run.spec.prompts) and run.ledger_tokens > 0 and not run.is_over
 
 
 def order_tiles(state: RunState) -> list[dict[str, Any]]:
@@ -272,6 +277,7 @@ def show_checkpoints(request: HttpRequest, slug: str) -> HttpResponse:
         "run": run,
         "model": load_model_card(run),
         "samples": samples.list_sample_groups(run),
+        "awaits_samples": awaits_samples(run),
     }
     return render(request, "parts/run_checkpoints.html", context)
 
