@@ -113,6 +113,8 @@ def test_manifest_holds_every_field_of_a_model():
     assert get_args(ArchitectureName) == tuple(ARCHITECTURES)
     for model in (preset("gpt-nano"), preset("qwen3-8b")):
         assert ModelSpec(**ModelShape(**asdict(model)).model_dump()) == model
+    older = dict(layers=2, width=32, heads=2, context=32, vocabulary=256)
+    assert ModelSpec(**ModelShape(**older).model_dump()) == ModelSpec(**older)
 
 
 def test_canonical_text_of_a_spec_keeps_its_digest():

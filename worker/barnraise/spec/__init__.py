@@ -135,6 +135,11 @@ class ModelSpec(ModelDimensions):
         in_blocks = self.layers * architecture.block_parameters(self)
         return in_blocks + sum(tensor.size for tensor in ends)
 
+    @property
+    def architecture_title(self) -> str:
+        """Return the architecture's name as people have it."""
+        return architecture_of(self).title
+
     def fragments(self) -> tuple[Fragment, ...]:
         """Return the parameter vector's layout: embedding, one fragment a block, final norm."""
         architecture = architecture_of(self)

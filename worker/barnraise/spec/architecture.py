@@ -93,7 +93,7 @@ class Architecture(ABC):
 
     @abstractmethod
     def backward_streams(self, model: ModelDimensions) -> float:
-        """Return the fp32 streams that those of recomputation and backward move."""
+        """Return the fp32 streams that those of its backward move, without recomputation."""
 
     # ---- memory ----------------------------------------------------------------------------------
 
