@@ -9,7 +9,13 @@ import pytest
 from django.contrib import admin
 from django.urls import URLPattern, URLResolver, get_resolver, resolve
 from helpers.browser.navigation import click_and_load
-from helpers.browser.screenshots import UPSTREAM, assert_still, check_page, open_page
+from helpers.browser.screenshots import (
+    UPSTREAM,
+    assert_still,
+    check_page,
+    open_page,
+    show_whole_page,
+)
 from helpers.site.live_site import log_in
 from playwright.sync_api import Page, expect
 
@@ -20,6 +26,8 @@ PUBLIC_PAGES = {
     "run": "/runs/{run}/",
     "leaderboard": "/credit/",
     "mirrors": "/mirrors/",
+    "documents": "/docs/",
+    "document": "/docs/people.md",
     "downloads": "/download/",
     "status": "/status",
     "leaderboard-teams": "/credit/?by=teams&period=week",
@@ -162,6 +170,7 @@ ROUTES_WITHOUT_A_PAGE = {
 # list: `make test` looks at one of each kind, `make test-all` at all.
 ADMIN_SAMPLE = {"admin", "admin-runs", "admin-run", "admin-person", "admin-verdicts", "admin-audit"}
 LIKE_OTHERS = {
+    "document",
     "leaderboard-teams",
     "team-seen",
     "login-code",
@@ -190,6 +199,16 @@ LIKE_OTHERS = {
     "passkey-new",
     *(ADMIN_PAGES.keys() - ADMIN_SAMPLE),
 }
+# Cards whose last content ends more than 40 px above the card's padding.
+FIND_SPARE_ROOM = """() => [...document.querySelectorAll('main .card')].filter((card) => {
+  const fold = card.closest('details:not([open])');
+  if (fold && fold !== card) return false;
+  const shown = [...card.children].filter((part) => part.getBoundingClientRect().height > 0);
+  if (!shown.length) return false;
+  const padding = parseFloat(getComputedStyle(card).paddingBottom);
+  const end = Math.max(...shown.map((part) => part.getBoundingClientRect().bottom));
+  return card.getBoundingClientRect().bottom - padding - end > 40;
+}).map((card) => card.className)"""
 THIRD_PARTY_ADMIN = "django_celery_beat"  # only the list that the staff need has a screenshot
 
 
@@ -269,6 +288,24 @@ def test_signed_in_page_passes_the_check(names, signed_in, name):
 def test_admin_page_passes_the_check(names, signed_in, name):
     assert signed_in.goto(ADMIN_PAGES[name].format(**names)).status == 200
     check_page(signed_in, name, not_ours=UPSTREAM, renew=True)
+
+
+def test_run_page_is_ordered_by_need(names, visitor):
+    """On a phone the way in comes soon, and the page ends: what few need is folded."""
+    for width, most_pixels in ((360, 5500), (1440, 4800)):
+        visitor.set_viewport_size({"width": width, "height": 900})
+        visitor.goto(f"/runs/{names['run']}/")
+        show_whole_page(visitor, width)
+        top = visitor.locator(".join-card").evaluate("card => card.getBoundingClientRect().top")
+        height = visitor.evaluate("document.documentElement.scrollHeight")
+        assert top <= 1500 and height <= most_pixels, (width, top, height)
+        spare = visitor.evaluate(FIND_SPARE_ROOM)
+        assert not spare, f"cards of {width} px with empty room below: {spare}"
+    visitor.set_viewport_size({"width": 1280, "height": 900})
+    visitor.goto(f"/runs/{names['finished_run']}/")
+    samples = visitor.locator("#samples")
+    expect(samples).to_contain_text("stood where the meadow ends")
+    assert samples.evaluate("card => card.getBoundingClientRect().bottom") < 900
 
 
 def test_charts_zoom_together_and_save_what_they_show(names, visitor):

@@ -370,7 +370,11 @@ function placeGaps(plot: uPlot, gaps: Section[]): uPlot.Series.Gaps {
   return gaps.map(([from, to]) => [plot.valToPos(from, "x", true), plot.valToPos(to, "x", true)]);
 }
 
-/** Return the range of the values that a plot shows now, in all curves; null without values. */
+/**
+ * Return the range of the values that a plot shows now, in all curves; null without values.
+ *
+ * What it leaves out is marked in the plot's corner.
+ */
 export function findVisibleRange(plot: uPlot, ignoresOutliers: boolean): [number, number] | null {
   const [first, last] = plot.series[0]!.idxs ?? [0, plot.data[0].length - 1];
   const values: number[] = [];
@@ -380,5 +384,22 @@ export function findVisibleRange(plot: uPlot, ignoresOutliers: boolean): [number
       if (value != null) values.push(value);
     }
   }
-  return findRange(values, ignoresOutliers);
+  const range = findRange(values, ignoresOutliers);
+  markClipped(plot, range ? values.filter((value) => value > range[1]).length : 0);
+  return range;
+}
+
+/** Say in a corner of the plot how many points lie above it. */
+function markClipped(plot: uPlot, count: number): void {
+  const box = plot.root.parentElement;
+  if (!box) return;
+  let mark = box.querySelector<HTMLElement>(".clipped-mark");
+  if (!mark) {
+    if (count === 0) return;
+    mark = document.createElement("span");
+    mark.className = "clipped-mark small muted";
+    mark.setAttribute("aria-hidden", "true");
+    box.append(mark);
+  }
+  mark.textContent = count > 0 ? `${count.toLocaleString("en-US")} above` : "";
 }

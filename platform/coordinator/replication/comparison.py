@@ -53,8 +53,6 @@ class MirrorComparison:
             return "never"
         if (timezone.now() - self.last_seen).total_seconds() > PEER_TIMEOUT:
             return "quiet"
-        if self.is_in_sync is None:
-            return "never"
         # Every event needs a moment to reach all mirrors.
         since = self.diverged_since
         is_late = since is not None and (timezone.now() - since).total_seconds() > LATE_SECONDS

@@ -36,6 +36,11 @@ def render_html(text: str) -> SafeString:
     return mark_safe(html)
 
 
+def render_document(text: str) -> SafeString:
+    """Render a document of this version, of any length."""
+    return mark_safe(_create_renderer().render(text))
+
+
 @lru_cache(maxsize=1)
 def _create_renderer() -> MarkdownIt:
     markdown = (

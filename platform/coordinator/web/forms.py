@@ -8,6 +8,7 @@ from uuid import UUID
 from django import forms
 
 from barnraise.errors import SpecError
+from barnraise.formats import format_bytes
 from barnraise.spec import (
     PRESETS,
     ModelSpec,
@@ -52,6 +53,9 @@ MAX_GIGABYTES = 1e9
 
 Number = TypeVar("Number", int, float)
 
+STATE_BYTES, DISK_STATE_BYTES = 24, 28  # a parameter, of a machine that trains and exchanges
+GPU_BYTES = 24 * 10**9  # of a large GPU at home
+
 
 class ProblemForm(forms.Form):
     """A form that shows the problems of a run or spec at the fields they concern."""
@@ -67,7 +71,7 @@ class ProblemForm(forms.Form):
     def problems(self) -> list[tuple[str, str]]:
         """List (id of the field, sentence) for the summary above the form."""
         return [
-            (self[name].auto_id, str(next(iter(self.errors[name]))))
+            (self[name].auto_id, f"{self[name].label}: {next(iter(self.errors[name]))}")
             for name in self.fields
             if name in self.errors
         ]
@@ -163,6 +167,19 @@ class ExtendForm(ProblemForm):
             self.add_error("tokens", error.sentence)
             return False
         return True
+
+
+def describe_need(parameters: int) -> str:
+    """Return the memory that holds the state of a model in training, and what does without. Pure.
+
+    The weights, AdamW's moments and what the exchange keeps take 24 bytes a parameter; on disk, for
+    machines with less memory, 28.
+    """
+    memory = f"{format_bytes(STATE_BYTES * parameters)} of memory"
+    if STATE_BYTES * parameters <= GPU_BYTES:
+        return memory
+    disk = format_bytes(DISK_STATE_BYTES * parameters)
+    return f"{memory}, more than one GPU has; or {disk} of disk"
 
 
 class RunForm(ProblemForm):
@@ -263,10 +280,13 @@ class RunForm(ProblemForm):
 
     # ---- for the template ---------------------------------------------------------------------
 
-    def presets(self) -> list[tuple[str, ModelSpec, bool]]:
-        """List the presets: name, model, and whether it is chosen."""
+    def presets(self) -> list[tuple[str, ModelSpec, bool, str]]:
+        """List the presets: name, model, whether it is chosen, and what training it takes."""
         chosen = self["preset"].value()
-        return [(name, preset(name), name == chosen) for name in PRESETS]
+        return [
+            (name, preset(name), name == chosen, describe_need(preset(name).parameters))
+            for name in PRESETS
+        ]
 
     def basic_fields(self) -> list[forms.BoundField]:
         """List the fields of text and budget."""

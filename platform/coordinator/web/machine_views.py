@@ -40,6 +40,8 @@ def list_machines(request: AuthenticatedRequest) -> HttpResponse:
     """List the person's machines."""
     machines = list(machines_of_person(request))
     context = {"machines": machines, "twins": twin_names(machines), "site": site_url(request)}
+    if not machines:
+        context["runs"] = Run.objects.listed_for(request.user).filter(status__in=UNFINISHED)[:3]
     return render(request, "machines.html", context)
 
 

@@ -13,6 +13,7 @@ from django.views.decorators.http import require_safe
 
 from barnraise.spec import RunSpec
 from coordinator.runs.models import Run
+from coordinator.runs.spec_form import FIELDS
 from coordinator.telemetry.run_cards import RunCard, load_run_cards
 
 MAX_COMPARED = 8
@@ -89,8 +90,18 @@ def differing_settings(runs: list[Run]) -> list[tuple[str, list[str]]]:
     for name in names:
         values = [spec.get(name, "–") for spec in specs]
         if len(set(values)) > 1 and name.split(".")[0] not in OWN_SETTINGS:
-            rows.append((name, values))
+            rows.append((setting_label(name), values))
     return rows
+
+
+def setting_label(name: str) -> str:
+    """Return what the form calls a setting; what has no field there, in words."""
+    known = FIELDS.get(name)
+    if known is not None and known.metadata.get("label"):
+        return known.metadata["label"]
+    group, _, rest = name.rpartition(".")
+    words = rest.replace("_", " ").capitalize()
+    return f"{words} ({group})" if group in ("start", "assumed") else words
 
 
 def _flatten(value: Any, name: str = "") -> dict[str, str]:
@@ -100,6 +111,8 @@ def _flatten(value: Any, name: str = "") -> dict[str, str]:
         for key, item in value.items():
             flat |= _flatten(item, f"{name}.{key}" if name else str(key))
         return flat
+    if isinstance(value, list) and all(isinstance(part, str) for part in value):
+        value = " · ".join(value)  # prompts and places, as they were typed
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return {name: text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"}
 

@@ -4,8 +4,9 @@ import uuid
 
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
+from django.contrib.auth.views import redirect_to_login
 from django.core.exceptions import PermissionDenied
-from django.http import Http404, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_POST
 
@@ -99,6 +100,12 @@ def clear_volunteer(request: AuthenticatedRequest, slug: str) -> HttpResponse:
 def extend_run(request: AuthenticatedRequest, slug: str) -> HttpResponse:
     """Add tokens to the budget while some are left."""
     run = get_owned_run(request, slug)
+    if run.is_over:
+        messages.error(
+            request,
+            f"The run is {run.status}: its budget cannot grow. Train on from its weights instead.",
+        )
+        return redirect(f"{run.get_absolute_url()}#model")
     form = ExtendForm(request.POST or None, run=run)
     if request.method == "POST" and form.is_valid() and form.save(request.user):
         messages.success(
@@ -160,13 +167,18 @@ def withdraw_invitation(request: AuthenticatedRequest, slug: str, pk: uuid.UUID)
     return redirect(f"{run.get_absolute_url()}#invitations")
 
 
-@login_required
-def accept_invitation(request: AuthenticatedRequest, slug: str, token: str) -> HttpResponse:
-    """Show an invitation; only its button accepts it, so that following a link changes nothing."""
+def accept_invitation(request: HttpRequest, slug: str, token: str) -> HttpResponse:
+    """Show an invitation, to visitors as well; only its button accepts it.
+
+    So following a link changes nothing, and whoever holds it sees who invites to what before they
+    have an account.
+    """
     invitation = RunInvitation.find_by_token(token)
     if invitation is None or invitation.run.slug != slug:
         raise Http404
     run = invitation.run
+    if request.method == "POST" and not isinstance(request.user, User):
+        return redirect_to_login(request.get_full_path())
     if request.method == "POST":
         if invitation.accept(request.user):
             messages.success(request, f"Your machines can join {run.name}.")

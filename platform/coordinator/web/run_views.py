@@ -31,9 +31,11 @@ from coordinator.runs import markdown
 from coordinator.runs.join_policy import Access
 from coordinator.runs.models import Run
 from coordinator.telemetry import samples
-from coordinator.telemetry.run_state import Card, RunState, Tile, describe_state
+from coordinator.telemetry.live_totals import LiveTotals, live_totals
+from coordinator.telemetry.run_state import RunState, Tile, describe_state
 from coordinator.telemetry.run_table import state_facts
 from coordinator.web import owner_checklist
+from coordinator.web.document_views import find_finished_model
 from coordinator.web.forms import RunForm
 from coordinator.web.model_card import load_model_card
 from coordinator.web.share_cards import draw_card
@@ -44,6 +46,7 @@ EVENTS_PER_PAGE = 100
 MAX_INVITATIONS = 50  # links on the owner's page
 MAX_ROWS = 20  # machines in the page as the server writes it; its script adds the others
 CARD_SECONDS = 300  # for which a picture of a link is current enough
+_totals: TtlCache[None, LiveTotals] = TtlCache(5.0)  # however many people open the home page
 cards_cache: TtlCache[UUID, bytes] = TtlCache(60.0, max_entries=200)
 CONTROLS = {
     "launch": "Launched. Training starts once one of your machines has prepared the text.",
@@ -66,7 +69,12 @@ UNFINISHED = [
 def show_home(request: HttpRequest) -> HttpResponse:
     """Show the home page with some active runs."""
     listed = Run.objects.listed_for(request.user).filter(status__in=UNFINISHED)
-    context = {"runs": listed.select_related("owner")[:6], "site": site_url(request)}
+    context = {
+        "runs": listed.select_related("owner")[:6],
+        "site": site_url(request),
+        "totals": _totals.get(None, live_totals),
+        "finished": find_finished_model(),
+    }
     return render(request, "home.html", context)
 
 
@@ -167,7 +175,7 @@ def _run_context(
         "tiles": order_tiles(state),
         "elapsed": format_elapsed(snapshot),
         "samples": groups,
-        "awaits_samples": bool(spec.prompts) and Card.SAMPLES in state.cards and not run.is_over,
+        "awaits_samples": awaits_samples(run),
         "notes": markdown.render_html(run.notes),
         "refusal": join_problem(request, run),
         **(_invitation_context(run) if may_control else {}),
@@ -176,6 +184,11 @@ def _run_context(
         "has_failover": is_public,
         "has_machine": own_machines > 0,
     }
+
+
+def awaits_samples(run: Run) -> bool:
+    """Return whether a run that trains is going to write samples."""
+    return bool(run.spec.prompts) and run.ledger_tokens > 0 and not run.is_over
 
 
 def order_tiles(state: RunState) -> list[dict[str, Any]]:
@@ -264,6 +277,7 @@ def show_checkpoints(request: HttpRequest, slug: str) -> HttpResponse:
         "run": run,
         "model": load_model_card(run),
         "samples": samples.list_sample_groups(run),
+        "awaits_samples": awaits_samples(run),
     }
     return render(request, "parts/run_checkpoints.html", context)
 

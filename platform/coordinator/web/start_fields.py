@@ -7,12 +7,14 @@ from typing import Any
 from uuid import UUID
 
 from django import forms
+from django.db.models import Exists, OuterRef
 
 from barnraise.errors import SpecError
 from barnraise.spec import MODEL_FOLDER, RunSpec, Start
 from coordinator.accounts.models import User
+from coordinator.fleet.models import Membership
 from coordinator.runs.models import Run
-from coordinator.telemetry.checkpoints import Checkpoint
+from coordinator.telemetry.checkpoints import Checkpoint, CheckpointHolder
 from coordinator.web.run_form_fields import choice_field
 
 RANDOM, OTHER_RUN, MODEL = "random", "run", "model"
@@ -98,10 +100,12 @@ def read_start(values: Mapping[str, Any], owner: User | None) -> ChosenStart:
 
 
 def _list_checkpoints(owner: User) -> list[Checkpoint]:
-    """List the newest checkpoint of each launched run that a person can see, by one query."""
+    """List the newest checkpoint of each launched run that a person can see and get now."""
     visible = Run.objects.listed_for(owner).exclude(spec_text="")
+    reporting = Membership.everywhere.alive().filter(run__in=visible).values("machine")
+    shared = CheckpointHolder.objects.filter(checkpoint=OuterRef("pk"), machine__in=reporting)
     newest = (
-        Checkpoint.objects.filter(run__in=visible)
+        Checkpoint.objects.filter(Exists(shared), run__in=visible)
         .select_related("run")
         .order_by("-run_id", "-tokens", "-pk")
         .distinct("run_id")

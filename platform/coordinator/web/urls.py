@@ -6,6 +6,7 @@ from coordinator.lib.slugs import SlugConverter
 from coordinator.web import (
     account_views,
     credit_views,
+    document_views,
     download_views,
     estimate_views,
     machine_views,
@@ -55,6 +56,8 @@ urlpatterns = [
     ),
     path("runs/<str:slug>/invited/<str:token>/", run_owner_views.accept_invitation, name="invited"),
     path("runs/<str:slug>/<slug:action>/", run_views.control_run, name="run_control"),
+    path("docs/", document_views.show_document, name="documents"),
+    path("docs/<path:name>", document_views.show_document, name="document"),
     path("credit/", credit_views.show_leaderboard, name="leaderboard"),
     path("runs/<str:slug>/card.png", run_views.show_run_card, name="run_card"),
     path("volunteers/<uuid:pk>/card.png", credit_views.show_volunteer_card, name="volunteer_card"),

@@ -19,11 +19,15 @@ def test_new_emails_become_one_line_each_with_their_code(tmp_path):
     messages = [
         mail.EmailMessage("Your code", CODE_TEXT, "site@example.org", ["ünï@example.org"]),
         mail.EmailMessage("A run started", "Its machines train.", "s@example.org", ["b@b.org"]),
+        mail.EmailMessage(
+            "Join us", "Open\nhttp://site/teams/x/\nto join.", "s@s.org", ["c@c.org"]
+        ),
     ]
     EmailBackend(file_path=str(tmp_path)).send_messages(messages)
     lines = printer.new_lines()
     assert lines[0].endswith("code ABCD-EFGH") and "example.org" in lines[0]
     assert lines[1] == "email to b@b.org: “A run started”"
+    assert lines[2] == "email to c@c.org: “Join us” http://site/teams/x/"
     assert printer.new_lines() == []
 
 

@@ -113,7 +113,7 @@ def test_machine_pages_show_hardware_activity_and_last_report(
     listed = page.get("/machines/").content.decode()
     assert "pc-1" in listed and "1.23 K" in listed and "Training" in listed and run.name in listed
     machine_page = page.get(f"/machines/{ada.machine.pk}/").content.decode()
-    assert "12.0 GiB" in machine_page
+    assert "12.9 GB" in machine_page
     assert "25.0 TFLOP/s" in machine_page
     assert "2.50 GB/s" in machine_page
     assert "bfloat16" in machine_page

@@ -200,10 +200,10 @@ def test_run_page_shows_whether_machines_fit(volunteer, person, launched_run, go
     )
     answers = read_fits(Client(), run)
     assert answers["8 GB laptop"][0] == "no"
-    assert "asks for 10.0 GB of memory" in answers["8 GB laptop"][1]
+    assert "asks for 10 GB of memory" in answers["8 GB laptop"][1]
     assert answers["12 GB GPU"] == (
         "no",
-        f"The run {run.name} asks for 16.0 GB of GPU memory; this machine has 12.0 GB.",
+        f"The run {run.name} asks for 16 GB of GPU memory; this machine has 12 GB.",
     )
     assert answers["24 GB GPU"][0] == "yes" and answers["24 GB GPU"][1].endswith("tokens/s")
     bob = volunteer(person("bob@example.org"), 2)

@@ -107,7 +107,7 @@ def test_run_starts_from_a_checkpoint_once_its_owner_has_the_weights(
 ):
     run, ada, checkpoint = run_with_checkpoint
     client.force_login(run.owner)
-    assert "New run from here" in client.get(f"/runs/{run.slug}/").content.decode()
+    assert "Train on</button>" in client.get(f"/runs/{run.slug}/").content.decode()
     answer = client.post(f"/runs/{run.slug}/clone/", {"checkpoint": str(checkpoint.pk)})
     copy = Run.objects.get(parent=run)
     assert answer["Location"] == f"/runs/{copy.slug}/edit/"

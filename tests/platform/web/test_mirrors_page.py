@@ -58,6 +58,10 @@ def test_mirror_comparison_has_status_of_each_listed_mirror(other):
         "Gone": "expelled",
     }
     pull.pull_from(small)
+    assert statuses()["the small one"] == "same", "every event needs a moment"
+    row = next(row for row in comparison.compare_mirrors() if row.listed.key == small.key)
+    assert row.events_behind > 0
+    PeerStatus.objects.update(diverged_since=timezone.now() - timedelta(seconds=90))
     assert statuses()["the small one"] == "apart", "it reported no state"
     since = PeerStatus.objects.get(pk=small.key).diverged_since
     pull.pull_from(small)
@@ -86,7 +90,8 @@ def test_mirrors_page_shows_logs_clocks_and_errors_to_staff_only(other, person):
     other.clock_offset = 30.0
     pull.pull_from(small)
     PeerStatus.objects.update(
-        last_error="the small one takes more than 20 seconds for one answer and was cut off"
+        diverged_since=timezone.now() - timedelta(minutes=5),
+        last_error="the small one takes more than 20 seconds for one answer and was cut off",
     )
     html = page_text(Client())
     for fact in (

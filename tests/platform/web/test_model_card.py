@@ -113,7 +113,7 @@ def test_page_says_who_shares_the_model(
     assert "hx-swap-oob" not in page
     assert "Get the model" in page and "Shared now by" in page
     assert f"barnraise fetch {run.slug} model" in page and "4.250" in page
-    assert page.count("New run from here</button>") == 1, "nobody has the older weights any longer"
+    assert page.count("Train on</button>") == 1, "nobody has the older weights any longer"
     assert "1 more checkpoint<" in page
     Run.objects.filter(pk=run.pk).update(status="finished")
     run.memberships.update(activity="left")
@@ -121,4 +121,4 @@ def test_page_says_who_shares_the_model(
     page = client.get(f"/runs/{run.slug}/").content.decode()
     assert is_model_card_swapped(client, run, "No machine shares it now")
     assert "No machine shares it now" in page and f"barnraise serve {run.slug}" in page
-    assert "New run from here</button>" not in page and "Join with a machine" not in page
+    assert "Train on</button>" not in page and "Join with a machine" not in page

@@ -36,7 +36,7 @@ def family(person) -> dict[str, Run]:
 
 def test_settings_that_differ_are_named_with_each_value(family):
     rows = dict(differing_settings([family["first"], family["second"]]))
-    assert rows == {"recipe.learning_rate": ["0.001", "0.002"]}
+    assert rows == {"Learning rate": ["0.001", "0.002"]}
     assert differing_settings([family["first"], family["third"]]) == []
     assert differing_settings([]) == []
 
@@ -56,11 +56,11 @@ def test_compare_page_shows_only_what_the_visitor_may_see(family):
     names = [run.slug for run in family.values()]
     client.force_login(family["first"].owner)
     html = client.get("/runs/compare/", {"run": names}).content.decode()
-    assert "recipe.learning_rate" in html
+    assert "Learning rate" in html
     chart = unescape(html.split('data-compare-runs="')[1].split('"')[0])
     assert [run["name"] for run in json.loads(chart)] == list(family)
     hidden = Client().get("/runs/compare/", {"run": names}).content.decode()
-    assert "recipe.learning_rate" not in hidden and "4 of the runs do not exist" in hidden
+    assert "Learning rate" not in hidden and "4 of the runs do not exist" in hidden
 
 
 def test_hours_of_an_active_run_end_now_and_of_another_at_its_end(family):

@@ -58,7 +58,7 @@ def test_panel_of_sixty_columns_shows_everything():
     text = build_panel(STATUS, "4 GB RAM", KEYS, 60).plain
     for shown in (
         *("Letters A", "training", "62%", "2.662", "█", "validation 2.710"),
-        *("1,234 tokens/s", "39% of the run's", "about 9 min", "3.1 M of 5.0 M tokens"),
+        *("1,234 tokens/s", "39% of the run's", "about 9 min", "3.10 M of 5.00 M tokens"),
         *("↑120 kB/s ↓300 kB/s", "12 sent, 34 received", "4 GB RAM", KEYS),
     ):
         assert shown in text, text
@@ -93,7 +93,7 @@ def test_time_left_follows_the_speed_of_all_machines_and_not_of_one():
     assert "about 9 min" in build_panel(STATUS, "", "", 80).plain
     assert "about 26 min" in build_panel(own_only, "", "", 80).plain
     over = show(ledger_tokens=6_000_000)
-    assert "none · 5.0 M of 5.0 M" in build_panel(over, "", "", 80).plain
+    assert "none · 5.00 M of 5.00 M" in build_panel(over, "", "", 80).plain
 
 
 def test_sparkline_shows_the_course_whatever_its_width():

@@ -6,19 +6,23 @@ from dataclasses import replace
 from pathlib import Path
 
 import psutil
+from rich.markup import escape
 
-from barnraise.cli.console import new_table, out, print_json
+from barnraise.cli.console import errors, new_table, out, print_json
 from barnraise.cli.machine_options import HomeOption, JsonOption, open_state_dir
 from barnraise.cli.option_groups import expand_option_groups
 from barnraise.cli.resource_options import LimitOptions
+from barnraise.cli.run_folders import RunFolder
 from barnraise.errors import PlanError
 from barnraise.formats import format_byte_rate, format_bytes
 from barnraise.planning.budgets import DRIVE_WRITES_PER_DAY, daily_write_limit
 from barnraise.planning.hardware import Hardware
 from barnraise.planning.limits import UNLIMITED, Limits
 from barnraise.planning.search import make_plan
-from barnraise.spec import RunSpec
+from barnraise.spec import RunSpec, preset
+from barnraise.state_dir import StateDir
 
+SMALLEST = "gpt-nano"  # of the presets
 # The rates of a PC's CPU, for questions that no rate decides.
 TYPICAL_CPU = Hardware(
     device="cpu",
@@ -51,6 +55,7 @@ def limits(resources: LimitOptions, home: HomeOption = None, as_json: JsonOption
     if as_json:
         print_json(dataclasses.asdict(new_limits))
         return
+    warn_of_misfits(state_dir, new_limits)
     table = new_table(show_header=False)
     drive = shutil.disk_usage(state_dir.path).total
     for label, text in _describe_limits(new_limits, drive):
@@ -80,6 +85,19 @@ def explain_limits(error: PlanError, limits: Limits) -> PlanError:
         f"{error} (your limits: {in_force}; `barnraise limits --memory auto --disk auto` "
         "lifts those that are saved)"
     )
+
+
+def warn_of_misfits(state_dir: StateDir, limits: Limits) -> None:
+    """Print which runs of this machine no longer fit; without any run, whether any model does."""
+    if not limits.has_sizes:
+        return
+    views = [RunFolder(path, "").view for path in state_dir.run_folders()]
+    specs = {view.name: RunSpec.from_json(view.spec) for view in views if view is not None}
+    for name, spec in (specs or {SMALLEST: RunSpec(model=preset(SMALLEST))}).items():
+        try:
+            check_fit(spec, limits, state_dir.path)
+        except PlanError as error:
+            errors.print(f"[yellow]{escape(name)}: {escape(str(error))}[/]", soft_wrap=True)
 
 
 def check_fit(spec: RunSpec, limits: Limits, folder: Path) -> None:

@@ -3,6 +3,7 @@
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from barnraise.cli.addresses import parse_site_address
 from barnraise.cli.console import out
@@ -23,7 +24,14 @@ def login(
 
     Example: barnraise login https://train.example.org
     """
-    enrol_machine(open_state_dir(home), parse_site_address(url), name)
+    state_dir = open_state_dir(home)
+    if state_dir.is_enrolled:
+        out.print(
+            f"This machine is enrolled at {escape(state_dir.membership.url)} already. The code "
+            "below enrols the same key again; Ctrl-C leaves everything as it is.",
+            soft_wrap=True,
+        )
+    enrol_machine(state_dir, parse_site_address(url), name)
     out.print("Next: [bold]barnraise join RUN[/]")
 
 

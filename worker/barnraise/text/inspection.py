@@ -141,7 +141,9 @@ def inspect_source(
     if inspection.unusable_files:
         named = ", ".join(item.path for item in source.left_out[-inspection.unusable_files :][:5])
         inspection.warnings.append(
-            f"{inspection.unusable_files:,} files of text formats cannot be used and are left out: "
+            f"{inspection.unusable_files:,} "
+            f"{'file' if inspection.unusable_files == 1 else 'files'} of text formats cannot be "
+            "used and are left out: "
             f"{named}{', …' if inspection.unusable_files > 5 else ''}"
         )
     inspection.samples = sampler.beginnings

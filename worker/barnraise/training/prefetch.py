@@ -181,6 +181,8 @@ def fetch_all_blobs(
             log.warning(
                 "no peer has sent all files of %s for ten minutes; still asking", description
             )
+    if missing:
+        log.info("all %d files of %s are here", len(sizes), description)
     return True
 
 

@@ -1,0 +1,42 @@
+"""Test what people without an account see: documents, the home page, an invitation, addresses."""
+
+import re
+from urllib.parse import quote
+
+import pytest
+from django.test import Client
+from helpers.site.pages import text
+
+from coordinator.runs.invitations import RunInvitation
+from coordinator.runs.join_policy import Access, JoinPolicy
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("built_frontend", "valkey")]
+
+
+def test_documents_of_this_version_are_pages_and_link_to_each_other():
+    client = Client()
+    first = client.get("/docs/").content.decode()
+    links = set(re.findall(r'href="((?:benchmarks/)?[\w-]+\.md)', first))
+    assert {"people.md", "security.md", "benchmarks/site.md"} <= links
+    assert {client.get(f"/docs/{link}").status_code for link in links} == {200}
+    for wrong in ("../README.md", "deploy/compose.yaml", "nothing.md"):
+        assert client.get(f"/docs/{wrong}").status_code == 404
+
+
+def test_home_says_what_joining_gives_takes_and_sees():
+    page = text(Client().get("/"))
+    for heading in ("What you get", "What it takes", "What it may see"):
+        assert heading in page
+    steps = page.index("Install the worker")
+    assert steps < page.index("Join a run The machine shows"), "the installation is step 1"
+
+
+def test_invitation_says_who_invites_before_the_account(launched_run, person):
+    ada = person(name="Ada")
+    run, _ = launched_run(ada, name="Dusk")
+    run.update_join_policy(JoinPolicy(Access.INVITATION, 0, 0, "", None), actor=ada)
+    path = f"/runs/{run.slug}/invited/{RunInvitation.create(run, 'club', actor=ada).token}/"
+    answer = Client().get(path)
+    assert "Ada invites you to Dusk" in text(answer)
+    assert f"/accounts/signup/?next={quote(path)}" in answer.content.decode()
+    assert "/accounts/login/" in Client().post(path)["Location"]
