@@ -201,6 +201,8 @@ LIKE_OTHERS = {
 }
 # Cards whose last content ends more than 40 px above the card's padding.
 FIND_SPARE_ROOM = """() => [...document.querySelectorAll('main .card')].filter((card) => {
+  const fold = card.closest('details:not([open])');
+  if (fold && fold !== card) return false;
   const shown = [...card.children].filter((part) => part.getBoundingClientRect().height > 0);
   if (!shown.length) return false;
   const padding = parseFloat(getComputedStyle(card).paddingBottom);
