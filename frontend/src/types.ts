@@ -197,7 +197,7 @@ export interface Run {
   /** People who report the final weights; 0 until the run is finished. */
   confirmed_by: number;
   /** The figures in the page's head, in their order. */
-  tiles: Tile[];
+  tiles: HeadTile[];
   /** The parts of the page below its head. */
   cards: Card[];
   /** A sentence about how the run stands. */
@@ -246,7 +246,7 @@ export interface RunChanges {
   /** People who report the final weights; 0 until the run is finished. */
   confirmed_by?: number;
   /** The figures in the page's head, in their order. */
-  tiles?: Tile[];
+  tiles?: HeadTile[];
   /** The parts of the page below its head. */
   cards?: Card[];
   /** A sentence about how the run stands. */
@@ -345,7 +345,7 @@ export interface SwarmNode {
 }
 
 /** A figure in the page's head. */
-export type Tile = "validation" | "train" | "final" | "rate" | "machines" | "agree" | "tokens" | "contributors" | "elapsed" | "confirmed";
+export type HeadTile = "validation" | "train" | "final" | "rate" | "machines" | "agree" | "tokens" | "contributors" | "elapsed" | "confirmed";
 
 /** The training losses and the speed that one machine measured. */
 export interface WorkerCurve {

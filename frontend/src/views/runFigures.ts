@@ -9,7 +9,7 @@ import {
   formatPercent,
 } from "../format";
 import type { Store } from "../store";
-import type { Card, Run, RunStatus, Tile } from "../types";
+import type { Card, Run, RunStatus, HeadTile } from "../types";
 import { formatAgreement } from "./exchangeSummary";
 
 export const STATUS_LABELS: Record<RunStatus, string> = {
@@ -94,13 +94,13 @@ export class RunFigures {
   }
 
   /** Show the tiles of the run's state in their order, the others after them, hidden. */
-  private showTiles(tiles: Tile[]): void {
+  private showTiles(tiles: HeadTile[]): void {
     const names = tiles.join(" ");
     if (this.tiles.dataset.shown === names) return;
     this.tiles.dataset.shown = names;
     this.tiles.hidden = tiles.length === 0;
     const all = [...this.tiles.querySelectorAll<HTMLElement>("[data-tile]")];
-    const place = (tile: HTMLElement) => tiles.indexOf(tile.dataset.tile as Tile);
+    const place = (tile: HTMLElement) => tiles.indexOf(tile.dataset.tile as HeadTile);
     for (const tile of all) {
       tile.hidden = place(tile) < 0;
       tile.classList.toggle("is-main", place(tile) === 0);

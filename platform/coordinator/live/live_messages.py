@@ -12,7 +12,7 @@ from typing_extensions import TypeAliasType
 
 from barnraise.protocol.enums import Activity, RunStatus
 from barnraise.protocol.reports import ExchangeView, PauseView, PlanView
-from coordinator.telemetry.run_state import Card, Tile
+from coordinator.telemetry.run_state import Card, HeadTile
 
 Point = TypeAliasType(
     "Point", Annotated[tuple[float, float], Field(description="One point of a curve: [x, y].")]
@@ -67,7 +67,7 @@ class LiveRun(LiveMessage):
     """The last one, in nats per token, a median over people; null before the first."""
     confirmed_by: int
     """People who report the final weights; 0 until the run is finished."""
-    tiles: list[Tile]
+    tiles: list[HeadTile]
     """The figures in the page's head, in their order."""
     cards: list[Card]
     """The parts of the page below its head."""

@@ -17,7 +17,7 @@ BEFORE_FIRST_EXCHANGE = (
 ENDED = (RunStatus.FINISHED, RunStatus.CANCELLED)
 
 
-class Tile(StrEnum):
+class HeadTile(StrEnum):
     """A figure in the page's head."""
 
     VALIDATION = "validation"
@@ -64,7 +64,7 @@ class StateFacts:
 class RunState:
     """What the page of a run shows of its state."""
 
-    tiles: tuple[Tile, ...]
+    tiles: tuple[HeadTile, ...]
     cards: tuple[Card, ...]
     notice: str  # a sentence: how the run stands
     is_live: bool  # whether figures can still change
@@ -82,15 +82,39 @@ def describe_state(facts: StateFacts) -> RunState:
     )
 
 
-def _choose_tiles(facts: StateFacts, has_trained: bool) -> tuple[Tile, ...]:
+def _choose_tiles(facts: StateFacts, has_trained: bool) -> tuple[HeadTile, ...]:
     if facts.status is RunStatus.FINISHED and has_trained:
-        return (Tile.FINAL, Tile.TOKENS, Tile.CONTRIBUTORS, Tile.ELAPSED, Tile.CONFIRMED)
+        return (
+            HeadTile.FINAL,
+            HeadTile.TOKENS,
+            HeadTile.CONTRIBUTORS,
+            HeadTile.ELAPSED,
+            HeadTile.CONFIRMED,
+        )
     if facts.status is RunStatus.CANCELLED and has_trained:
-        return (Tile.VALIDATION, Tile.TRAIN, Tile.TOKENS, Tile.CONTRIBUTORS, Tile.ELAPSED)
+        return (
+            HeadTile.VALIDATION,
+            HeadTile.TRAIN,
+            HeadTile.TOKENS,
+            HeadTile.CONTRIBUTORS,
+            HeadTile.ELAPSED,
+        )
     if facts.status is RunStatus.PAUSED and has_trained:
-        return (Tile.VALIDATION, Tile.TRAIN, Tile.TOKENS, Tile.MACHINES, Tile.AGREE)
+        return (
+            HeadTile.VALIDATION,
+            HeadTile.TRAIN,
+            HeadTile.TOKENS,
+            HeadTile.MACHINES,
+            HeadTile.AGREE,
+        )
     if facts.status is RunStatus.TRAINING and has_trained:
-        return (Tile.VALIDATION, Tile.TRAIN, Tile.RATE, Tile.MACHINES, Tile.AGREE)
+        return (
+            HeadTile.VALIDATION,
+            HeadTile.TRAIN,
+            HeadTile.RATE,
+            HeadTile.MACHINES,
+            HeadTile.AGREE,
+        )
     return ()
 
 

@@ -30,7 +30,7 @@ from coordinator.telemetry.checkpoints import list_checkpoint_rows
 from coordinator.telemetry.run_cards import load_losses
 from coordinator.telemetry.run_state import StateFacts, describe_state
 
-FINAL_CHECKPOINTS = 4  # the newest ones, of which the first that anybody reports is the final one
+FINAL_CHECKPOINTS = 4  # the newest; the first that anybody reports is the final one
 # By run: how many people report the final weights.
 _confirmations: TtlCache[object, int] = TtlCache(10.0)
 

@@ -199,8 +199,8 @@ def withdraw_invitation(request: AuthenticatedRequest, slug: str, pk: uuid.UUID)
 def accept_invitation(request: HttpRequest, slug: str, token: str) -> HttpResponse:
     """Show an invitation, to visitors as well; only its button accepts it.
 
-    So following a link changes nothing, and whoever holds it sees who invites to what before they
-    have an account.
+    So following a link changes nothing, and everybody who has it sees who invites to what before
+    they have an account.
     """
     invitation = RunInvitation.find_by_token(token)
     if invitation is None or invitation.run.slug != slug:

@@ -32,7 +32,7 @@ from coordinator.runs.join_policy import Access
 from coordinator.runs.models import Run
 from coordinator.telemetry import samples
 from coordinator.telemetry.live_totals import LiveTotals, live_totals
-from coordinator.telemetry.run_state import RunState, Tile, describe_state
+from coordinator.telemetry.run_state import HeadTile, RunState, describe_state
 from coordinator.telemetry.run_table import state_facts
 from coordinator.web import owner_checklist
 from coordinator.web.document_views import find_finished_model
@@ -193,7 +193,7 @@ def awaits_samples(run: Run) -> bool:
 
 def order_tiles(state: RunState) -> list[dict[str, Any]]:
     """Return all tiles for the page: those of the state in their order, then hidden ones. Pure."""
-    hidden = [tile for tile in Tile if tile not in state.tiles]
+    hidden = [tile for tile in HeadTile if tile not in state.tiles]
     return [
         {"name": tile.value, "is_shown": tile in state.tiles} for tile in (*state.tiles, *hidden)
     ]

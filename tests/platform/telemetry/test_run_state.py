@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from barnraise.protocol.enums import RunStatus
-from coordinator.telemetry.run_state import Card, StateFacts, Tile, describe_state
+from coordinator.telemetry.run_state import Card, HeadTile, StateFacts, describe_state
 
 FACTS = st.builds(
     StateFacts,
@@ -17,7 +17,7 @@ FACTS = st.builds(
     alive=st.integers(0, 3000),
     has_model=st.booleans(),
 )
-LIVE_TILES = {Tile.RATE, Tile.MACHINES, Tile.AGREE}
+LIVE_TILES = {HeadTile.RATE, HeadTile.MACHINES, HeadTile.AGREE}
 ENDED = (RunStatus.FINISHED, RunStatus.CANCELLED)
 
 
@@ -52,10 +52,10 @@ def test_notice_says_how_the_run_stands(facts, notice):
 def test_finished_run_shows_how_it_ended():
     state = describe_state(StateFacts(RunStatus.FINISHED, 720_000, has_model=True))
     assert state.tiles == (
-        Tile.FINAL,
-        Tile.TOKENS,
-        Tile.CONTRIBUTORS,
-        Tile.ELAPSED,
-        Tile.CONFIRMED,
+        HeadTile.FINAL,
+        HeadTile.TOKENS,
+        HeadTile.CONTRIBUTORS,
+        HeadTile.ELAPSED,
+        HeadTile.CONFIRMED,
     )
     assert Card.MODEL in state.cards

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 PROTOCOL_VERSION = 2
 SPOKEN_PROTOCOLS = (PROTOCOL_VERSION, PROTOCOL_VERSION - 1)
 # Kinds of messages between peers → the version that added them; all others are older.
-ADDED_IN = {"signed_opinions": 2}
+ADDED_IN = {"signed_opinions": 2, "trial_update": 2}
 UPGRADE = "install the newer one with the line on the site's page /download/"
 
 

@@ -96,7 +96,7 @@ class Command(BaseCommand):
         )
         run = None if tokens or self.is_new else find_unfinished(owner)
         if run is None:
-            run = begin_run(stack, owner, tokens or DEFAULT_TOKENS)
+            run = launch_demo_run(stack, owner, tokens or DEFAULT_TOKENS)
         else:
             share = format_share(run.ledger_tokens / run.token_budget)
             console.print(f"  Continuing the run of last time ({share}). NEW=1 begins another.")
@@ -188,7 +188,7 @@ def find_unfinished(owner: User) -> Run | None:
     return runs.exclude(status__in=(Status.FINISHED, Status.CANCELLED)).order_by("-pk").first()
 
 
-def begin_run(stack: DemoStack, owner: User, budget: int) -> Run:
+def launch_demo_run(stack: DemoStack, owner: User, budget: int) -> Run:
     """Launch a run, in place of an earlier demo's; the machines' keys stay."""
     earlier = Run.objects.filter(owner=owner, name__startswith=NAME)
     for stale in earlier.exclude(status__in=(Status.FINISHED, Status.CANCELLED)):
