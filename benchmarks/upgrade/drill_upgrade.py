@@ -37,7 +37,13 @@ CODE = re.compile(r"^\s*code\s+(\S+)$", re.M)  # as `barnraise login` prints it
 NEW = ReleasedCode(ROOT, "this version")
 REPORT_SECONDS = 1
 RUN = ("--tokens", "500000000", "--quorum", "1", "--report-every", str(REPORT_SECONDS), "--launch")
-FIELDS = ("model.layers=2", "model.width=32", "model.heads=2", "model.context=64")
+FIELDS = (
+    "text.tokenizer=bytes",
+    "model.layers=2",
+    "model.width=32",
+    "model.heads=2",
+    "model.context=64",
+)
 COMMANDS = """
 import json
 from coordinator.demo import commands
