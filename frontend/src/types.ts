@@ -68,6 +68,9 @@ export interface ExchangeView {
   suspended?: string[];
 }
 
+/** A figure in the page's head. */
+export type HeadTile = "validation" | "train" | "final" | "rate" | "machines" | "agree" | "tokens" | "contributors" | "elapsed" | "confirmed";
+
 /** One machine of a run: a row of the table on the run's page. */
 export interface Machine {
   id: string;
@@ -343,9 +346,6 @@ export interface SwarmNode {
   rate: number;
   agrees: boolean | null;
 }
-
-/** A figure in the page's head. */
-export type HeadTile = "validation" | "train" | "final" | "rate" | "machines" | "agree" | "tokens" | "contributors" | "elapsed" | "confirmed";
 
 /** The training losses and the speed that one machine measured. */
 export interface WorkerCurve {

@@ -343,9 +343,8 @@ def test_runs_selected_in_the_list_are_compared(names, signed_in):
     signed_in.goto("/runs/")
     compare = signed_in.get_by_role("button", name="Compare")
     expect(compare).to_be_disabled()
-    boxes = signed_in.locator("#runs input[name=run]")
-    for index in range(2):
-        boxes.nth(index).check()
+    for run in (names["run"], names["cancelled_run"]):
+        signed_in.locator(f"#runs input[name=run][value='{run}']").check()
     click_and_load(compare)
     expect(signed_in.get_by_role("heading", name="Settings that differ")).to_be_visible()
     expect(signed_in.locator("[data-plot]")).to_have_attribute("role", "slider")

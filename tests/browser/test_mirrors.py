@@ -49,7 +49,7 @@ def test_run_page_own_mirror_killed_continues_at_another_and_returns(browser, si
             page.locator("[data-connection]"),
             page.locator("[data-other-mirrors]"),
         )
-        tokens = page.locator('[data-figure="tokens"]')
+        tokens = page.locator('[data-figure="tokens"]').first
         chart_description = page.locator("#loss-summary")
         expect(connection).to_have_text(re.compile(r"Live\s*by A"))
         expect(other_mirrors).to_be_hidden()

@@ -38,7 +38,7 @@ class ReportingMachine:
         description = coordinator_messages.MachineDescription(hostname=name)
         code = self.coordinator.request_enrolment(description).code
         page.goto(f"{site.url}/machines/enrol/{code}/")
-        click_and_load(page.get_by_role("button", name="Approve"))
+        click_and_load(page.get_by_role("button", name="Approve and confirm"))
         expect(page.get_by_role("heading", name=f"{name} is yours.")).to_be_visible()
         request = coordinator_messages.JoinRequest(version="1", addresses=[])
         joined = self.coordinator.join_run(run, request)

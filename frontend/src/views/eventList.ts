@@ -27,7 +27,6 @@ export class EventList {
     this.emptyText = requireElement(card, "[data-empty]");
     this.older = requireElement(card, "[data-older]");
     this.olderCount = requireElement(card, "[data-older-count]");
-    this.list.replaceChildren();
     preferences.onChange(() => this.applyFilter());
     this.applyFilter();
   }

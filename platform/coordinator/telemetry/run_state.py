@@ -55,9 +55,9 @@ class StateFacts:
     budget: int = 1  # tokens to train
     rate: float = 0.0  # tokens/s
     has_loss: bool = False
-    updates: int = 0  # published
     alive: int = 0  # machines that report
     has_model: bool = False  # a machine has announced weights
+    updates: int = 1  # published
 
 
 @dataclass(frozen=True)

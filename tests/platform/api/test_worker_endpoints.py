@@ -305,7 +305,7 @@ def test_manifest_of_a_draft_that_was_edited_meanwhile_is_refused(
 def test_machine_polls_what_was_decided_about_its_code(client, valkey, person):
     code = Enrolment.open(enrolment_request(Identity(b"\x05" * 32)))
     path = f"/api/v1/enrolments/{code.code}"
-    pending = {"status": "pending", "machine": None, "person": ""}
+    pending = {"status": "pending", "machine": None, "name": "", "person": ""}
     assert client.get(path).json() == pending
     Enrolment.objects.update(expires=timezone.now())
     assert client.get(path).json() == pending | {"status": "expired"}

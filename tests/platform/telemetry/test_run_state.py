@@ -40,6 +40,10 @@ def test_state_shows_nothing_that_it_cannot_have(facts):
         (StateFacts(RunStatus.DRAFT), "A draft: it starts once it is launched."),
         (StateFacts(RunStatus.TRAINING, 1000, 10_000, 10.0, True, 1), "about 15 min left."),
         (StateFacts(RunStatus.TRAINING, 1000, 10_000, 0.0, True, 3), "3 machines train."),
+        (
+            StateFacts(RunStatus.TRAINING, 1000, 10_000, 0.0, True, 4, updates=0),
+            "4 machines train. The shared weights are still those of the start",
+        ),
         (StateFacts(RunStatus.PAUSED, 1000, 10_000, 0.0, True, 2), "2 machines wait"),
         (StateFacts(RunStatus.FINISHED, 720_000), "Finished after 720 K tokens."),
         (StateFacts(RunStatus.CANCELLED), "Cancelled before it trained."),

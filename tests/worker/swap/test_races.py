@@ -98,6 +98,7 @@ def test_plans_in_memory_have_no_races(changes, behind, card, tmp_path):
 
 
 @FAKE_CARD_GROUP
+@pytest.mark.slow
 def test_muon_of_blocks_in_ram_and_on_disk_has_no_races(card, tmp_path):
     for plan in (plan_of(**MUON[0]), on_disk(plan_of(**MUON[2]), tile=8192)):
         assert not card(find_races, plan, tmp_path / plan.crash_safety)

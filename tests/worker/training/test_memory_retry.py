@@ -54,7 +54,7 @@ def test_shortage_of_gpu_memory_costs_a_few_per_cent_of_the_plan(caplog):
     assert second.device_memory == device_limit(4_700_000_000)
     assert (
         "there is too little of it" in caplog.text
-        and "limits --device-memory 5705MB" in caplog.text
+        and "limits --device-memory 5713MB" in caplog.text
     )
     assert worker.watch.shortages == 1
 

@@ -117,6 +117,9 @@ TO_SITE = (
                 "ledger_tokens rate step_seconds learning_rate gradient_norm points seq at; "
                 "MeasuredLoss: kind tokens loss"
             ),
+            "why it pauses, by one word, and until when": (
+                "Report: pause; PauseView: reason until"
+            ),
             "its plan: device, memory, disk and layers that training uses": (
                 "Report: plan; PlanView: device device_bytes host_bytes disk_bytes groups "
                 "micro_batches micro_tokens layers resident clipping crash_safety binding "
@@ -144,12 +147,15 @@ TO_SITE = (
         "Every few seconds while you train, for you and the site's staff alone",
         {
             "how busy the machine is: processor, memory, graphics card, temperatures": (
-                "Report: system; SystemView: cpu worker_cpu memory_used memory_total gpu "
-                "gpu_memory_used gpu_memory_total cpu_celsius gpu_celsius"
+                "Report: system; SystemView: cpu worker_cpu memory_used worker_memory memory_total "
+                "gpu gpu_memory_used gpu_memory_total cpu_celsius gpu_celsius"
             ),
-            "your limits": (
-                "Report: limits; LimitsView: memory device_memory disk disk_writes_per_day uplink"
+            "your limits and rules, with the names of programs that go first": (
+                "Report: limits; LimitsView: memory device_memory disk disk_writes_per_day uplink "
+                "hours idle on_battery busy_cpu pause_for threads cpu max_temperature month_up "
+                "download"
             ),
+            "why it pauses, in a sentence that may name such a program": "Report: pause_sentence",
             "the last lines of the worker's log, which may name folders but no password": (
                 "Report: log; LogLine: at level text"
             ),
@@ -163,7 +169,9 @@ TO_SITE = (
         {
             "sizes and digests of the parts of the text, and how much was read": (
                 "TextManifest: run vocabulary tokenizer train held_out start model counts; "
-                "Shard: digest tokens; ModelShape: layers width heads context vocabulary; "
+                "Shard: digest tokens; ModelShape: architecture layers width heads "
+                "key_value_heads head_size hidden context vocabulary rope_theta norm_epsilon "
+                "qk_norm tied_head; "
                 "TextCounts: files left_out documents duplicates skipped_rows bytes characters"
             ),
             "the tokens of the run's prompts": "TextManifest: prompts",
@@ -197,12 +205,12 @@ TO_PEERS = (
         {
             "your updates: what a round has changed in the model, signed, with tokens and times": (
                 "UpdatePush: type header ticket has_payloads; Update: run peer incarnation seq "
-                "previous tokens total started_ms time_ms ticket volunteer fragments; "
+                "previous tokens total started_ms time_ms ticket volunteer newcomer fragments; "
                 "FragmentUpdate: digest size sketch"
             ),
-            "which updates you have, how fast you train, and what you ask for": (
+            "which updates you have, how fast you train and send, and what you ask for": (
                 "PeerState: type vector pruned declined full anchor_vector anchor_digest rate "
-                "complete verdicts_digest heads_digest mirror_list_version; "
+                "complete verdicts_digest heads_digest mirror_list_version uplink; "
                 "UpdateRequest: type author first last headers"
             ),
             "weights and the run's text, to who asks for them": (
@@ -215,8 +223,8 @@ TO_PEERS = (
     Disclosure(
         "What keeps a run honest",
         {
-            "whose updates you found useless, and decisions of owners and sites": (
-                "Opinions: run peer time_ms doubted agreeing; Doubt: since_ms kept; "
+            "whose updates you found useless or fit, and decisions of owners and sites": (
+                "Opinions: run peer time_ms doubted agreeing attested; Doubt: since_ms kept; "
                 "SignedOpinions: type opinions ticket; SignedVerdict: type body signatures; "
                 "Verdict: run after updates keys volunteers cleared mirror_list_version reason "
                 "issued; VerdictSummary: type prefix digests; VerdictNames: type prefix names "
