@@ -80,7 +80,8 @@ def test_own_update_goes_before_what_strangers_request(large):
     update = a.publish_round(1)
     published_at = time.monotonic()
     large.wait_for_agreement(a, b)
-    assert time.monotonic() - published_at < 2.0 * size_of(update) / 1_000_000.0
+    # In turns with three strangers it would take four times as long as alone.
+    assert time.monotonic() - published_at < 3.0 * size_of(update) / 1_000_000.0
 
 
 def test_updates_in_a_swarm_cost_little_more_than_their_bytes(large):

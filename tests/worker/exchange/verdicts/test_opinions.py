@@ -43,11 +43,11 @@ def state_opinions(machine, *doubted, agreeing=(), **kept: int) -> None:
     """Let a machine state that it doubts other machines' volunteers, and who agrees with it."""
     now_ms = int(1000 * time.time())
     kept_updates = {other.exchange.author: kept["kept"] for other in doubted if kept}
+    statements = machine.ledger.verdicts.statements
     machine.exchange.publish_opinions(
         {f"{n.number:064x}": Doubt(since_ms=now_ms, kept=kept_updates) for n in doubted},
         [f"{other.number:064x}" for other in agreeing],
     )
-    statements = machine.ledger.verdicts.statements
 
     def is_stated() -> bool:
         return machine.ledger.verdicts.statements.get(key) != statements.get(key)
