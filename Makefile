@@ -54,7 +54,7 @@ build/wheel/.built: .venv/.installed $(shell find worker -name '*.py' -not -path
 demo: setup
 	@$(if $(MIRRORS),BARNRAISE_STATE=.state/mirrors-$(MIRRORS) BARNRAISE_NAME="Mirror 1") $(BIN)/python manage.py demo $(if $(MIRRORS),--mirrors $(MIRRORS)) $(if $(TOKENS),--tokens $(TOKENS)) $(if $(PORT),--port $(PORT)) $(if $(NEW),--new)
 
-# Everything but what is marked slow: 8 to 10 minutes on two cores. The last lines list the time of each suite.
+# Everything but what is marked slow: about 10 minutes on two cores. The last lines list the time of each suite.
 test: setup
 	@$(BIN)/python tests/helpers/browser/chromium.py
 	@$(BIN)/python tests/helpers/run_suites.py default
