@@ -5,13 +5,19 @@ which need neither the site nor a browser), `fast` (unit and contract tests), `d
 but `slow`) and `all`. The static checks run at the same time as the Python tests, which share the
 processor's cores. The check of types takes as long as a sixth of the fast tests and is left to the
 other tiers, and to `make lint`; the worker's tests run without any.
+
+Six processes that start servers, browsers and swarms on two cores can make one of thousands of
+tests late. Up to three failed tests run once more, alone; those that pass then are named as
+unsteady, and the run passes. A test that is named twice needs a repair.
 """
 
 import argparse
+import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -35,6 +41,9 @@ MARKERS = {"worker": UNIT, "fast": UNIT, "default": "not slow", "all": ""}
 # More processes than cores: tests of servers and swarms spend most of their time waiting. Fast
 # tests compute more, and each process costs 20 s of a core for its start and its database.
 PROCESSES_PER_CORE = {"worker": 2, "fast": 2, "default": 3, "all": 3}
+SOME_FAILED = 1  # pytest's exit code; others say that it was interrupted or could not begin
+MAX_REPEATED = 3  # failed tests; more are no accident
+END_SECONDS = 20.0  # from SIGTERM on, which tests may take to stop their servers
 
 
 class ChildCommands:
@@ -50,6 +59,14 @@ class ChildCommands:
         self._is_ending = True
         for process in list(self._running):
             process.terminate()
+        killer = threading.Timer(END_SECONDS, self._kill)
+        killer.daemon = True
+        killer.start()
+
+    def _kill(self) -> None:
+        """End what SIGTERM did not: a thread of pytest-xdist can wait for ever for a process."""
+        for process in list(self._running):
+            process.kill()
 
     def run(self, command: list[str], **options: Any) -> tuple[int, str]:
         """Run a command until it ends; return its exit code, and its output if that is a pipe.
@@ -116,7 +133,7 @@ def run_python_tests(tier: str, rest: list[str], children: ChildCommands) -> tup
     processes = str(PROCESSES_PER_CORE[tier] * (os.cpu_count() or 1))
     profile = "ci" if tier == "all" else "few"  # see tests/conftest.py
     command = [PYTHON, "-m", "pytest", "-q", f"--hypothesis-profile={profile}"]
-    command += ["-n", processes, "--dist", "loadgroup", "-m", MARKERS[tier], *rest]
+    command += ["-m", MARKERS[tier], *rest]
     if tier != "all":  # only a slow test needs this plugin, which each process would import
         command += ["-p", "no:schemathesis"]
     if tier == "worker":
@@ -127,8 +144,22 @@ def run_python_tests(tier: str, rest: list[str], children: ChildCommands) -> tup
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     started = time.monotonic()
     compile_tests(environment, children)
-    code, _ = children.run(command, env=environment)
+    with tempfile.TemporaryDirectory() as folder:
+        command += ["-o", f"cache_dir={folder}"]
+        in_processes = ["-n", processes, "--dist", "loadgroup"]
+        code, _ = children.run([*command, *in_processes], env=environment)
+        failed = read_failed(Path(folder))
+        if code == SOME_FAILED and 0 < len(failed) <= MAX_REPEATED:
+            code, _ = children.run([*command, "--last-failed"], env=environment)
+            outcome = "failed again" if code else "UNSTEADY, passed alone"
+            print(*(f"{outcome}: {test}" for test in failed), sep="\n", flush=True)
     return time.monotonic() - started, code
+
+
+def read_failed(cache: Path) -> list[str]:
+    """Return the tests that failed, which pytest lists in its cache."""
+    path = cache / "v" / "cache" / "lastfailed"
+    return sorted(json.loads(path.read_text())) if path.exists() else []
 
 
 def compile_tests(environment: dict[str, str], children: ChildCommands) -> None:
