@@ -8,6 +8,7 @@ from helpers.wait_for import stepping, wait_until
 
 from barnraise.exchange.verdicts import verdict_handler, verdict_sync
 from barnraise.exchange.weights import opinion_former
+from barnraise.ledger import ledger
 from barnraise.ledger.suspension import MIN_JUDGES
 from barnraise.peering.transports.framing import unpack
 from barnraise.protocol.enums import Standing
@@ -135,6 +136,23 @@ def test_joiner_takes_a_snapshot_without_the_suspended_volunteers_updates(world)
     assert world.wait_for_agreement(a, b, x, late) == without(world, a, x.exchange.author, kept=1)
     clear(world, a, x)
     world.wait_for_agreement(a, b, x, late, seconds=40)
+
+
+def test_doubted_volunteer_has_no_vote_on_the_doubters_snapshots(world, monkeypatch):
+    monkeypatch.setattr(ledger, "VOTER_WORK", ledger.VoterWork(seconds=0.0))
+    a, b, x = start_with_stranger(world)
+
+    def find_voters(machine) -> set[str]:
+        thread, client = machine.exchange.thread, machine.exchange.server.snapshot_client
+        votes = thread.run(client.weigh_votes(), None)
+        return {name for name in (f"{n:064x}" for n in (1, 2, 3)) if votes.count([name])}
+
+    invited = {f"{machine.number:064x}" for machine in (a, b)}
+    assert find_voters(a) == find_voters(b) == invited
+    state_opinions(a, b)
+    world.wait_for_agreement(a, b, x)
+    assert find_voters(a) == invited - {f"{b.number:064x}"}
+    assert find_voters(b) == invited, "one machine's doubt is not another's"
 
 
 def test_run_does_not_end_by_tokens_of_doubted_volunteers(world):
