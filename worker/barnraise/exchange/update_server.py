@@ -469,7 +469,10 @@ class UpdateServer:
             case SendState():
                 connection.schedule_state()
             case PushUpdate(_, author, seq) if author == self._author.name:
-                connection.send_own_update(author, seq, self.peers.uplink.next_rank())
+                # A peer that reports none of them may only request again and again.
+                uplink, is_reader = self.peers.uplink, author in self.gossip.links[action.to].vector
+                rank = uplink.next_rank() if is_reader else uplink.next_late_rank()
+                connection.send_own_update(author, seq, rank)
             case PushUpdate(_, author, seq):
                 connection.send_update(author, seq)
             case ProbeAuthor(_, author, seq):

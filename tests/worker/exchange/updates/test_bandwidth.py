@@ -1,14 +1,16 @@
 """Bytes between whole exchanges: transfers continue, uplinks are shared, messages go first."""
 
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
+from helpers.network.raw_peer import build_hello, connect_raw_peer
 from helpers.wait_for import wait_until
 
 from barnraise.peering.limits.rate_limit import PIECE_BYTES
-from barnraise.protocol.messages import BlobRequest
-from barnraise.protocol.signing import digest
+from barnraise.protocol.messages import BlobRequest, PeerState
+from barnraise.protocol.signing import Identity, digest
 from barnraise.spec import ModelSpec
 
 LARGER = ModelSpec(layers=8, width=128, heads=4, context=32, vocabulary=256)  # updates of 1.6 MB
@@ -82,6 +84,28 @@ def test_own_update_goes_before_what_strangers_request(large):
     large.wait_for_agreement(a, b)
     # In turns with three strangers the line would carry four times the update's bytes until then.
     assert a.exchange.stats.bytes_sent - sent_before < 2.0 * size_of(update)
+
+
+def test_own_update_goes_first_to_peers_that_report_earlier_ones(large):
+    a, b = large.start_linked(1, 2)
+    a.publish_round(1)
+    large.wait_for_agreement(a, b)
+    links = a.exchange.server.gossip.links
+    wait_until(lambda: links[b.identity.key].vector)
+    a.exchange.set_uplink_limit(4_000_000.0)
+    with ExitStack() as silent_peers:
+        for number in (5, 6, 7):
+            identity = Identity(bytes([number]) * 32)
+            hello = build_hello(large, identity, ticket=large.ticket(identity.key, number))
+            send = silent_peers.enter_context(connect_raw_peer(large, a, number, hello))
+            send(PeerState(vector={}, rate=1.0))
+        wait_until(lambda: sum(link.has_state for link in links.values()) == 4)
+        for _ in range(3):
+            sent_before = a.exchange.stats.bytes_sent
+            update = a.publish_round(1)
+            large.wait_for_agreement(a, b)
+            # What waits for those that report nothing would take three more updates' bytes.
+            assert a.exchange.stats.bytes_sent - sent_before < 2.0 * size_of(update)
 
 
 def test_updates_in_a_swarm_cost_little_more_than_their_bytes(large):

@@ -142,12 +142,20 @@ class FairShare:
         self._turn_bytes = 0.0  # that the sender whose turn it is may still send
         self._alarm: asyncio.TimerHandle | None = None
         self._senders = 0
-        self.next_rank = itertools.count().__next__
+        self._ranks = itertools.count()
         self._measured_until = 0.0  # event loop time up to which the seconds of sending are counted
         self._bytes = 0.0  # sent while somebody was sending, fading
         self._seconds = 0.0  # of those bytes, fading
         self._messages = Meter(MESSAGE_SECONDS)
         self._message_bytes = 0  # sent without waiting for a turn
+
+    def next_rank(self) -> float:
+        """Return the rank of an urgent transfer that goes out after those before it."""
+        return next(self._ranks)
+
+    def next_late_rank(self) -> float:
+        """Return the rank of an urgent transfer that goes out after those with `next_rank`."""
+        return 2.0**50 + next(self._ranks)  # no machine has published so many updates
 
     @property
     def rate(self) -> float:
