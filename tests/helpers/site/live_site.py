@@ -121,9 +121,13 @@ class Site:
         self.processes.supervise(name, ChildCommand(command, self.environment))
 
     def barnraise(self, name: str, *command: str) -> subprocess.Popen:
-        """Start the real `barnraise` command on a machine called `name`."""
+        """Start the real `barnraise` command on a machine called `name`.
+
+        Training is eager: beside other tests a polite worker would hardly run.
+        """
         environment = {"OMP_NUM_THREADS": "1", "BARNRAISE_HARDWARE": str(self.hardware_file)}
-        arguments = ("-m", "barnraise", *command, "--home", str(self.folder / name))
+        eager = ["--eager"] if command[0] == "join" else []
+        arguments = ("-m", "barnraise", *command, *eager, "--home", str(self.folder / name))
         return self.processes.start(
             f"{command[0]}-{name}", sys.executable, *arguments, **environment
         )

@@ -75,7 +75,7 @@ def _drill(home: StateDir, site: TrainingSite) -> ServiceReturn:
     units = Path(manager.place).parent.rglob(f"{manager.name}*")
     return ServiceReturn(
         returned_seconds=seconds,
-        was_niced=niceness >= 10,
+        was_niced=niceness == 19,
         ended_in_order=site.last_reports["one"].activity == "left",
         files_left=[str(path) for path in (*units, *home.path.glob("service*"))],
     )

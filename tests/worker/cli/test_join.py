@@ -52,7 +52,7 @@ def test_error_that_looks_like_markup_is_printed_as_it_is(tmp_path):
         coordinator.close()
 
 
-@pytest.mark.parametrize(("options", "niceness"), [((), 10), (("--eager",), 0)])
+@pytest.mark.parametrize(("options", "niceness"), [((), 19), (("--eager",), 0)])
 def test_join_lowers_its_priority_unless_eager(tmp_path, options, niceness):
     enrol(StateDir(tmp_path), "http://127.0.0.1:9", StateDir(tmp_path).identity.key)
     result = run_join(PRINT_PRIORITY, tmp_path, *options)

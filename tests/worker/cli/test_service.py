@@ -53,7 +53,7 @@ SERVICE = ServiceText(
 def test_systemd_unit_is_polite_and_restarts_with_a_limit():
     lines = render_systemd_unit(SERVICE).splitlines()
     for line in (
-        "Nice=10",
+        "Nice=19",
         "IOSchedulingClass=idle",
         "Restart=on-failure",
         "RestartSec=5",
@@ -97,7 +97,7 @@ def test_launchd_agent_starts_at_login_and_after_a_crash_alone():
     assert agent["ProgramArguments"] == list(SERVICE.command)
     assert agent["EnvironmentVariables"] == SERVICE.environment
     assert agent["RunAtLoad"] and agent["KeepAlive"] == {"SuccessfulExit": False}
-    assert (agent["Nice"], agent["LowPriorityIO"], agent["ThrottleInterval"]) == (10, True, 60)
+    assert (agent["Nice"], agent["LowPriorityIO"], agent["ThrottleInterval"]) == (19, True, 60)
 
 
 def test_scheduled_task_starts_at_log_on_with_a_low_priority():

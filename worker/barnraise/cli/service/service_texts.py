@@ -9,7 +9,7 @@ import subprocess
 from dataclasses import dataclass, field
 from xml.sax.saxutils import escape
 
-NICENESS = 10
+NICENESS = 19
 RESTART_SECONDS = 5  # after a crash
 RESTARTS = 5  # crashes within `RESTART_WINDOW_SECONDS` after which systemd gives up
 RESTART_WINDOW_SECONDS = 600
