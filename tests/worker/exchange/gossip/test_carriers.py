@@ -179,6 +179,20 @@ def test_update_of_a_carrier_that_is_gone_is_pushed_at_once():
     assert sorted(pushed(me, 2.0)) == [2, 4]
 
 
+def test_carrier_does_not_count_while_nobody_reports_what_it_was_sent():
+    me, author = peers_with({2: SLOW, 3: FAST, 4: SLOW}), author_of(1)
+    me.on_local_update(author, 1)
+    assert pushed(me, 1.0) == [3]
+    me.on_update_sent(key_of(3), author, 1)  # to a buffer: it may be gone
+    me.next_actions(7.0)
+    assert me.has_carrier, "a State may still be on its way"
+    me.next_actions(8.5)
+    assert not me.has_carrier, "the next round is planned as without a carrier"
+    me.on_state(key_of(2), peer_state({author: 1}, uplink=SLOW), 9.0)
+    me.next_actions(9.0)
+    assert me.has_carrier, "another peer has the update, and it came from there"
+
+
 def test_machine_that_ends_withholds_nothing():
     me, author = peers_with({2: SLOW, 3: FAST, 4: SLOW}), author_of(1)
     me.on_local_update(author, 1)

@@ -30,6 +30,8 @@ class CarrierRules:
         recovery: By which a carrier counts for more after each update that reached all.
         patience: How many times the usual seconds an update may take.
         min_seconds: That it may take in any case: two States have to travel.
+        report_seconds: After which somebody should report an update that a carrier was sent, or
+            rounds are planned without a carrier. A State follows the other by 6.25 s at most.
         first_seconds: Expected of an update before one was measured.
         pauses: Before a volunteer whose machine failed to carry is chosen again.
     """
@@ -40,6 +42,7 @@ class CarrierRules:
     recovery: float = 1.25
     patience: float = 2.0
     min_seconds: float = 10.0
+    report_seconds: float = 7.0
     first_seconds: float = 30.0
     pauses: BackOff = field(default_factory=lambda: BackOff(60.0, 3600.0))
 
@@ -84,6 +87,7 @@ class Spread:
         deadline: When the carrier has failed, in seconds.
         is_sent: Whether all of it was sent to the carrier.
         has_carrier_it: Whether the carrier has it, so that the others are told.
+        is_reported: Whether the carrier, or a peer that received it there, reports that it has it.
     """
 
     author: str
@@ -96,6 +100,7 @@ class Spread:
     deadline: float = math.inf
     is_sent: bool = False
     has_carrier_it: bool = False
+    is_reported: bool = False
 
     @property
     def carried_share(self) -> float:
@@ -221,6 +226,14 @@ class Carriers:
         """When the next carrier has failed, in seconds; inf if none is waited for."""
         return min((spread.deadline for spread in self._spreads.values()), default=math.inf)
 
+    def is_late(self, now: float) -> bool:
+        """Return whether nobody reports an update that a carrier should have by now."""
+        return any(
+            spread.carrier and not spread.is_reported
+            for spread in self._spreads.values()
+            if now > spread.published_at + self._rules.report_seconds
+        )
+
     def release_all(self) -> list[Spread]:
         """Return the updates that others were not told of, and withhold nothing any longer."""
         withheld = [spread for spread in self._spreads.values() if spread.is_withheld]
@@ -240,6 +253,8 @@ class Carriers:
                 if key in links and links[key].vector.get(spread.author, 0) < spread.seq
             }
             has_failed = spread.carrier not in links or now >= spread.deadline
+            has_arrived = len(spread.waiting) < spread.targets
+            spread.is_reported = has_arrived or (not has_failed and self._has(links, spread))
             if not spread.waiting or (spread.carrier and has_failed):
                 del self._spreads[name]
                 if spread.carrier and not self._judge(spread, now):

@@ -685,7 +685,8 @@ class Gossip:
         for author, seq in self._fresh:
             self._start_spread(author, seq, now)
         self._fresh = []
-        best = carriers.choose(self.links, uplink, now) if math.isfinite(uplink) else None
+        has_carrier = math.isfinite(uplink) and not carriers.is_late(now)
+        best = carriers.choose(self.links, uplink, now) if has_carrier else None
         self.carrier_rate = carriers.rate(best, now) if best else math.inf
 
     def _start_spread(self, author: str, seq: int, now: float, failed: str = "") -> None:
