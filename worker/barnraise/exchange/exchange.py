@@ -17,8 +17,9 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -100,6 +101,7 @@ class Exchange:
     """Publish this machine's updates, and receive those of its peers.
 
     Attributes:
+        author: Signs this machine's updates.
         server: The network side. Only its event loop changes it.
         thread: Runs the server.
     """
@@ -122,7 +124,7 @@ class Exchange:
             clock=config.clock,
             reincarnate=config.reincarnate,
         )
-        self._author = LocalAuthor(author_config, ledger)
+        self.author = LocalAuthor(author_config, ledger)
         ticket = open_signed(config.ticket, "ticket", Ticket)
         self._volunteer = ticket.volunteer
         self._contribution = ContributionMeter(rules.sizes, secrets.randbits(63))
@@ -143,7 +145,7 @@ class Exchange:
         # Newcomers' trials that wait for the training loop.
         self._trials: deque[ComparedTrial] = deque()
         local = LocalState(
-            ledger, self._author, self._queue, self._contribution.sample, self._trials.append
+            ledger, self.author, self._queue, self._contribution.sample, self._trials.append
         )
         mixes_weights = spec.recipe.mixes_weights
         self._mesh_channels = transport.add_protocol("mixing") if mixes_weights else None
@@ -232,49 +234,19 @@ class Exchange:
     # ---- publishing and receiving
 
     @property
-    def author(self) -> str:
-        """The name under which this machine publishes: its key and incarnation."""
-        return self._author.name
-
-    @property
-    def last_published_seq(self) -> int:
-        """The sequence number of this incarnation's last update; 0 before the first."""
-        return self._author.last_seq
-
-    @property
     def rounds_published(self) -> int:
         """The rounds that this incarnation has published, if all had as many parts as this one.
 
         Those of a newcomer's trials count, too: its optimizers are as warm.
         """
         schedule = self._round_schedule
-        published = self.last_published_seq // (schedule.updates_per_round if schedule else 1)
+        published = self.author.last_seq // (schedule.updates_per_round if schedule else 1)
         return published + int(self._withdrawn_rounds)
 
     @property
     def rules(self) -> UpdateRules:
         """What updates and verdicts are checked against, by the newest mirror list."""
         return self.server.updates.rules
-
-    @property
-    def exclusion(self) -> str | None:
-        """Why a verdict excludes this machine from the run, as a sentence; None if none does."""
-        return self._author.exclusion
-
-    @property
-    def suspension(self) -> str | None:
-        """Why this machine's updates are withheld, as a sentence; None if they are not."""
-        return self._author.suspension
-
-    @property
-    def probation(self) -> str | None:
-        """Why this newcomer's updates do not count yet, as a sentence; None if they do."""
-        return self._author.probation
-
-    @property
-    def vouched(self) -> frozenset[str] | None:
-        """The volunteers that are vouched for; None if the run's owner vouches for nobody."""
-        return self._ledger.verdicts.vouched
 
     @property
     def copied_key(self) -> str | None:
@@ -284,7 +256,7 @@ class Exchange:
     def new_update(self, tokens: int) -> UpdateWriter:
         """Return a writer for this machine's next update, which has trained on `tokens`."""
         return UpdateWriter(
-            self._author,
+            self.author,
             self._ledger.blobs,
             self._fragment_count,
             tokens,
@@ -304,20 +276,21 @@ class Exchange:
         changed = sum(part.size > 0 for part in withdrawal.fragments) / self._fragment_count
         self._withdrawn_rounds += changed
         self._estimates.on_update_published(withdrawal, self._clock())
-        is_trial = self._author.probation is not None and not self._author.suspension
-        server = self.server
-        self.thread.call(server.offer_trial if is_trial else server.drop_trial, withdrawal)
+        is_trial = self.author.probation is not None and not self.author.suspension
+        trials = self.server.trial_sender
+        self._spawn(trials.offer if is_trial else trials.drop, withdrawal)
+
+    def _spawn(self, work: Callable[..., Coroutine[Any, Any, None]], *values: object) -> None:
+        """Start a task that ends with the server, without waiting."""
+        self.thread.call(lambda: self.server.peers.spawn(work(*values)))
 
     def _on_published(self, update: Update) -> None:
-        changed = len(update.payload_parts) / self._fragment_count
-        self.thread.call(self.server.on_own_round, changed)
         self._record_growth(update)
         self._estimates.on_update_published(update, self._clock())
-        size = sum(part.size for part in update.fragments)
-        self.thread.call(self.server.on_published, update.author, update.seq, size)
+        self.thread.call(self.server.on_published, update)
         verdicts, vector = self._ledger.verdicts, self._ledger.vector()
         now_ms = int(1000 * self._clock())
-        opinions = self._estimates.opinions.form(self._author.key, verdicts, vector, now_ms)
+        opinions = self._estimates.opinions.form(self.author.key, verdicts, vector, now_ms)
         if opinions is not None:
             self.publish_opinions(opinions.doubted, opinions.agreeing, opinions.attested)
 
@@ -325,8 +298,8 @@ class Exchange:
         self, doubted: dict[str, Doubt], agreeing: list[str], attested: Sequence[str] = ()
     ) -> None:
         """Publish whom this machine doubts, who agrees with it and whom it attests."""
-        signed = self._author.sign_opinions(doubted, agreeing, [*attested])
-        self.thread.call(self.server.publish_opinions, signed)
+        signed = self.author.sign_opinions(doubted, agreeing, [*attested])
+        self._spawn(self.server.verdicts.on_proof, signed)
 
     def poll_updates(self) -> list[ReceivedUpdate]:
         """Return the changes since the last call, each author's in order. Never blocks.
@@ -378,7 +351,7 @@ class Exchange:
         safe = self._saved_vector
         self._saved_vector = dict(vector)
         if safe:
-            self.thread.call(self.server.prune, safe)
+            self._spawn(self.server.pruner.prune, safe)
 
     def all_published_delivered(self) -> bool:
         """Return whether some peer has everything that this machine published.
@@ -386,8 +359,8 @@ class Exchange:
         True when no peer is connected.
         """
         links = list(self.server.gossip.links.values())
-        last_seq = self.last_published_seq
-        return not links or any(link.vector.get(self.author, 0) >= last_seq for link in links)
+        author, last_seq = self.author.name, self.author.last_seq
+        return not links or any(link.vector.get(author, 0) >= last_seq for link in links)
 
     def is_synchronized(self) -> bool:
         """Return whether every connected peer is complete and has exactly our updates.
@@ -402,7 +375,7 @@ class Exchange:
         """Copy the anchor, between two steps, if a joining peer waits for it."""
         copied = self.server.snapshot_server.copy_anchor(anchor, time.monotonic())
         if copied is not None:
-            self.thread.call(self.server.answer_snapshot_requests, *copied)
+            self._spawn(self.server.snapshot_server.answer, *copied)
 
     def find_damaged_fragment(self, anchor: Anchor) -> int | None:
         """Check one fragment of the anchor against the ledger, now and then, between two steps.
@@ -432,8 +405,9 @@ class Exchange:
 
     def report_anchor_digest(self, vector: str, anchor: str) -> None:
         """Publish our anchor's digest at a version vector, which is named by its digest."""
-        if self.server.gossip.anchor_digests.get(vector) != anchor:
-            self.server.report_anchor_digest(vector, anchor)
+        gossip = self.server.gossip
+        if gossip.anchor_digests.get(vector) != anchor:
+            self.thread.call(gossip.on_anchor_digest, vector, anchor)
 
     def remember_vector(self, anchor: Anchor) -> None:
         """Remember the anchor's version vector: a coordinator may confirm the anchor there."""
@@ -594,10 +568,6 @@ class Exchange:
         Tickets are then valid for long past their expiry.
         """
         self.server.peers.handshake.set_orphaned(orphaned)
-
-    def on_own_update(self, update: Update) -> None:
-        """Continue under a new incarnation if our key signed an update that the ledger lacks."""
-        self._author.on_own_update(update)
 
     # ---- blobs and snapshots
 
