@@ -34,7 +34,7 @@ from barnraise.exchange.snapshots.snapshot_client import (
 from barnraise.exchange.stats import ExchangeStats
 from barnraise.exchange.trials.trial_receiver import ComparedTrial
 from barnraise.exchange.update_server import LocalState, UpdateConfig, UpdateServer
-from barnraise.exchange.updates.author_pace import GrowthMeter, PaceLimits
+from barnraise.ledger.author_pace import GrowthMeter, PaceLimits
 from barnraise.exchange.updates.local_author import AuthorConfig, LocalAuthor
 from barnraise.exchange.updates.update_writer import UpdateWriter
 from barnraise.exchange.weights.contribution import ContributionMeter

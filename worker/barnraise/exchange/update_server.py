@@ -34,7 +34,7 @@ from barnraise.exchange.snapshots.snapshot_server import SnapshotServer
 from barnraise.exchange.stats import ExchangeStats, NeighbourStats
 from barnraise.exchange.trials.trial_receiver import ComparedTrial, TrialParts, TrialReceiver
 from barnraise.exchange.trials.trial_sender import TrialSender
-from barnraise.exchange.updates.author_pace import AuthorPace, PaceLimits
+from barnraise.ledger.author_pace import AuthorPace, PaceLimits
 from barnraise.exchange.updates.local_author import LocalAuthor
 from barnraise.exchange.updates.update_receiver import ReceiverParts, UpdateReceiver
 from barnraise.exchange.updates.update_sender import UpdateSender

@@ -6,7 +6,7 @@ import pytest
 from helpers.network.raw_peer import connect_raw_peer
 from helpers.wait_for import wait_until
 
-from barnraise.exchange.updates.served_pieces import REPEAT_LIMITS
+from barnraise.peering.limits.served_pieces import REPEAT_LIMITS
 from barnraise.ledger import blob_store
 from barnraise.peering.transports.framing import unpack
 from barnraise.protocol.messages import BlobMissing, BlobPart, BlobRequest, UpdateRequest

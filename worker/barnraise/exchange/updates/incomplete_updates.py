@@ -15,7 +15,7 @@ from barnraise.errors import MessageError
 from barnraise.exchange.blobs.piece_sources import PieceSources
 from barnraise.exchange.gossip.handler_context import HandlerContext
 from barnraise.exchange.gossip.requests import ArrivedBytes
-from barnraise.exchange.updates.author_pace import PacedUpdate
+from barnraise.ledger.author_pace import PacedUpdate
 from barnraise.exchange.updates.transfer_budget import ReservedTotal, TransferBudget
 from barnraise.ledger.ledger import Ledger, Outcome
 from barnraise.ledger.retention import payload_budget

@@ -17,7 +17,7 @@ from barnraise.exchange.blobs.blob_fetcher import BlobFetcher
 from barnraise.exchange.gossip.gossip import RequestUpdates
 from barnraise.exchange.gossip.handler_context import HandlerContext
 from barnraise.exchange.gossip.requests import UPDATE_WINDOW
-from barnraise.exchange.updates.author_pace import AuthorPace
+from barnraise.ledger.author_pace import AuthorPace
 from barnraise.exchange.updates.false_headers import FalseHeaders
 from barnraise.exchange.updates.incomplete_updates import (
     AuthorSeq,

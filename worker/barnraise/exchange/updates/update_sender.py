@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from barnraise.exchange.gossip.gossip import Gossip
 from barnraise.exchange.gossip.requests import UPDATE_WINDOW
 from barnraise.exchange.snapshots.snapshot_server import SnapshotServer
-from barnraise.exchange.updates.served_pieces import ServedPieces
+from barnraise.peering.limits.served_pieces import ServedPieces
 from barnraise.exchange.updates.update_traffic import UpdateTraffic
 from barnraise.ledger.blob_store import BlobStore
 from barnraise.ledger.ledger import Ledger
