@@ -134,7 +134,9 @@ def test_anchor_scrub_after_snapshot_uses_the_snapshots_checksums(world):
 
 def test_anchor_scrub_rebuild_leaves_out_retracted_updates(world):
     a, b = start_pair(world)
-    a.apply_verdict(world.sign_verdict({b.exchange.author.name: 1}, {a.exchange.author.name: {2: 100}}))
+    a.apply_verdict(
+        world.sign_verdict({b.exchange.author.name: 1}, {a.exchange.author.name: {2: 100}})
+    )
     correct_digest = world.wait_for_agreement(a, b)
     assert check_fragments(a, 3) == [None] * 3
     flip_bit(a, 0)

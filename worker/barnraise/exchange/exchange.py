@@ -34,7 +34,6 @@ from barnraise.exchange.snapshots.snapshot_client import (
 from barnraise.exchange.stats import ExchangeStats
 from barnraise.exchange.trials.trial_receiver import ComparedTrial
 from barnraise.exchange.update_server import LocalState, UpdateConfig, UpdateServer
-from barnraise.ledger.author_pace import GrowthMeter, PaceLimits
 from barnraise.exchange.updates.local_author import AuthorConfig, LocalAuthor
 from barnraise.exchange.updates.update_writer import UpdateWriter
 from barnraise.exchange.weights.contribution import ContributionMeter
@@ -49,6 +48,7 @@ from barnraise.ledger.anchor import (
 )
 from barnraise.ledger.anchor_diff import anchor_retractions
 from barnraise.ledger.anchor_scrub import AnchorScrub
+from barnraise.ledger.author_pace import GrowthMeter, PaceLimits
 from barnraise.ledger.ledger import Ledger
 from barnraise.ledger.update_queue import ReceivedUpdate, UpdateQueue, anchor_entry
 from barnraise.ledger.validation import UpdateRules
@@ -421,10 +421,8 @@ class Exchange:
     def compute_weight(self, rate: float) -> float:
         """Return the weight of this machine's update: its share of all training that goes on.
 
-        It is 1 for a machine alone, and grows over the first rounds of one that joined late.
-
-        Args:
-            rate: This machine's tokens per second.
+        It is 1 for a machine alone, and grows over the first rounds of one that joined late. `rate`
+        is this machine's tokens per second, here and below.
         """
         now = time.monotonic()
         share = self._estimates.training_share(rate, now)
@@ -442,9 +440,6 @@ class Exchange:
 
     def predict_in_flight(self, rate: float) -> tuple[float, ...]:
         """Predict the updates whose headers have arrived and whose payloads have not.
-
-        Args:
-            rate: This machine's tokens per second.
 
         Returns:
             For each fragment, the predicted change of the anchor in multiples of this machine's
@@ -543,11 +538,7 @@ class Exchange:
         self.thread.call(self.server.renew_ticket, ticket)
 
     def apply_directive(self, directive: Signed) -> None:
-        """Refuse the tickets that a mirror's directive revokes, and relay it to the peers.
-
-        Args:
-            directive: The signed directive, which the caller has verified.
-        """
+        """Refuse the tickets that a mirror's verified directive revokes, and relay it."""
         self.thread.call(self.server.peers.apply_own_directive, directive)
 
     def set_mirror_lists(self, lists: list[SignedMirrorList]) -> list[SignedMirrorList]:

@@ -34,13 +34,13 @@ from barnraise.exchange.snapshots.snapshot_server import SnapshotServer
 from barnraise.exchange.stats import ExchangeStats, NeighbourStats
 from barnraise.exchange.trials.trial_receiver import ComparedTrial, TrialParts, TrialReceiver
 from barnraise.exchange.trials.trial_sender import TrialSender
-from barnraise.ledger.author_pace import AuthorPace, PaceLimits
 from barnraise.exchange.updates.local_author import LocalAuthor
 from barnraise.exchange.updates.update_receiver import ReceiverParts, UpdateReceiver
 from barnraise.exchange.updates.update_sender import UpdateSender
 from barnraise.exchange.verdicts.verdict_handler import VerdictHandler
 from barnraise.ledger.anchor import Retraction
 from barnraise.ledger.anchor_scrub import ScrubFindings
+from barnraise.ledger.author_pace import AuthorPace, PaceLimits
 from barnraise.ledger.ledger import Ledger
 from barnraise.ledger.update_queue import UpdateQueue
 from barnraise.ledger.validation import UpdateRules
@@ -176,10 +176,7 @@ class UpdateServer:
     # ---- life cycle
 
     async def run(self, ready: Callable[[], None]) -> None:
-        """Serve until `stop`.
-
-        Args:
-            ready: Called once the transport listens.
+        """Serve until `stop`; call `ready` once the transport listens.
 
         Raises:
             OSError: When the transport cannot listen.
@@ -211,11 +208,7 @@ class UpdateServer:
         self.peers.stop()
 
     async def start_updates(self, changes: list[Retraction]) -> None:
-        """Request missing updates and let received ones enter the ledger from now on.
-
-        Args:
-            changes: What is in the anchor and must be retracted.
-        """
+        """Request missing updates and let received ones enter the ledger; retract what changed."""
         self.gossip.start(self.ledger.vector(), self.ledger.pruned(), self._loop.time())
         self.verdicts.on_verdicts_replaced()
         self.verdicts.retract(changes)
@@ -391,7 +384,7 @@ class UpdateServer:
                 "verdicts_digest": self.verdicts.digest_for(key),
                 # Under another vector than ours it would seem to prove a fork.
                 "heads_digest": None
-                if self.gossip.withholds_from(key)
+                if self.gossip.carriers.withheld(key)
                 else self.ledger.heads_digest,
                 "mirror_list_version": self.peers.mirror_lists.version,
             }

@@ -139,14 +139,18 @@ def test_own_update_is_sent_to_the_carrier_and_announced_once_it_has_it():
     me, author = peers_with({2: SLOW, 3: FAST, 4: None}), author_of(1)
     me.on_local_update(author, 1)
     assert pushed(me, 1.0) == [3]
-    assert stated(me, 2, 1.0) == {} and me.withholds_from(key_of(2))
+    assert stated(me, 2, 1.0) == {} and me.carriers.withheld(key_of(2))
     assert stated(me, 3, 1.0) == {author: 1}
-    assert me.on_update_sent(key_of(3), author, 1) and not me.on_update_sent(key_of(2), author, 1)
+    assert me.carriers.on_sent(key_of(3), author, 1) and not me.carriers.on_sent(
+        key_of(2), author, 1
+    )
     actions = me.next_actions(4.0)
     assert g.SendState(key_of(2)) in actions and g.SendState(key_of(4)) in actions
-    assert stated(me, 2, 4.0) == {author: 1} and not me.withholds_from(key_of(2))
-    assert me.is_carried(key_of(2), author, 1), "what it requests here it gets from the carrier"
-    assert not me.is_carried(key_of(3), author, 1)
+    assert stated(me, 2, 4.0) == {author: 1} and not me.carriers.withheld(key_of(2))
+    assert me.carriers.is_carried(key_of(2), author, 1), (
+        "what it requests here it gets from the carrier"
+    )
+    assert not me.carriers.is_carried(key_of(3), author, 1)
 
 
 def test_own_updates_are_pushed_fastest_uplink_first():
@@ -184,7 +188,7 @@ def test_machine_that_ends_withholds_nothing():
     me.on_local_update(author, 1)
     assert pushed(me, 1.0) == [3]
     me.set_progress(0.0, complete=True)
-    assert {2, 4} <= set(pushed(me, 2.0)) and not me.withholds_from(key_of(2))
+    assert {2, 4} <= set(pushed(me, 2.0)) and not me.carriers.withheld(key_of(2))
 
 
 def test_others_updates_that_a_carrier_has_are_only_announced():
@@ -263,7 +267,7 @@ def test_carrier_that_reaches_some_counts_for_less_until_it_reaches_all():
         seq += 1
         me.on_local_update(author, seq)
         assert pushed(me, now) == [3]
-        me.on_update_sent(key_of(3), author, seq)
+        me.carriers.on_sent(key_of(3), author, seq)
         me.next_actions(now)
         for number in (3, *reported):
             me.on_state(

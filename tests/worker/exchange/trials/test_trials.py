@@ -142,7 +142,10 @@ def test_excluded_attester_takes_its_admissions_with_it(world):
     a.apply_verdict(world.sign_verdict(volunteers={f"{b.number:064x}": kept}, issued=time.time()))
     wait_until(lambda: not is_admitted(x, a))
     world.wait_for_agreement(a, x, seconds=40)
-    assert a.ledger.vector()[b.exchange.author.name] and x.exchange.author.name not in a.ledger.vector()
+    assert (
+        a.ledger.vector()[b.exchange.author.name]
+        and x.exchange.author.name not in a.ledger.vector()
+    )
     assert x.exchange.author.probation
 
 

@@ -132,7 +132,9 @@ def test_joiner_takes_a_snapshot_without_the_suspended_volunteers_updates(world)
     assert snapshot is not None and snapshot.heads[x.exchange.author.name].seq == 1
     late.anchor.load(snapshot.fragments, snapshot.heads, snapshot.retracted)
     late.start()
-    assert world.wait_for_agreement(a, b, x, late) == without(world, a, x.exchange.author.name, kept=1)
+    assert world.wait_for_agreement(a, b, x, late) == without(
+        world, a, x.exchange.author.name, kept=1
+    )
     clear(world, a, x)
     world.wait_for_agreement(a, b, x, late, seconds=40)
 

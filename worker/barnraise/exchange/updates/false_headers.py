@@ -28,7 +28,6 @@ class FalseHeaders:
     """The first false header of each author, and the search for the true one."""
 
     def __init__(self, gossip: Gossip, verdicts: VerdictHandler) -> None:
-        """Start without false headers."""
         self._gossip = gossip
         self._verdicts = verdicts
         self._headers: dict[str, FalseHeader] = {}  # by author, oldest first

@@ -27,7 +27,7 @@ from barnraise.exchange.updates.incomplete_updates import (
 from barnraise.ledger.blob_store import AppendResult
 from barnraise.ledger.ledger import Outcome
 from barnraise.ledger.update_queue import Samples, Units, UpdateQueue, count_bytes
-from barnraise.ledger.validation import decode_payload
+from barnraise.ledger.validation import decode_parts
 from barnraise.peering.limits.repeated_warnings import RepeatedWarnings
 from barnraise.peering.links.received import MessageHandlers, Received
 from barnraise.protocol.messages import BlobMissing, BlobPart, BlobRequest, Update
@@ -96,7 +96,6 @@ class PayloadReceiver:
     def __init__(
         self, context: HandlerContext, parts: PayloadParts, complete: CompleteUpdates
     ) -> None:
-        """Start without payloads."""
         self._ledger = context.ledger
         self._gossip = context.gossip
         self._run_on_disk = context.run_on_disk
@@ -211,10 +210,6 @@ class PayloadReceiver:
         All that needs the disk is one visit to its thread: waking the threads costs more than most
         of what they do.
 
-        Args:
-            updates: The updates that wait for these pieces.
-            pieces: The pieces; if there are several, one update waits for all of them.
-
         Raises:
             MessageError: When a payload is not what its digest says.
         """
@@ -319,12 +314,9 @@ class PayloadReceiver:
     def _check_and_append(
         self, incomplete: IncompleteUpdate, keep: bool, append_is_due: bool
     ) -> _DiskResult:
-        """Compare an update's payloads with its header, and append it, in the disk thread.
+        """Compare an update's payloads with its header, and append it if due, in the disk thread.
 
-        Args:
-            incomplete: The update.
-            keep: Whether to return what the payloads decode to.
-            append_is_due: Whether the update is its author's next and may enter the ledger now.
+        What the payloads decode to is returned if `keep`.
         """
         try:
             units, samples = self._decode_payloads(incomplete.update, keep)
@@ -346,17 +338,8 @@ class PayloadReceiver:
         """
         if self._ledger.verdicts.is_retracted(update.author, update.seq):
             return (), ()
-        decoded: list[torch.Tensor | None] = []
-        samples: list[torch.Tensor | None] = []
-        parts = zip(update.fragments, self._sizes, strict=True)
-        for fragment, (part, size) in enumerate(parts):
-            units = sample = None
-            if part.size:
-                units = decode_payload(self._ledger.blobs.read(part.digest), part, size)
-                sample = self._sample(fragment, units)
-            decoded.append(units if keep else None)
-            samples.append(sample)
-        return decoded if keep else (), samples
+        read = self._ledger.blobs.read
+        return decode_parts(update.fragments, self._sizes, read, self._sample, keep)
 
     def _find_damaged(self, update: Update) -> tuple[str, ...]:
         """Return the payloads that the disk has changed since they arrived, in the disk thread."""

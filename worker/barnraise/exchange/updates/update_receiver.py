@@ -17,7 +17,6 @@ from barnraise.exchange.blobs.blob_fetcher import BlobFetcher
 from barnraise.exchange.gossip.gossip import RequestUpdates
 from barnraise.exchange.gossip.handler_context import HandlerContext
 from barnraise.exchange.gossip.requests import UPDATE_WINDOW
-from barnraise.ledger.author_pace import AuthorPace
 from barnraise.exchange.updates.false_headers import FalseHeaders
 from barnraise.exchange.updates.incomplete_updates import (
     AuthorSeq,
@@ -31,6 +30,7 @@ from barnraise.exchange.updates.payload_receiver import (
     PayloadReceiver,
 )
 from barnraise.exchange.verdicts.verdict_handler import VerdictHandler
+from barnraise.ledger.author_pace import AuthorPace
 from barnraise.ledger.ledger import Outcome
 from barnraise.ledger.update_queue import UpdateQueue, anchor_entry
 from barnraise.ledger.validation import UpdateRules, open_ticket, validate_claim, validate_header
@@ -47,6 +47,7 @@ from barnraise.protocol.messages import (
     UpdatePush,
     UpdateRequest,
 )
+from barnraise.protocol.table_sizes import FEW, store_newest
 
 log = logging.getLogger("barnraise.exchange")
 
@@ -54,7 +55,6 @@ EXPIRY_INTERVAL = 30.0  # seconds between two looks for updates whose bytes do n
 # Seconds by which an update may be ahead of our clock. One that is further ahead waits.
 CLOCK_TOLERANCE = 10.0
 MAX_WAIT = 3600.0  # seconds until it is looked at again
-MAX_VALIDATED = 256  # headers whose signatures are not verified again, of some kilobytes each
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,6 @@ class UpdateReceiver:
         rules: UpdateRules,
         parts: ReceiverParts,
     ) -> None:
-        """Start without incomplete updates."""
         self._clock = parts.clock
         self._pace = parts.pace
         self._on_own_update = parts.on_own_update
@@ -111,7 +110,7 @@ class UpdateReceiver:
             ),
         )
         self._repeats = RepeatedWarnings(log)
-        # Headers and their tickets → their updates, oldest first.
+        # Headers and their tickets, whose signatures are not verified again → their updates.
         self._validated: dict[tuple[Signed, Signed], Update] = {}
         self._unneeded = TokenBuckets(SERVICE_LIMITS[Service.UNNEEDED_HEADERS]["peer"])
         self._waiting_for_time: set[str] = set()  # authors whose next update is of a later time
@@ -248,9 +247,7 @@ class UpdateReceiver:
         update = self._validated.get((signed, ticket))
         if update is None:
             update = validate_header(signed, ticket, self._rules)
-            self._validated[signed, ticket] = update
-            if len(self._validated) > MAX_VALIDATED:
-                del self._validated[next(iter(self._validated))]
+            store_newest(self._validated, (signed, ticket), update, FEW)
         return update
 
     def _record_unneeded(self, source: str, now: float) -> None:
