@@ -33,6 +33,7 @@ class FrameKind(Enum):
     WEIGHTS = 1  # a piece of its weights at the begin of that step
     STATE_REQUEST = 2  # a machine that joins wants a neighbour's weights in 32 bits
     STATE = 3  # a piece of those
+    HELLO = 4  # the first frame of a channel, by which the other side learns of it; no bytes
 
 
 @dataclass(frozen=True)
