@@ -64,8 +64,8 @@ from barnraise.protocol.enums import Role
 from barnraise.protocol.messages import Peer, Signed, Ticket, Update
 from barnraise.protocol.mirror_list import SignedMirrorList, parse_list
 from barnraise.protocol.opinions import Doubt
-from barnraise.protocol.signing import Identity, digest, open_signed
-from barnraise.spec import MAX_TOKENIZER_BYTES, RunSpec
+from barnraise.protocol.signing import digest, open_signed
+from barnraise.spec import MAX_TOKENIZER_BYTES
 
 log = logging.getLogger("barnraise.exchange")
 
@@ -73,24 +73,11 @@ log = logging.getLogger("barnraise.exchange")
 ShouldStop = Callable[[], bool]  # asked now and then by calls that block
 
 
-def _create_incarnation() -> str:
-    return secrets.token_hex(8)
+@dataclass(frozen=True, kw_only=True)
+class ExchangeConfig(AuthorConfig):
+    """Who takes part in which run, and how."""
 
-
-@dataclass(frozen=True)
-class ExchangeConfig:
-    """Who takes part in which run."""
-
-    spec: RunSpec
-    run: str
-    identity: Identity
-    incarnation: str  # the incarnation of its state directory
-    ticket: Signed
     mirrors: frozenset[str]  # keys of the run's mirrors
-    clock: Callable[[], float] = time.time  # returns seconds since 1970, by the coordinators' clock
-    # Creates a new incarnation of the state directory and stores it durably; called when a peer
-    # proves that updates of ours were lost here, or a verdict ended the old one.
-    reincarnate: Callable[[], str] = _create_incarnation
     # Host:port pairs that this machine's owner announces; a host may be a name.
     announced: tuple[str, ...] = ()
     port_mapping: bool = False  # whether the router may be asked to forward the port
@@ -115,16 +102,7 @@ class Exchange:
         self._owner = spec.owner
         rules = UpdateRules.from_spec(spec, config.run, config.mirrors)
         self._ledger = ledger
-        author_config = AuthorConfig(
-            identity=config.identity,
-            run=config.run,
-            incarnation=config.incarnation,
-            ticket=config.ticket,
-            max_tokens=spec.max_tokens_per_update,
-            clock=config.clock,
-            reincarnate=config.reincarnate,
-        )
-        self.author = LocalAuthor(author_config, ledger)
+        self.author = LocalAuthor(config, ledger)
         ticket = open_signed(config.ticket, "ticket", Ticket)
         self._volunteer = ticket.volunteer
         self._contribution = ContributionMeter(rules.sizes, secrets.randbits(63))

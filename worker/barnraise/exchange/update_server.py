@@ -35,7 +35,8 @@ from barnraise.exchange.stats import ExchangeStats, NeighbourStats
 from barnraise.exchange.trials.trial_receiver import ComparedTrial, TrialParts, TrialReceiver
 from barnraise.exchange.trials.trial_sender import TrialSender
 from barnraise.exchange.updates.local_author import LocalAuthor
-from barnraise.exchange.updates.update_receiver import ReceiverParts, UpdateReceiver
+from barnraise.exchange.updates.payload_receiver import ReceiverParts
+from barnraise.exchange.updates.update_receiver import UpdateReceiver
 from barnraise.exchange.updates.update_sender import UpdateSender
 from barnraise.exchange.verdicts.verdict_handler import VerdictHandler
 from barnraise.ledger.anchor import Retraction

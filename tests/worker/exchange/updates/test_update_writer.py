@@ -82,7 +82,7 @@ def open_writer(machine, on_published=lambda update: None) -> UpdateWriter:
         run="01890000-0000-7000-8000-000000000001",
         incarnation=machine.incarnation,
         ticket=machine.ticket,
-        max_tokens=machine.world.spec.max_tokens_per_update,
+        spec=machine.world.spec,
         clock=time.time,
         reincarnate=lambda: "0" * 16,
     )

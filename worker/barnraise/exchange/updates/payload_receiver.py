@@ -24,6 +24,8 @@ from barnraise.exchange.updates.incomplete_updates import (
     PayloadPiece,
     append_updates,
 )
+from barnraise.exchange.verdicts.verdict_handler import VerdictHandler
+from barnraise.ledger.author_pace import AuthorPace
 from barnraise.ledger.blob_store import AppendResult
 from barnraise.ledger.ledger import Outcome
 from barnraise.ledger.update_queue import Samples, Units, UpdateQueue, count_bytes
@@ -63,14 +65,16 @@ class _DiskResult:
 
 
 @dataclass(frozen=True)
-class PayloadParts:
-    """What the receiver of payloads works with."""
+class ReceiverParts:
+    """What the receiver passes updates on to."""
 
-    incomplete: IncompleteTable
-    # Where changes wait for the training loop; its lock orders all that is stored.
-    queue: UpdateQueue
+    queue: UpdateQueue  # where changes wait for the training loop
+    verdicts: VerdictHandler  # receives proofs of forks, and headers that may lead to them
     fetcher: BlobFetcher  # receives the pieces of blobs that are no update's payload
-    sizes: Sequence[int]  # number of each fragment's parameters
+    pace: AuthorPace  # how fast each author's updates enter the ledger
+    clock: Callable[[], float]  # returns seconds since 1970, by the coordinators' clock
+    # Called with an update of this machine's key that a peer sends.
+    on_own_update: Callable[[Update], None]
     # Returns the elements of a fragment's units by which an update is judged, in any thread.
     sample: Callable[[int, torch.Tensor], torch.Tensor]
 
@@ -94,17 +98,22 @@ class PayloadReceiver:
     """Collect the payloads of incomplete updates."""
 
     def __init__(
-        self, context: HandlerContext, parts: PayloadParts, complete: CompleteUpdates
+        self,
+        context: HandlerContext,
+        incomplete: IncompleteTable,
+        sizes: Sequence[int],
+        parts: ReceiverParts,
+        complete: CompleteUpdates,
     ) -> None:
         self._ledger = context.ledger
         self._gossip = context.gossip
         self._run_on_disk = context.run_on_disk
         self._wake = context.wake
-        self._incomplete = parts.incomplete
-        self._pieces = parts.incomplete.pieces
+        self._incomplete = incomplete
+        self._pieces = incomplete.pieces
         self._queue = parts.queue
         self._fetcher = parts.fetcher
-        self._sizes = parts.sizes
+        self._sizes = sizes
         self._sample = parts.sample
         self._complete = complete
         self._repeats = RepeatedWarnings(log)
