@@ -891,11 +891,7 @@ class Worker:
                 log.warning("this machine writes no samples: %s", error)
 
     def _replay_updates(self, target: dict[str, int]) -> None:
-        """Receive the updates since the run's start before the first round.
-
-        Args:
-            target: the version vector that most peers have.
-        """
+        """Receive the updates up to a version vector before the first round."""
         monitor = ReplayMonitor(target, time.monotonic())
 
         def is_done() -> bool:
