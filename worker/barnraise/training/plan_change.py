@@ -21,8 +21,8 @@ def find_other_plan(request: PlanRequest, plan: Plan, watch: MemoryWatch) -> Pla
     Returns:
         None where there is no such plan: training goes on as before.
     """
-    if watch.needs_smaller_plan:
-        smaller = find_smaller_plan(request, plan, watch.facts)
+    if watch.pressure.is_short:
+        smaller = find_smaller_plan(request, plan, watch.pressure.facts)
         watch.on_shortage()
         return smaller
     larger = find_larger_plan(

@@ -564,8 +564,8 @@ class Worker:
         """Publish the status to the coordinator, the status file and the peers, when it is due."""
         if self._memory_watch is not None:
             self._memory_watch.poll()
-            self._running_mark.set_shortage(self._memory_watch.has_shortage)
-            self.metrics.memory_shortages = self._memory_watch.shortages
+            self._running_mark.set_shortage(self._memory_watch.pressure.short_since is not None)
+            self.metrics.memory_shortages = self._memory_watch.pressure.shortages
         status = self.status_publisher.publish(self.anchor, at_once)
         if status is not None:
             self.monitor.set_limits(describe_limits(self.owners_limits))
@@ -734,7 +734,7 @@ class Worker:
     def needs_other_plan(self) -> bool:
         """Return whether other programs need memory, or have long left more than the plan uses."""
         watch = self._memory_watch
-        is_due = watch is not None and (watch.needs_smaller_plan or watch.may_grow)
+        is_due = watch is not None and (watch.pressure.is_short or watch.pressure.may_grow)
         return is_due and not self.is_leaving()
 
     def change_plan(self) -> None:
