@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from example_hardware import ONE_CORE_MACHINE
+from single_site import SingleSite
 
-from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.planning.hardware import Hardware
 from barnraise.protocol.coordinator_messages import Directive, TextManifest
 from barnraise.protocol.enums import Role, RunStatus, Standing
@@ -114,7 +114,7 @@ def build_joined_run(setup: Setup, state_dir: StateDir) -> JoinedRun:
     )
 
 
-class ClockedClient(CoordinatorClient):
+class ClockedClient(SingleSite):
     """A client of the unreachable coordinator, whose clock may be wrong."""
 
     def __init__(self, setup: Setup, identity: Identity) -> None:

@@ -13,8 +13,8 @@ import pytest
 import torch
 from example_hardware import ONE_CORE_MACHINE
 from helpers.network.memory_transport import MemoryNetwork
+from single_site import SingleSite
 
-from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.ledger.blob_store import BlobStore
 from barnraise.planning.limits import Limits
 from barnraise.protocol.coordinator_messages import Directive, TextManifest
@@ -173,7 +173,7 @@ class Swarm:
             expires=now + 86400,
             mirror=MIRROR.key,
         )
-        coordinator = CoordinatorClient(site, home.identity, MIRROR.key)
+        coordinator = SingleSite(site, home.identity, MIRROR.key)
         peer_keys = [StateDir(self.folder / other).identity.key for other in knows or []]
         joined = JoinedRun(
             run=RUN,

@@ -16,7 +16,7 @@ def test_newcomers_training_counts_once_the_owners_machine_agrees(swarm, strateg
     assert not ben.worker.anchor.vector and not ben.status["updates_sent"], "nobody attests it"
     ada = run.start("ada", knows=["ben"])
     run.until(lambda: ben.status.get("updates_sent", 0) > 0)
-    assert ben.worker.exchange.probation is None
+    assert ben.worker.exchange.author.probation is None
     run.until(lambda: ben.worker.key in {a.partition(".")[0] for a in ada.worker.anchor.vector})
     ben.leave()
     ada.leave()

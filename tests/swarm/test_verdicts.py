@@ -104,7 +104,7 @@ def test_poisoned_updates_are_retracted_everywhere_without_a_trace(swarm):
     ada = start_first_worker(run)
     ben, cleo = (run.start(name, knows=["ada", "ben"]) for name in ("ben", "cleo"))
     run.until(lambda: all(v.status.get("updates_sent", 0) > 1 for v in (ada, ben, cleo)))
-    author, good = cleo.worker.exchange.author, cleo.worker.exchange.last_published_seq
+    author, good = cleo.worker.exchange.author.name, cleo.worker.exchange.author.last_seq
     publish_noise(cleo.worker.engine)
     before = ada.status["validation_last"][1]
     run.until(lambda: ada.worker.ledger.head(author).seq > good + 2)
@@ -153,13 +153,13 @@ def test_verdict_on_a_sybils_snapshot_returns_a_worker_to_its_weights(swarm):
     ledger.close()
     ben = run.start("ben", knows=["ada"])
     run.until(lambda: phantom in getattr(ben.worker, "anchor", ada.worker.anchor).vector)
-    sent = ben.worker.exchange.last_published_seq
-    run.until(lambda: ben.worker.exchange.last_published_seq > sent)
+    sent = ben.worker.exchange.author.last_seq
+    run.until(lambda: ben.worker.exchange.author.last_seq > sent)
     fields = {"run": run.manifest.run, "after": {}, "volunteers": {"9" * 64: {}}}
     store_verdict(ben, Verdict(**fields, reason="nobody", issued=1.0))
     run.until(lambda: phantom not in ben.worker.ledger.vector())
-    sent = ben.worker.exchange.last_published_seq
-    run.until(lambda: ben.worker.exchange.last_published_seq > sent + 2)
+    sent = ben.worker.exchange.author.last_seq
+    run.until(lambda: ben.worker.exchange.author.last_seq > sent + 2)
     ada.leave()
     run.until(
         lambda: (
@@ -169,7 +169,7 @@ def test_verdict_on_a_sybils_snapshot_returns_a_worker_to_its_weights(swarm):
     )
     ben.leave()
     ledger = Ledger(ben.worker.joined.folder.path)
-    assert phantom not in ledger.vector() and ledger.head(ada.worker.exchange.author).seq > 1
+    assert phantom not in ledger.vector() and ledger.head(ada.worker.exchange.author.name).seq > 1
     assert ben.status["anchor"] == digest_of_the_sum(run, ledger)
     ledger.close()
 
@@ -181,7 +181,7 @@ def test_verdict_in_a_report_reply_is_applied_by_all_workers(swarm, caplog):
     try:
         ada, ben = start_first_worker(run, site=site.url), run.start("ben", knows=["ada"])
         run.until(lambda: all(v.status.get("updates_received", 0) > 3 for v in (ada, ben)))
-        author = ben.worker.exchange.author
+        author = ben.worker.exchange.author.name
 
         def sign_verdict(by=MIRROR, run_id=run.manifest.run, suffix="") -> SignedVerdict:
             verdict = Verdict(run=run_id, after={author: 1}, reason="noise", issued=1.0)
@@ -256,23 +256,23 @@ def test_worker_restored_from_an_old_backup_forks_and_continues(swarm):
     shutil.copytree(folder, copy)
     ben = run.start("ben", knows=["ada"])
     sent = run.volunteers[1].status["updates_sent"]
-    old = ben.worker.exchange.author
+    old = ben.worker.exchange.author.name
     run.until(lambda: ada.worker.ledger.head(old).seq > sent + 1)
     ben.leave()
     shutil.rmtree(folder)
     shutil.copytree(copy, folder)
     run.network.partition({ada.worker.key}, {ben.worker.key})
     ben = run.start("ben", knows=["ada"])
-    run.until(lambda: ben.worker.exchange.last_published_seq > sent + 1)
+    run.until(lambda: ben.worker.exchange.author.last_seq > sent + 1)
     # It may not be the first one after the copy: updates computed before any arrival are identical.
     run.until(lambda: first_forked_seq(ada.worker.ledger, ben.worker.ledger, old) is not None)
     good = first_forked_seq(ada.worker.ledger, ben.worker.ledger, old) - 1
     run.network.heal()
     run.until(lambda: all(v.worker.ledger.verdicts.limits == {old: good} for v in (ada, ben)))
     run.until(
-        lambda: ben.worker.exchange.author != old and ben.worker.exchange.last_published_seq > 0
+        lambda: ben.worker.exchange.author.name != old and ben.worker.exchange.author.last_seq > 0
     )
-    run.until(lambda: ada.worker.anchor.vector.get(ben.worker.exchange.author, 0) > 0)
+    run.until(lambda: ada.worker.anchor.vector.get(ben.worker.exchange.author.name, 0) > 0)
     ben.leave()
     leave_with_all_updates(run, ada)
     ledger = Ledger(ada.worker.joined.folder.path)

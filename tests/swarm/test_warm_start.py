@@ -74,7 +74,7 @@ def test_run_begins_again_from_the_weights_before_an_excluded_volunteer(swarm, c
     eve = before.start("eve", knows=["ada"])
     before.until(lambda: len(ada.worker.anchor.vector) == 2)
     assert ada.worker.ledger.milestones.find(checkpoint.digest).vector.keys() == {
-        ada.worker.exchange.author
+        ada.worker.exchange.author.name
     }
     eve.leave()
     ada.leave()

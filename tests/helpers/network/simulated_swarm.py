@@ -280,7 +280,7 @@ class Simulation:
     def _on_request(self, me: str, by: str, author: str, first: int, last: int) -> None:
         self.machines[me].on_request(by, author)
         for seq in range(first, min(last, self.machines[me].vector.get(author, 0)) + 1):
-            if not self.machines[me].is_carried(by, author, seq):
+            if not self.machines[me].carriers.is_carried(by, author, seq):
                 self.push(me, by, author, seq)
 
     def _on_probe(self, me: str, by: str, author: str, seq: int) -> None:
@@ -327,7 +327,7 @@ class Simulation:
 
     def _end_push(self, source: str, to: str, author: str, seq: int) -> None:
         if self._pushing[source, to].pop((author, seq), None) is not None:
-            if self.machines[source].on_update_sent(to, author, seq):
+            if self.machines[source].carriers.on_sent(to, author, seq):
                 self.carry_out_actions(source)
             self.send_message(source, to, self.payload, self._on_payload, source, to, author, seq)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from helpers import paths, wait_for
 from helpers.worker.fake_coordinator import MACHINE, RUN, FakeCoordinator
+from single_site import SingleSite
 
 from barnraise.coordinator_client import reporter as report_module
 from barnraise.coordinator_client.client import CoordinatorClient
@@ -143,7 +144,7 @@ def start(coordinator, tmp_path):
 
     def start_reporter(clock=time.time) -> Reporter:
         identity = Identity(b"w" * 32)
-        client = CoordinatorClient(coordinator.url, identity, coordinator.identity.key, clock)
+        client = SingleSite(coordinator.url, identity, coordinator.identity.key, clock)
         first = Directive(
             run=RUN, machine=MACHINE, status=RunStatus.TRAINING, report_every=0.2, issued=0
         )
@@ -238,19 +239,19 @@ def test_old_foreign_or_forged_directive_is_ignored(coordinator, start):
     coordinator.directive["status"] = RunStatus.CANCELLED
     coordinator.issued = 999.0
     seen = len(coordinator.reports)
-    wait_until(lambda: len(coordinator.reports) > seen + 2)
+    wait_until(lambda: len(coordinator.reports) > seen + 1)
     assert reporter.directive.status is RunStatus.PAUSED
     coordinator.directive["machine"] = RUN
     coordinator.issued = 2000.0
     seen = len(coordinator.reports)
-    wait_until(lambda: len(coordinator.reports) > seen + 2)
+    wait_until(lambda: len(coordinator.reports) > seen + 1)
     assert reporter.directive.status is RunStatus.PAUSED
     coordinator.directive["machine"] = MACHINE
     directive = Directive(**coordinator.directive, issued=3000.0)
     forged = Identity(b"x" * 32).sign("directive", directive)
     coordinator.signed_directive = lambda: forged
     seen = len(coordinator.reports)
-    wait_until(lambda: len(coordinator.reports) > seen + 2)
+    wait_until(lambda: len(coordinator.reports) > seen + 1)
     assert reporter.directive.status is RunStatus.PAUSED
     assert forged.key != coordinator.identity.key
 
@@ -275,7 +276,7 @@ def test_interval_out_of_bounds_is_refused_and_the_last_one_stays(coordinator, s
     body = valid.model_copy(update={"report_every": nonsense})
     coordinator.signed_directive = lambda: coordinator.identity.sign("directive", body)
     seen = len(coordinator.reports)
-    wait_until(lambda: len(coordinator.reports) > seen + 2)
+    wait_until(lambda: len(coordinator.reports) > seen + 1)
     assert reporter.directive.report_every == 0.2
 
 
@@ -321,7 +322,7 @@ def test_full_disk_costs_reports_and_not_the_thread(coordinator, start, tmp_path
 
 def test_reporter_never_started_can_be_stopped(coordinator, tmp_path):
     first = Directive(run=RUN, machine=MACHINE, status=RunStatus.TRAINING, issued=0)
-    client = CoordinatorClient(coordinator.url, Identity(b"w" * 32))
+    client = SingleSite(coordinator.url, Identity(b"w" * 32))
     Reporter(client, RUN, MACHINE, first, ReportSpool(tmp_path / "spool.sqlite")).stop()
 
 

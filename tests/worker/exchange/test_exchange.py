@@ -105,9 +105,9 @@ def test_update_in_flight_is_predicted_for_its_fragments_until_it_arrives(world)
     a.publish_round(20, due=[1])  # 3 kB
     wait_until(lambda: any(b.exchange.predict_in_flight(100.0)))
     first, block, last = b.exchange.predict_in_flight(100.0)
-    assert first == last == 0 < block and b.anchor.vector[a.exchange.author] == 2
+    assert first == last == 0 < block and b.anchor.vector[a.exchange.author.name] == 2
     world.wait_for_agreement(a, b)
-    assert b.anchor.vector[a.exchange.author] == 3
+    assert b.anchor.vector[a.exchange.author.name] == 3
     assert b.exchange.predict_in_flight(100.0) == (0.0, 0.0, 0.0)
 
 
@@ -127,10 +127,10 @@ def test_restarted_exchange_continues_from_its_directory(world):
     a.start()
     b.add_peers(a)
     world.wait_for_agreement(a, b)
-    assert a.anchor.vector[b.exchange.author] == 4
+    assert a.anchor.vector[b.exchange.author.name] == 4
     a.publish_round(30)
     world.wait_for_agreement(a, b)
-    assert a.exchange.author in applied and a.anchor.vector[a.exchange.author] == 4, (
+    assert a.exchange.author.name in applied and a.anchor.vector[a.exchange.author.name] == 4, (
         "the incarnation is the same"
     )
 
@@ -141,7 +141,7 @@ def test_start_replays_only_updates_that_the_anchor_lacks(world):
         a.publish_round(seed)
     a.stop()
     a.open()
-    a.exchange.start({a.exchange.author: 2})
+    a.exchange.start({a.exchange.author.name: 2})
     assert [arrival.header.seq for arrival in a.exchange.poll_updates()] == [3]
     assert a.exchange.poll_updates() == []
 
@@ -171,14 +171,14 @@ def test_rolled_back_directory_gets_a_new_incarnation_and_its_updates(world):
     shutil.rmtree(a.folder)
     shutil.copytree(world.folder / "copy", a.folder)
     a.open(reincarnate=lambda: "f" * 16)
-    old = a.exchange.author
+    old = a.exchange.author.name
     a.start().add_peers(b)
-    wait_until(lambda: a.exchange.author != old)
+    wait_until(lambda: a.exchange.author.name != old)
     a.publish_round(3)
     world.wait_for_agreement(a, b)
-    assert a.exchange.author.endswith("f" * 16) and b.anchor.vector == {
+    assert a.exchange.author.name.endswith("f" * 16) and b.anchor.vector == {
         old: 2,
-        a.exchange.author: 1,
+        a.exchange.author.name: 1,
     }
 
 
@@ -186,9 +186,9 @@ def test_unproven_claim_of_own_updates_keeps_the_incarnation(world):
     a = world.machine(1).start()
     a.publish_round(1)
     with connect_raw_peer(world, a) as send:
-        send(messages.PeerState(vector={a.exchange.author: 99}, rate=1.0))
+        send(messages.PeerState(vector={a.exchange.author.name: 99}, rate=1.0))
         time.sleep(0.5)
-    assert a.exchange.author.endswith(a.incarnation)
+    assert a.exchange.author.name.endswith(a.incarnation)
 
 
 def test_server_failure_while_running_does_not_stop_training(world, monkeypatch):

@@ -134,7 +134,9 @@ def test_anchor_scrub_after_snapshot_uses_the_snapshots_checksums(world):
 
 def test_anchor_scrub_rebuild_leaves_out_retracted_updates(world):
     a, b = start_pair(world)
-    a.apply_verdict(world.sign_verdict({b.exchange.author: 1}, {a.exchange.author: {2: 100}}))
+    a.apply_verdict(
+        world.sign_verdict({b.exchange.author.name: 1}, {a.exchange.author.name: {2: 100}})
+    )
     correct_digest = world.wait_for_agreement(a, b)
     assert check_fragments(a, 3) == [None] * 3
     flip_bit(a, 0)
@@ -174,7 +176,7 @@ def test_blob_scrub_damaged_payload_is_refetched_from_peer(world, monkeypatch, c
     caplog.set_level(logging.INFO, "barnraise.exchange")
     monkeypatch.setattr(blob_scrub_module, "FILE_PACE", ScrubPace(0.01, 1e9))
     a, b = start_pair(world)
-    part = b.ledger.update(a.exchange.author, 2).fragments[1]
+    part = b.ledger.update(a.exchange.author.name, 2).fragments[1]
     damage_file(b, part)
     wait_until(lambda: b.exchange.stats.repaired == 1)
     assert b.ledger.blobs.read_verified(part.digest) is not None
@@ -202,7 +204,7 @@ def test_blob_scrub_rereads_files_and_skips_empty_parts(world, monkeypatch):
 def test_blob_scrub_unreadable_payload_is_refetched_from_peer(world, monkeypatch, caplog):
     monkeypatch.setattr(blob_scrub_module, "FILE_PACE", ScrubPace(0.01, 1e9))
     a, b = start_pair(world)
-    part = b.ledger.update(a.exchange.author, 2).fragments[1]
+    part = b.ledger.update(a.exchange.author.name, 2).fragments[1]
     read_verified = b.ledger.blobs.read_verified
     failed: list[str] = []
 
@@ -235,7 +237,7 @@ def test_damaged_payload_that_is_needed_is_refetched_at_once(world):
     a, b = start_pair(world)
     correct_digest = b.anchor.digest()
     b.stop()
-    damage_file(b, a.ledger.update(a.exchange.author, 3).fragments[0])
+    damage_file(b, a.ledger.update(a.exchange.author.name, 3).fragments[0])
     b.open()
     b.exchange.open()
     b.add_peers(a)
@@ -258,7 +260,7 @@ def test_damaged_payload_without_source_raises_one_sentence(world, monkeypatch):
 def test_anchor_scrub_does_not_rebuild_from_damaged_payload(world):
     a, b = start_pair(world)
     correct_digest = a.anchor.digest()
-    damage_file(a, a.ledger.update(b.exchange.author, 1).fragments[0])
+    damage_file(a, a.ledger.update(b.exchange.author.name, 1).fragments[0])
     flip_bit(a, 0)
     with stepping(b):
         assert repair_fragment(a, 0)

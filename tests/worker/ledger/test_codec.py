@@ -14,7 +14,6 @@ from barnraise.ledger.codec import (
     HEADER,
     LEVEL_ITERATIONS,
     MAX_CODE,
-    MAX_LEVEL,
     MIN_SAMPLED_VALUES,
     SAMPLE_STRIDE,
     decode,
@@ -24,6 +23,7 @@ from barnraise.ledger.codec import (
 from barnraise.planning.quantization_scheme import QuantizationScheme
 from barnraise.spec import MAX_UPDATE_UNITS
 
+MAX_LEVEL = MAX_UPDATE_UNITS // MAX_CODE  # beyond it a level exceeds what an update may change
 INT32 = st.integers(-(2**31), 2**31 - 1)
 NAMES = [
     "dense8",

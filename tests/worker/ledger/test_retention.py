@@ -220,4 +220,4 @@ def test_prune_keeps_own_updates_that_no_peer_has(world, monkeypatch):
     world.wait_for_agreement(a, b)
     wait_until(lambda: a.exchange.all_published_delivered())
     a.exchange.on_state_saved(a.anchor.vector)
-    wait_until(lambda: a.ledger.pruned() == {a.exchange.author: 4})
+    wait_until(lambda: a.ledger.pruned() == {a.exchange.author.name: 4})

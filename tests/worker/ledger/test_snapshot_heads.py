@@ -13,7 +13,7 @@ RUN = "01890000-0000-7000-8000-000000000001"
 
 def test_read_heads_refuses_unsigned_or_other_heads(world):
     a = world.machine(1).start()
-    author = a.exchange.author
+    author = a.exchange.author.name
     for seed in range(2):
         a.publish_round(seed)
     newest, older = a.ledger.header(author, 2), a.ledger.header(author, 1)
@@ -36,7 +36,7 @@ def test_read_heads_refuses_unsigned_or_other_heads(world):
 
 def head_of(machine, **changed):
     """Return a machine's last header, signed again with `changed` fields."""
-    author = machine.exchange.author
+    author = machine.exchange.author.name
     update = machine.ledger.update(author, machine.ledger.head(author).seq)
     update = update.model_copy(update=changed)
     return machine.identity.sign("update", update), update
@@ -94,5 +94,5 @@ def test_head_that_does_not_continue_what_is_here_is_refused(world):
     b.stop()
     a.publish_round(2)
     b.open()
-    wait_until(lambda: a.ledger.head(a.exchange.author).seq == 2)
+    wait_until(lambda: a.ledger.head(a.exchange.author.name).seq == 2)
     assert validate_heads([head_of(a)], [a.ticket], b.ledger, rules)

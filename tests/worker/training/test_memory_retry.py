@@ -56,7 +56,7 @@ def test_shortage_of_gpu_memory_costs_a_few_per_cent_of_the_plan(caplog):
         "there is too little of it" in caplog.text
         and "limits --device-memory 5713MB" in caplog.text
     )
-    assert worker.watch.shortages == 1
+    assert worker.watch.pressure.shortages == 1
 
 
 def test_each_attempt_uses_less_and_the_last_shortage_ends_the_worker():
@@ -70,7 +70,7 @@ def test_each_attempt_uses_less_and_the_last_shortage_ends_the_worker():
 def test_attempts_count_anew_after_an_hour_of_training():
     worker = ShortOfMemory([1.0, 1.0, CALM_SECONDS, 1.0, 1.0], device=True)
     assert worker.train(Limits()) is worker
-    assert worker.watch.shortages == 5
+    assert worker.watch.pressure.shortages == 5
 
 
 def test_worker_that_has_to_leave_does_not_run():

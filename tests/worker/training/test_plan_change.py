@@ -53,18 +53,18 @@ def test_watch_asks_for_a_smaller_plan_and_an_hour_later_for_a_larger_one():
     watch = MemoryWatch(Limits(), lambda: facts[0], lambda: now[0])
     for now[0] in (10.0, 20.0, 30.0):
         watch.poll()
-    assert watch.needs_smaller_plan
+    assert watch.pressure.is_short
     request = PlanRequest(cpu_machine(cores=1, disk=8 << 30), DEEP, Limits(), step_sequences=8)
     smaller = find_other_plan(request, request.make_plan(), watch)
-    assert smaller is not None and watch.shortages == 1
+    assert smaller is not None and watch.pressure.shortages == 1
     facts[0] = MemoryFacts(total=10**8, available=10**8)
     for now[0] in (40.0, 3600.0):
         watch.poll()
-        assert not watch.needs_smaller_plan and not watch.may_grow
+        assert not watch.pressure.is_short and not watch.pressure.may_grow
     now[0] = 3640.0
     watch.poll()
-    assert watch.may_grow
+    assert watch.pressure.may_grow
     assert find_other_plan(request, smaller, watch) is not None
     now[0] = 9000.0
     watch.poll()
-    assert not watch.may_grow
+    assert not watch.pressure.may_grow

@@ -14,11 +14,11 @@ from example_hardware import cpu_machine
 from helpers.drill_modules import import_drill_module
 from helpers.network.memory_transport import MemoryNetwork
 from helpers.updates.tickets import sign_ticket
+from single_site import SingleSite
 from tokenizers import Regex, Tokenizer
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import Split
 
-from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.errors import PlanError, StateError
 from barnraise.ledger.blob_store import BlobStore
 from barnraise.ledger.ledger import Ledger
@@ -143,7 +143,7 @@ def new_worker(tmp_path, monkeypatch) -> Iterator[Callable[..., RecordingWorker]
             name="a run",
             machine=RUN,
             folder=folder,
-            coordinator=CoordinatorClient("http://127.0.0.1:9", home.identity, MIRROR.key),
+            coordinator=SingleSite("http://127.0.0.1:9", home.identity, MIRROR.key),
             spec=spec,
             spec_digest=digest(spec.to_json()),
             manifest=manifest,

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 from urllib.parse import quote
 
+from pydantic import BaseModel
+
 from barnraise import __version__
 from barnraise.errors import CoordinatorError, CoordinatorUnreachableError
 from barnraise.protocol.checkups import Checkup
@@ -29,7 +31,7 @@ from barnraise.protocol.coordinator_messages import (
     WorkerRelease,
 )
 from barnraise.protocol.messages import Signed
-from barnraise.protocol.mirror_list import MirrorLists, SignedMirrorList
+from barnraise.protocol.mirror_list import MirrorLists
 from barnraise.protocol.reports import Report
 from barnraise.protocol.signed_http import (
     HttpOptions,
@@ -38,14 +40,13 @@ from barnraise.protocol.signed_http import (
     SignedHttpClient,
 )
 from barnraise.protocol.signing import Identity, open_signed
-from barnraise.protocol.types import Message
 from barnraise.protocol.versions import describe_other_versions, find_common_version
 
 TIMEOUT_SECONDS = 15.0  # an answer that takes longer counts as none
 SESSION = secrets.token_hex(8)  # of this process: a copied key on two machines shows by it
 MAX_ANSWER_BYTES = 1 << 20  # no message of the API comes near it
 
-Answer = TypeVar("Answer", bound=Message)
+Answer = TypeVar("Answer", bound=BaseModel)
 
 
 class CoordinatorClient:
@@ -87,35 +88,6 @@ class CoordinatorClient:
         """Return the bytes of all bodies that were sent and received."""
         return self._http.body_bytes
 
-    @property
-    def keys(self) -> frozenset[str]:
-        """Return the keys of all mirrors that may direct this machine."""
-        return frozenset({self.mirror})
-
-    def select_mirror(self) -> str:
-        """Return the key of the mirror that the next calls go to: always this one."""
-        return self.mirror
-
-    @property
-    def is_reachable(self) -> bool:
-        """Return whether a check between two calls found an answer: nobody checks here."""
-        return False
-
-    @property
-    def mirror_lists(self) -> list[SignedMirrorList]:
-        """Return the stored chain of mirror lists: none with a single coordinator."""
-        return []
-
-    def receive_mirror_lists(self, lists: Sequence[SignedMirrorList]) -> None:
-        """Ignore mirror lists: only the key that was pinned at login is trusted."""
-
-    def confirmed_anchors(self, run: str) -> dict[str, str]:
-        """Return the anchors that the site's mirrors list as confirmed: none are kept here."""
-        return {}
-
-    def request_anchors(self) -> None:
-        """Do nothing: only a `FailoverClient` keeps confirmed anchors."""
-
     def now(self) -> float:
         """Return seconds since 1970 by the coordinator's clock, as far as it is known."""
         return self._http.now()
@@ -128,7 +100,7 @@ class CoordinatorClient:
     def pin_mirror(self) -> MirrorView:
         """Ask who answers at this URL, and trust that key from now on."""
         started = time.monotonic()
-        view = self._request("GET", "/mirror", None, MirrorView)
+        view = self.request("GET", "/mirror", None, MirrorView)
         if find_common_version(view.protocols) is None:
             raise CoordinatorError(f"{self.url}: {describe_other_versions(view.protocols)}")
         self._http.key = view.key
@@ -141,11 +113,11 @@ class CoordinatorClient:
             mirror=self.mirror, key=self.identity.key, machine=machine, issued=self.now()
         )
         signed = self.identity.sign("enrolment", request)
-        return self._request("POST", "/enrolments", signed, EnrolmentReply)
+        return self.request("POST", "/enrolments", signed, EnrolmentReply)
 
     def fetch_enrolment(self, code: str) -> EnrolmentStatus:
         """Fetch whether the code was approved."""
-        return self._request("GET", f"/enrolments/{quote(code, safe='')}", None, EnrolmentStatus)
+        return self.request("GET", f"/enrolments/{quote(code, safe='')}", None, EnrolmentStatus)
 
     def fetch_release(self) -> WorkerRelease:
         """Fetch which worker the site offers, as its pinned key signed it.
@@ -153,39 +125,37 @@ class CoordinatorClient:
         Raises:
             MessageError: another key signed it.
         """
-        signed = self._request("GET", "/worker", None, Signed)
+        signed = self.request("GET", "/worker", None, Signed)
         return open_signed(signed, "worker_release", WorkerRelease, self.mirror)
 
     def fetch_runs(self, after: str | None = None) -> RunPage:
         """Fetch one page of the runs this machine may see."""
-        return self._request("GET", "/runs" + (f"?after={after}" if after else ""), None, RunPage)
+        return self.request("GET", "/runs" + (f"?after={after}" if after else ""), None, RunPage)
 
     def fetch_run(self, run: str) -> RunView:
         """Fetch a run by its id or slug."""
-        return self._request("GET", f"/runs/{quote(run, safe='')}", None, RunView)
+        return self.request("GET", f"/runs/{quote(run, safe='')}", None, RunView)
 
     def accept_invitation(self, token: str) -> RunSummary:
         """Accept an invitation for this machine's owner; return the run that it is to."""
-        return self._request(
-            "POST", "/invitations/accept", InvitationToken(token=token), RunSummary
-        )
+        return self.request("POST", "/invitations/accept", InvitationToken(token=token), RunSummary)
 
     def submit_checkup(self, checkup: Checkup) -> Checkup:
         """Submit what `barnraise doctor` found on this machine, for the machine's page."""
-        return self._request("POST", "/machine/checkup", checkup, Checkup)
+        return self.request("POST", "/machine/checkup", checkup, Checkup)
 
     def join_run(self, run: str, request: JoinRequest) -> JoinReply:
         """Join a run, or renew this machine's place and addresses in it."""
-        return self._request("POST", f"/runs/{run}/join", request, JoinReply)
+        return self.request("POST", f"/runs/{run}/join", request, JoinReply)
 
     def submit_manifest(self, run: str, manifest: TextManifest) -> RunView:
         """Sign and submit the manifest of a run's text."""
         signed = self.identity.sign("manifest", manifest)
-        return self._request("POST", f"/runs/{run}/manifest", signed, RunView)
+        return self.request("POST", f"/runs/{run}/manifest", signed, RunView)
 
     def discard_manifest(self, run: str) -> RunView:
         """Discard the prepared text of a draft."""
-        return self._request("DELETE", f"/runs/{run}/manifest", None, RunView)
+        return self.request("DELETE", f"/runs/{run}/manifest", None, RunView)
 
     def send_reports(
         self,
@@ -201,23 +171,24 @@ class CoordinatorClient:
             session=SESSION,
             attestations=list(attestations),
         )
-        return self._request("POST", f"/runs/{run}/reports", sent, ReportReply)
+        return self.request("POST", f"/runs/{run}/reports", sent, ReportReply)
 
     def fetch_directive(self, run: str) -> ReportReply:
         """Fetch what a report would be answered, without sending one."""
-        return self._request("GET", f"/runs/{run}/directive", None, ReportReply)
+        return self.request("GET", f"/runs/{run}/directive", None, ReportReply)
 
     def fetch_mirror_lists(self, after: int) -> MirrorLists:
         """Fetch the mirror lists past this version that lead to the newest."""
-        return self._request("GET", f"/mirrors/list?after={after}", None, MirrorLists)
+        return self.request("GET", f"/mirrors/list?after={after}", None, MirrorLists)
 
     def close(self) -> None:
         """Close the connections."""
         self._http.close()
 
-    def _request(
-        self, method: str, path: str, message: Message | None, shape: type[Answer]
+    def request(
+        self, method: str, path: str, message: BaseModel | None, shape: type[Answer]
     ) -> Answer:
+        """Send one signed request below `/api/v1` and return its checked answer."""
         # The site logs the request id, so that a person can find the line that belongs to an error.
         request_id = secrets.token_hex(16)
         try:

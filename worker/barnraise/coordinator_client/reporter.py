@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from barnraise import __version__
-from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.coordinator_client.failover import FailoverClient
 from barnraise.coordinator_client.machine_monitor import MachineMonitor
 from barnraise.durable_io import transaction
@@ -139,7 +138,7 @@ class Reporter:
 
     def __init__(
         self,
-        coordinator: CoordinatorClient | FailoverClient,
+        coordinator: FailoverClient,
         run: str,
         machine: str,
         directive: Directive,

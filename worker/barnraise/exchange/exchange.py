@@ -17,8 +17,9 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -33,7 +34,6 @@ from barnraise.exchange.snapshots.snapshot_client import (
 from barnraise.exchange.stats import ExchangeStats
 from barnraise.exchange.trials.trial_receiver import ComparedTrial
 from barnraise.exchange.update_server import LocalState, UpdateConfig, UpdateServer
-from barnraise.exchange.updates.author_pace import GrowthMeter, PaceLimits
 from barnraise.exchange.updates.local_author import AuthorConfig, LocalAuthor
 from barnraise.exchange.updates.update_writer import UpdateWriter
 from barnraise.exchange.weights.contribution import ContributionMeter
@@ -48,6 +48,7 @@ from barnraise.ledger.anchor import (
 )
 from barnraise.ledger.anchor_diff import anchor_retractions
 from barnraise.ledger.anchor_scrub import AnchorScrub
+from barnraise.ledger.author_pace import GrowthMeter, PaceLimits
 from barnraise.ledger.ledger import Ledger
 from barnraise.ledger.update_queue import ReceivedUpdate, UpdateQueue, anchor_entry
 from barnraise.ledger.validation import UpdateRules
@@ -63,8 +64,8 @@ from barnraise.protocol.enums import Role
 from barnraise.protocol.messages import Peer, Signed, Ticket, Update
 from barnraise.protocol.mirror_list import SignedMirrorList, parse_list
 from barnraise.protocol.opinions import Doubt
-from barnraise.protocol.signing import Identity, digest, open_signed
-from barnraise.spec import MAX_TOKENIZER_BYTES, RunSpec
+from barnraise.protocol.signing import digest, open_signed
+from barnraise.spec import MAX_TOKENIZER_BYTES
 
 log = logging.getLogger("barnraise.exchange")
 
@@ -72,24 +73,11 @@ log = logging.getLogger("barnraise.exchange")
 ShouldStop = Callable[[], bool]  # asked now and then by calls that block
 
 
-def _create_incarnation() -> str:
-    return secrets.token_hex(8)
+@dataclass(frozen=True, kw_only=True)
+class ExchangeConfig(AuthorConfig):
+    """Who takes part in which run, and how."""
 
-
-@dataclass(frozen=True)
-class ExchangeConfig:
-    """Who takes part in which run."""
-
-    spec: RunSpec
-    run: str
-    identity: Identity
-    incarnation: str  # the incarnation of its state directory
-    ticket: Signed
     mirrors: frozenset[str]  # keys of the run's mirrors
-    clock: Callable[[], float] = time.time  # returns seconds since 1970, by the coordinators' clock
-    # Creates a new incarnation of the state directory and stores it durably; called when a peer
-    # proves that updates of ours were lost here, or a verdict ended the old one.
-    reincarnate: Callable[[], str] = _create_incarnation
     # Host:port pairs that this machine's owner announces; a host may be a name.
     announced: tuple[str, ...] = ()
     port_mapping: bool = False  # whether the router may be asked to forward the port
@@ -100,6 +88,7 @@ class Exchange:
     """Publish this machine's updates, and receive those of its peers.
 
     Attributes:
+        author: Signs this machine's updates.
         server: The network side. Only its event loop changes it.
         thread: Runs the server.
     """
@@ -113,16 +102,7 @@ class Exchange:
         self._owner = spec.owner
         rules = UpdateRules.from_spec(spec, config.run, config.mirrors)
         self._ledger = ledger
-        author_config = AuthorConfig(
-            identity=config.identity,
-            run=config.run,
-            incarnation=config.incarnation,
-            ticket=config.ticket,
-            max_tokens=spec.max_tokens_per_update,
-            clock=config.clock,
-            reincarnate=config.reincarnate,
-        )
-        self._author = LocalAuthor(author_config, ledger)
+        self.author = LocalAuthor(config, ledger)
         ticket = open_signed(config.ticket, "ticket", Ticket)
         self._volunteer = ticket.volunteer
         self._contribution = ContributionMeter(rules.sizes, secrets.randbits(63))
@@ -143,7 +123,7 @@ class Exchange:
         # Newcomers' trials that wait for the training loop.
         self._trials: deque[ComparedTrial] = deque()
         local = LocalState(
-            ledger, self._author, self._queue, self._contribution.sample, self._trials.append
+            ledger, self.author, self._queue, self._contribution.sample, self._trials.append
         )
         mixes_weights = spec.recipe.mixes_weights
         self._mesh_channels = transport.add_protocol("mixing") if mixes_weights else None
@@ -232,49 +212,19 @@ class Exchange:
     # ---- publishing and receiving
 
     @property
-    def author(self) -> str:
-        """The name under which this machine publishes: its key and incarnation."""
-        return self._author.name
-
-    @property
-    def last_published_seq(self) -> int:
-        """The sequence number of this incarnation's last update; 0 before the first."""
-        return self._author.last_seq
-
-    @property
     def rounds_published(self) -> int:
         """The rounds that this incarnation has published, if all had as many parts as this one.
 
         Those of a newcomer's trials count, too: its optimizers are as warm.
         """
         schedule = self._round_schedule
-        published = self.last_published_seq // (schedule.updates_per_round if schedule else 1)
+        published = self.author.last_seq // (schedule.updates_per_round if schedule else 1)
         return published + int(self._withdrawn_rounds)
 
     @property
     def rules(self) -> UpdateRules:
         """What updates and verdicts are checked against, by the newest mirror list."""
         return self.server.updates.rules
-
-    @property
-    def exclusion(self) -> str | None:
-        """Why a verdict excludes this machine from the run, as a sentence; None if none does."""
-        return self._author.exclusion
-
-    @property
-    def suspension(self) -> str | None:
-        """Why this machine's updates are withheld, as a sentence; None if they are not."""
-        return self._author.suspension
-
-    @property
-    def probation(self) -> str | None:
-        """Why this newcomer's updates do not count yet, as a sentence; None if they do."""
-        return self._author.probation
-
-    @property
-    def vouched(self) -> frozenset[str] | None:
-        """The volunteers that are vouched for; None if the run's owner vouches for nobody."""
-        return self._ledger.verdicts.vouched
 
     @property
     def copied_key(self) -> str | None:
@@ -284,7 +234,7 @@ class Exchange:
     def new_update(self, tokens: int) -> UpdateWriter:
         """Return a writer for this machine's next update, which has trained on `tokens`."""
         return UpdateWriter(
-            self._author,
+            self.author,
             self._ledger.blobs,
             self._fragment_count,
             tokens,
@@ -304,20 +254,21 @@ class Exchange:
         changed = sum(part.size > 0 for part in withdrawal.fragments) / self._fragment_count
         self._withdrawn_rounds += changed
         self._estimates.on_update_published(withdrawal, self._clock())
-        is_trial = self._author.probation is not None and not self._author.suspension
-        server = self.server
-        self.thread.call(server.offer_trial if is_trial else server.drop_trial, withdrawal)
+        is_trial = self.author.probation is not None and not self.author.suspension
+        trials = self.server.trial_sender
+        self._spawn(trials.offer if is_trial else trials.drop, withdrawal)
+
+    def _spawn(self, work: Callable[..., Coroutine[Any, Any, None]], *values: object) -> None:
+        """Start a task that ends with the server, without waiting."""
+        self.thread.call(lambda: self.server.peers.spawn(work(*values)))
 
     def _on_published(self, update: Update) -> None:
-        changed = len(update.payload_parts) / self._fragment_count
-        self.thread.call(self.server.on_own_round, changed)
         self._record_growth(update)
         self._estimates.on_update_published(update, self._clock())
-        size = sum(part.size for part in update.fragments)
-        self.thread.call(self.server.on_published, update.author, update.seq, size)
+        self.thread.call(self.server.on_published, update)
         verdicts, vector = self._ledger.verdicts, self._ledger.vector()
         now_ms = int(1000 * self._clock())
-        opinions = self._estimates.opinions.form(self._author.key, verdicts, vector, now_ms)
+        opinions = self._estimates.opinions.form(self.author.key, verdicts, vector, now_ms)
         if opinions is not None:
             self.publish_opinions(opinions.doubted, opinions.agreeing, opinions.attested)
 
@@ -325,8 +276,8 @@ class Exchange:
         self, doubted: dict[str, Doubt], agreeing: list[str], attested: Sequence[str] = ()
     ) -> None:
         """Publish whom this machine doubts, who agrees with it and whom it attests."""
-        signed = self._author.sign_opinions(doubted, agreeing, [*attested])
-        self.thread.call(self.server.publish_opinions, signed)
+        signed = self.author.sign_opinions(doubted, agreeing, [*attested])
+        self._spawn(self.server.verdicts.on_proof, signed)
 
     def poll_updates(self) -> list[ReceivedUpdate]:
         """Return the changes since the last call, each author's in order. Never blocks.
@@ -378,7 +329,7 @@ class Exchange:
         safe = self._saved_vector
         self._saved_vector = dict(vector)
         if safe:
-            self.thread.call(self.server.prune, safe)
+            self._spawn(self.server.pruner.prune, safe)
 
     def all_published_delivered(self) -> bool:
         """Return whether some peer has everything that this machine published.
@@ -386,8 +337,8 @@ class Exchange:
         True when no peer is connected.
         """
         links = list(self.server.gossip.links.values())
-        last_seq = self.last_published_seq
-        return not links or any(link.vector.get(self.author, 0) >= last_seq for link in links)
+        author, last_seq = self.author.name, self.author.last_seq
+        return not links or any(link.vector.get(author, 0) >= last_seq for link in links)
 
     def is_synchronized(self) -> bool:
         """Return whether every connected peer is complete and has exactly our updates.
@@ -402,7 +353,7 @@ class Exchange:
         """Copy the anchor, between two steps, if a joining peer waits for it."""
         copied = self.server.snapshot_server.copy_anchor(anchor, time.monotonic())
         if copied is not None:
-            self.thread.call(self.server.answer_snapshot_requests, *copied)
+            self._spawn(self.server.snapshot_server.answer, *copied)
 
     def find_damaged_fragment(self, anchor: Anchor) -> int | None:
         """Check one fragment of the anchor against the ledger, now and then, between two steps.
@@ -432,8 +383,9 @@ class Exchange:
 
     def report_anchor_digest(self, vector: str, anchor: str) -> None:
         """Publish our anchor's digest at a version vector, which is named by its digest."""
-        if self.server.gossip.anchor_digests.get(vector) != anchor:
-            self.server.report_anchor_digest(vector, anchor)
+        gossip = self.server.gossip
+        if gossip.anchor_digests.get(vector) != anchor:
+            self.thread.call(gossip.on_anchor_digest, vector, anchor)
 
     def remember_vector(self, anchor: Anchor) -> None:
         """Remember the anchor's version vector: a coordinator may confirm the anchor there."""
@@ -447,10 +399,8 @@ class Exchange:
     def compute_weight(self, rate: float) -> float:
         """Return the weight of this machine's update: its share of all training that goes on.
 
-        It is 1 for a machine alone, and grows over the first rounds of one that joined late.
-
-        Args:
-            rate: This machine's tokens per second.
+        It is 1 for a machine alone, and grows over the first rounds of one that joined late. `rate`
+        is this machine's tokens per second, here and below.
         """
         now = time.monotonic()
         share = self._estimates.training_share(rate, now)
@@ -468,9 +418,6 @@ class Exchange:
 
     def predict_in_flight(self, rate: float) -> tuple[float, ...]:
         """Predict the updates whose headers have arrived and whose payloads have not.
-
-        Args:
-            rate: This machine's tokens per second.
 
         Returns:
             For each fragment, the predicted change of the anchor in multiples of this machine's
@@ -569,11 +516,7 @@ class Exchange:
         self.thread.call(self.server.renew_ticket, ticket)
 
     def apply_directive(self, directive: Signed) -> None:
-        """Refuse the tickets that a mirror's directive revokes, and relay it to the peers.
-
-        Args:
-            directive: The signed directive, which the caller has verified.
-        """
+        """Refuse the tickets that a mirror's verified directive revokes, and relay it."""
         self.thread.call(self.server.peers.apply_own_directive, directive)
 
     def set_mirror_lists(self, lists: list[SignedMirrorList]) -> list[SignedMirrorList]:
@@ -594,10 +537,6 @@ class Exchange:
         Tickets are then valid for long past their expiry.
         """
         self.server.peers.handshake.set_orphaned(orphaned)
-
-    def on_own_update(self, update: Update) -> None:
-        """Continue under a new incarnation if our key signed an update that the ledger lacks."""
-        self._author.on_own_update(update)
 
     # ---- blobs and snapshots
 

@@ -8,7 +8,6 @@ import asyncio
 import logging
 import math
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,7 +20,6 @@ from barnraise.exchange.blobs.blob_fetcher import BlobFetcher
 from barnraise.exchange.blobs.blob_scrub import BlobScrub
 from barnraise.exchange.blobs.pruner import Pruner
 from barnraise.exchange.gossip.gossip import (
-    MAX_ANCHOR_DIGESTS,
     Action,
     Gossip,
     ProbeAuthor,
@@ -32,17 +30,18 @@ from barnraise.exchange.gossip.gossip import (
 from barnraise.exchange.gossip.handler_context import HandlerContext
 from barnraise.exchange.snapshots.resync import Resync
 from barnraise.exchange.snapshots.snapshot_client import SnapshotClient
-from barnraise.exchange.snapshots.snapshot_server import AnchorCopy, PendingRequest, SnapshotServer
+from barnraise.exchange.snapshots.snapshot_server import SnapshotServer
 from barnraise.exchange.stats import ExchangeStats, NeighbourStats
 from barnraise.exchange.trials.trial_receiver import ComparedTrial, TrialParts, TrialReceiver
 from barnraise.exchange.trials.trial_sender import TrialSender
-from barnraise.exchange.updates.author_pace import AuthorPace, PaceLimits
 from barnraise.exchange.updates.local_author import LocalAuthor
-from barnraise.exchange.updates.update_receiver import ReceiverParts, UpdateReceiver
+from barnraise.exchange.updates.payload_receiver import ReceiverParts
+from barnraise.exchange.updates.update_receiver import UpdateReceiver
 from barnraise.exchange.updates.update_sender import UpdateSender
 from barnraise.exchange.verdicts.verdict_handler import VerdictHandler
-from barnraise.ledger.anchor import Retraction, Withdrawal
+from barnraise.ledger.anchor import Retraction
 from barnraise.ledger.anchor_scrub import ScrubFindings
+from barnraise.ledger.author_pace import AuthorPace, PaceLimits
 from barnraise.ledger.ledger import Ledger
 from barnraise.ledger.update_queue import UpdateQueue
 from barnraise.ledger.validation import UpdateRules
@@ -54,7 +53,6 @@ from barnraise.peering.transports.transport import Transport
 from barnraise.planning.round_schedule import RoundSchedule
 from barnraise.planning.uplink_budget import MIN_UPDATE_SHARE, UplinkUse
 from barnraise.protocol.messages import PeerState, Signed, Ticket, Update, UpdateRequest
-from barnraise.protocol.opinions import SignedOpinions
 from barnraise.protocol.run_mirrors import RunMirrors
 from barnraise.protocol.signing import open_signed
 
@@ -154,7 +152,7 @@ class UpdateServer:
         )
         parts = TrialParts(config.rules.sizes, local.sample, local.on_trial_compared)
         self._trial_receiver = TrialReceiver(context, self.fetcher, parts)
-        self._trial_sender = TrialSender(context)
+        self.trial_sender = TrialSender(context)
         self.snapshot_server = SnapshotServer(ledger, context.connections, run_slowly)
         self.snapshot_client = SnapshotClient(context, config.rules, self.fetcher)
         self.resync_handler = Resync(ledger, self.gossip, self.snapshot_client, run_on_disk)
@@ -164,8 +162,6 @@ class UpdateServer:
         sender = UpdateSender(ledger, self.gossip, self.snapshot_server, uplink, self.wake)
         self._traffic = sender.traffic
         self.peers.set_sources(self._compose_state, sender.open_update, sender.open_blob)
-        # Version vector and anchor, by their digests, that gossip has not received yet.
-        self._anchor_digests: deque[tuple[str, str]] = deque(maxlen=MAX_ANCHOR_DIGESTS)
         self.peers.register({PeerState: self._on_state})
         for handler in (
             self.updates,
@@ -181,10 +177,7 @@ class UpdateServer:
     # ---- life cycle
 
     async def run(self, ready: Callable[[], None]) -> None:
-        """Serve until `stop`.
-
-        Args:
-            ready: Called once the transport listens.
+        """Serve until `stop`; call `ready` once the transport listens.
 
         Raises:
             OSError: When the transport cannot listen.
@@ -216,12 +209,7 @@ class UpdateServer:
         self.peers.stop()
 
     async def start_updates(self, changes: list[Retraction]) -> None:
-        """Request missing updates and let received ones enter the ledger from now on.
-
-        Args:
-            changes: What is in the anchor and must be retracted.
-        """
-        self._anchor_digests.clear()
+        """Request missing updates and let received ones enter the ledger; retract what changed."""
         self.gossip.start(self.ledger.vector(), self.ledger.pruned(), self._loop.time())
         self.verdicts.on_verdicts_replaced()
         self.verdicts.retract(changes)
@@ -248,27 +236,6 @@ class UpdateServer:
 
     # ---- calls from the exchange
 
-    def publish_opinions(self, opinions: SignedOpinions) -> None:
-        """Spread what this machine states of the other volunteers, once it is durable here."""
-        self.peers.spawn(self.verdicts.on_proof(opinions))
-        self.wake()
-
-    def on_own_round(self, fraction: float) -> None:
-        """Record that this machine has published a part of a round, in (0, 1]."""
-        self._trial_receiver.on_own_round(fraction)
-
-    def offer_trial(self, trial: Withdrawal) -> None:
-        """Have peers compare what this newcomer did not publish."""
-        self.peers.spawn(self._trial_sender.offer(trial))
-
-    def drop_trial(self, trial: Withdrawal) -> None:
-        """Delete what this machine did not publish."""
-        self.peers.spawn(self._trial_sender.drop(trial))
-
-    def prune(self, safe: dict[str, int]) -> None:
-        """Delete surplus payloads up to the vector `safe`, which no restart needs."""
-        self.peers.spawn(self.pruner.prune(safe))
-
     def set_uplink_limit(self, bytes_per_second: float) -> None:
         """Limit what is sent; inf sets no limit. Safe from any thread."""
         self.peers.uplink.limit(bytes_per_second)
@@ -287,24 +254,19 @@ class UpdateServer:
         carrier = self.gossip.carrier_rate
         return UplinkUse(rate, copies, traffic.relayed_rate, carrier=carrier)
 
-    def on_published(self, author: str, seq: int, size: int) -> None:
-        """Spread an update of this machine, whose payloads have so many bytes."""
+    def on_published(self, update: Update) -> None:
+        """Spread an update of this machine."""
+        self._trial_receiver.on_own_round(len(update.payload_parts) / len(update.fragments))
         if self.gossip.links:
+            size = sum(part.size for part in update.fragments)
             self._traffic[self.gossip.has_carrier].on_published(size, self._loop.time())
-        self.gossip.on_local_update(author, seq)
+        self.gossip.on_local_update(update.author, update.seq)
         self.wake()
 
     def set_progress(self, rate: float, complete: bool) -> None:
         """Publish our tokens per second, and whether we publish no further update."""
         self.gossip.set_progress(rate, complete)
         self.wake()
-
-    def report_anchor_digest(self, vector: str, anchor: str) -> None:
-        """Have the next State contain our anchor's digest at a version vector.
-
-        Safe to call from another thread, whose call wakes nobody: a State is due in a few seconds.
-        """
-        self._anchor_digests.append((vector, anchor))
 
     def renew_ticket(self, ticket: Signed) -> None:
         """Use a new ticket, and send it to every peer."""
@@ -376,10 +338,6 @@ class UpdateServer:
             suspended=tuple(self.ledger.verdicts.undecided),
         )
 
-    def answer_snapshot_requests(self, copy: AnchorCopy, requests: list[PendingRequest]) -> None:
-        """Answer requests for snapshots from a copy of the anchor."""
-        self.peers.spawn(self.snapshot_server.answer(copy, requests))
-
     def wake(self) -> None:
         """Have gossip decide again: a fact has changed."""
         self._wake_up.set()
@@ -388,7 +346,6 @@ class UpdateServer:
 
     def _on_state(self, received: Received[PeerState]) -> None:
         key, state, now = received.key, received.message, received.at
-        self._receive_anchor_digests()
         state = self.verdicts.without_retracted(state)
         is_news = self.gossip.on_state(key, state, now)
         has_other_verdicts = self.verdicts.on_state(key, state)
@@ -409,7 +366,7 @@ class UpdateServer:
         self.updates.drop_retracted()
         self._author.on_verdicts(verdicts)
         if self._author.probation is None:
-            self.peers.spawn(self._trial_sender.drop_offered())
+            self.peers.spawn(self.trial_sender.drop_offered())
 
     def _on_mirrors_changed(self, mirrors: RunMirrors) -> None:
         rules = self.updates.rules.with_mirrors(mirrors)
@@ -419,12 +376,7 @@ class UpdateServer:
 
     # ---- gossip
 
-    def _receive_anchor_digests(self) -> None:
-        while self._anchor_digests:
-            self.gossip.on_anchor_digest(*self._anchor_digests.popleft())
-
     def _compose_state(self, key: str) -> PeerState | None:
-        self._receive_anchor_digests()
         state = self.gossip.build_state(key, self._loop.time())
         if state is None:
             return None
@@ -433,7 +385,7 @@ class UpdateServer:
                 "verdicts_digest": self.verdicts.digest_for(key),
                 # Under another vector than ours it would seem to prove a fork.
                 "heads_digest": None
-                if self.gossip.withholds_from(key)
+                if self.gossip.carriers.withheld(key)
                 else self.ledger.heads_digest,
                 "mirror_list_version": self.peers.mirror_lists.version,
             }

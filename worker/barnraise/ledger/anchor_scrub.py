@@ -87,12 +87,7 @@ class AnchorScrub:
     def rebuild_fragment(
         self, anchor: Anchor, index: int, request: Callable[[], torch.Tensor | None]
     ) -> torch.Tensor | None:
-        """Rebuild a damaged fragment from the ledger or from peers.
-
-        Args:
-            anchor: The anchor.
-            index: The damaged fragment.
-            request: Requests the fragment from peers; None if no peer has it.
+        """Rebuild a damaged fragment from the ledger, or as `request` brings it from peers.
 
         Returns:
             int32[n] with the right sketch; None if neither source has it.

@@ -141,14 +141,7 @@ class BlobStore:
     def append_piece(
         self, digest: str, offset: int, data: bytes | memoryview, total: int
     ) -> AppendResult:
-        """Append a piece to a blob; ignore one that does not continue the bytes that are here.
-
-        Args:
-            digest: The blob's digest.
-            offset: Where in the blob the piece starts.
-            data: The piece.
-            total: The size of the whole blob in bytes.
-        """
+        """Append a piece to a blob; ignore one that does not continue the bytes that are here."""
         with self._part_lock(digest):
             return self._append_piece(digest, offset, data, total)
 

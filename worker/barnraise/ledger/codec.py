@@ -59,7 +59,6 @@ MAGIC = b"BRU1"
 # The largest code, per bit width. The code below its negative is never written and never accepted.
 MAX_CODES = {2: 1, 4: 7, 8: 127}
 MAX_CODE = MAX_CODES[8]
-MAX_LEVEL = MAX_UPDATE_UNITS // MAX_CODE
 LEVEL_ITERATIONS = {2: 5, 4: 3}  # refinement steps for the levels, per bit width
 SAMPLE_STRIDE = 3  # the refinement uses every third value
 MIN_SAMPLED_VALUES = 1000  # in a chunk; with fewer the refinement uses all values

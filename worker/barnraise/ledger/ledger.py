@@ -664,13 +664,7 @@ class Ledger:
     def retain_base(
         self, vector: Mapping[str, int], fragments: list[str], retracted: Retracted
     ) -> None:
-        """Store an anchor to which `revert_base` returns from the base that comes next.
-
-        Args:
-            vector: Its version vector.
-            fragments: Digests of its fragments, whose blobs are here.
-            retracted: The single updates that are out of it.
-        """
+        """Store an anchor to which `revert_base` returns from the base that comes next."""
         with self._lock, transaction(self._db):
             headers = [self.header(author, seq) for author, seq in vector.items()]
             heads = [header for header in headers if header is not None]
@@ -755,10 +749,7 @@ class Ledger:
     ) -> dict[str, int]:
         """Prune the oldest payloads beyond a budget, see `Retention.surplus_rows`.
 
-        Args:
-            max_bytes: The budget.
-            saved: Author → sequence number contained in a saved state.
-            archive_rounds: Keep all payloads within so many rounds, see `is_within_horizon`.
+        An archive keeps all payloads within so many rounds, see `is_within_horizon`.
 
         Returns:
             Author → sequence number up to which payloads are pruned now, for authors for which that

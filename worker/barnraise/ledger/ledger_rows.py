@@ -12,7 +12,7 @@ from pathlib import Path
 from barnraise.errors import StateError
 from barnraise.protocol.messages import Signed, Update
 from barnraise.protocol.signing import digest
-from barnraise.protocol.table_sizes import FEW
+from barnraise.protocol.table_sizes import FEW, store_newest
 
 FORMAT = 6  # of the database, in its user_version
 READABLE_FORMATS = (5, FORMAT)  # 5 stores headers as text, and gets compressed ones from now on
@@ -70,11 +70,7 @@ def header_row(signed: Signed, update: Update) -> tuple[Cell, ...]:
 
 
 def open_database(path: Path, schema: str) -> sqlite3.Connection:
-    """Open or create a ledger's database, and upgrade one of an earlier format.
-
-    Args:
-        path: The file.
-        schema: The tables of other modules in it.
+    """Open or create a ledger's database with these tables, and upgrade one of an earlier format.
 
     Raises:
         StateError: If it is of another format.
@@ -145,7 +141,4 @@ class TicketRows:
 
     def _remember(self, name: str, ticket: Signed) -> None:
         with self._recent_lock:
-            self._recent.pop(name, None)
-            self._recent[name] = ticket
-            if len(self._recent) > FEW:
-                del self._recent[next(iter(self._recent))]
+            store_newest(self._recent, name, ticket, FEW)

@@ -48,7 +48,6 @@ class Retention:
     def __init__(
         self, db: sqlite3.Connection, lock: threading.RLock, blobs: BlobStore, sweep: bool
     ) -> None:
-        """Open the tables."""
         self._db = db
         self._lock = lock
         self._blobs = blobs

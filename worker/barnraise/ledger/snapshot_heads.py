@@ -51,13 +51,7 @@ def validate_heads(
     ledger: Ledger,
     rules: UpdateRules,
 ) -> list[Signed]:
-    """Check that each head would be accepted as an update.
-
-    Args:
-        heads: Each author's last header in the snapshot.
-        tickets: The tickets that came with it; those that this machine has are used as well.
-        ledger: What is here of the same authors.
-        rules: The run's rules.
+    """Check that each author's last header in a snapshot would be accepted as an update.
 
     Returns:
         The tickets that the heads name.

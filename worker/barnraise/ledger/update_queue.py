@@ -109,7 +109,6 @@ class UpdateQueue:
         blobs: BlobStore,
         refetch: Callable[[str, int], bool],
     ) -> None:
-        """Create an empty, closed queue."""
         self._sizes = sizes
         self._blobs = blobs
         self._refetch = refetch

@@ -8,7 +8,7 @@ it arrives. Revocation affects connections only.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -191,15 +191,10 @@ def validate_claim(update: Update, ticket: Ticket, previous_ms: int) -> None:
 
 
 def allowed_tokens(ticket: Ticket, previous_ms: int, time_ms: int) -> int:
-    """Return the most tokens that an update may state.
+    """Return the most tokens that an update may state for the time since its author's last one.
 
     There is no allowance beyond rate × time. Time before the ticket was issued does not count, so
     that a higher rate applies to no time before it.
-
-    Args:
-        ticket: The ticket that the update names.
-        previous_ms: The time of the author's previous update, or its start.
-        time_ms: The time of the update.
     """
     elapsed_ms = max(0, time_ms - max(previous_ms, to_milliseconds(ticket.issued)))
     return ticket.max_tokens_per_second * elapsed_ms // 1000
@@ -224,12 +219,7 @@ def _describe_update(update: Update) -> str:
 
 
 def validate_parts(parts: Sequence[FragmentUpdate], name: str, sizes: Sequence[int]) -> None:
-    """Raise MessageError unless an update's parts fit the model's fragments.
-
-    Args:
-        parts: One for each fragment.
-        name: What they are parts of, for the message.
-        sizes: The elements of each fragment.
+    """Raise MessageError unless an update's parts fit the model's fragments, of these sizes.
 
     Raises:
         MessageError: With the reason.
@@ -266,3 +256,32 @@ def decode_payload(payload: bytes, part: FragmentUpdate, size: int) -> torch.Ten
     if checksum != part.sketch:
         raise MessageError(f"a payload's checksum is {checksum}, and its header says {part.sketch}")
     return units
+
+
+def decode_parts(
+    parts: Sequence[FragmentUpdate],
+    sizes: Sequence[int],
+    read: Callable[[str], bytes],
+    sample: Callable[[int, torch.Tensor], torch.Tensor],
+    keep: bool = False,
+) -> tuple[list[torch.Tensor | None], list[torch.Tensor | None]]:
+    """Decode the payloads of an update, see `decode_payload`; None stands for an empty part.
+
+    Args:
+        parts: One for each fragment.
+        sizes: The elements of each fragment.
+        read: Returns the payload of a digest.
+        sample: Returns the elements of a fragment's units by which the update is judged.
+        keep: Whether to return the units.
+
+    Returns:
+        The units, int32[size] of each fragment, empty unless they are kept; and the samples.
+    """
+    units: list[torch.Tensor | None] = []
+    samples: list[torch.Tensor | None] = []
+    for fragment, (part, size) in enumerate(zip(parts, sizes, strict=True)):
+        decoded = decode_payload(read(part.digest), part, size) if part.size else None
+        samples.append(None if decoded is None else sample(fragment, decoded))
+        if keep:
+            units.append(decoded)
+    return units, samples

@@ -77,12 +77,7 @@ class VerdictSet:
         return cls(forks={update.author: (update.seq, proof)})
 
     def bind(self, volunteers: Mapping[str, str], newcomers: Collection[str] = ()) -> "VerdictSet":
-        """Return the same set with the authors that are known.
-
-        Args:
-            volunteers: Author → the volunteer that its updates name.
-            newcomers: The authors whose updates are a newcomer's.
-        """
+        """Return the same set with what is known: volunteers by author, newcomers' authors."""
         return replace(self, volunteers=volunteers, newcomers=newcomers)
 
     def __or__(self, other: "VerdictSet") -> "VerdictSet":

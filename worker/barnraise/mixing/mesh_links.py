@@ -105,12 +105,8 @@ class MeshLinks:
     ) -> None:
         """Prepare the links; `start` opens them.
 
-        Args:
-            membership: decides who takes part, and opens the channels.
-            payload_bytes: of everyone's weights as sent in a step.
-            state_bytes: of the weights in 32 bits.
-            thread: runs the event loop of the transport.
-            uplink: limits the rate of all that this machine sends.
+        Weights have so many bytes as sent in a step, and in 32 bits. All that is sent shares the
+        uplink.
         """
         assert state_bytes <= MAX_STATE_BYTES
         self.key = membership.key
@@ -176,12 +172,7 @@ class MeshLinks:
         seconds: float,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> bool:
-        """Wait until something holds of the inbox.
-
-        Args:
-            is_done: a predicate, called under the lock after each change.
-            seconds: for which to wait at most.
-            should_stop: called several times a second, without the lock; ends the wait.
+        """Wait until something holds of the inbox, which is asked under the lock after each change.
 
         Returns:
             Whether it holds; False when the time is over or the wait was stopped.

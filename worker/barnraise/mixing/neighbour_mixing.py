@@ -59,13 +59,11 @@ class MixingSettings:
         topology: who mixes with whom.
         bits: of a weight as sent.
         interval: steps between two mixings; a message may travel during so many steps.
-        site_size: consecutive machines on one fast network, for the alternating topology.
     """
 
     topology: Topology = EXPONENTIAL
     bits: int = 32
     interval: int = 1
-    site_size: int = 1
 
 
 @dataclass
@@ -311,11 +309,8 @@ class NeighbourMixing:
 
     def _choose_group(self, roster: list[str], number: int) -> tuple[str, ...]:
         """Return the keys that this machine mixes with in a mixing, its own included."""
-        topology, site_size = self._settings.topology, self._settings.site_size
-        if len(roster) % site_size:
-            site_size = 1  # until the sites are complete again
         place = roster.index(self._links.key)
-        members = topology.group_at(len(roster), place, number, site_size)
+        members = self._settings.topology.group_at(len(roster), place, number)
         return tuple(roster[member] for member in members)
 
     def _go_to_next_step(self) -> None:

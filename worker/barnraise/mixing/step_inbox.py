@@ -124,11 +124,7 @@ class StepInbox:
     """The neighbours' beacons and weights."""
 
     def __init__(self, payload_bytes: int) -> None:
-        """Expect nothing yet.
-
-        Args:
-            payload_bytes: of everyone's weights, which have one size and encoding.
-        """
+        """Expect nothing yet; everyone's weights have one size and encoding."""
         self._payload_bytes = payload_bytes
         self._neighbours: dict[str, _Neighbour] = {}
         self._step = 0
@@ -223,13 +219,7 @@ class StepInbox:
                 del self._neighbours[key].weights[step]
 
     def look_up(self, key: str, step: int, roster: bytes) -> Arrival:
-        """Return what is known of a neighbour's weights of a step.
-
-        Args:
-            key: the neighbour's.
-            step: the step that this machine is in.
-            roster: digest of this machine's roster in that step.
-        """
+        """Return what is known of a neighbour's weights of this machine's step and roster."""
         neighbour = self._neighbours.get(key)
         if neighbour is None:
             return Arrival.ABSENT
@@ -245,13 +235,7 @@ class StepInbox:
         return all(self.look_up(key, step, roster) is not Arrival.AWAITED for key in keys)
 
     def pop_arrivals(self, keys: Sequence[str], step: int, roster: bytes) -> GroupArrivals:
-        """Remove and return what these neighbours have sent; suspect those that are late.
-
-        Args:
-            keys: the neighbours'.
-            step: the step that this machine is in.
-            roster: digest of this machine's roster in that step.
-        """
+        """Remove and return what these neighbours have sent; suspect those that are late."""
         found = {key: self.look_up(key, step, roster) for key in keys}
         arrived = [key for key in keys if found[key] is Arrival.ARRIVED]
         late = tuple(key for key in keys if found[key] is Arrival.AWAITED)

@@ -79,14 +79,7 @@ def split_evenly(sizes: tuple[int, ...], max_parts: int) -> StreamingSchedule:
 def fit_to_round(
     sizes: tuple[int, ...], seconds: float, steps: int, min_part_seconds: float = 0.0
 ) -> StreamingSchedule:
-    """Split a round into parts that are long enough; a single part if there is no room for two.
-
-    Args:
-        sizes: The elements of each fragment.
-        seconds: The length of the round.
-        steps: The steps of the round.
-        min_part_seconds: The length of the shortest part, if that is above MIN_PART_SECONDS.
-    """
+    """Split a round into parts that are long enough; a single part if there is no room for two."""
     shortest = max(MIN_PART_SECONDS, min_part_seconds)
     parts = int(min(MAX_PARTS, seconds / shortest, steps / MIN_PART_STEPS))
     return split_evenly(sizes, max(1, parts))

@@ -22,45 +22,32 @@ class Topology:
 
     Attributes:
         name: as a recipe spells it.
-        rule: (machines, machine, step, site_size) → the members of the machine's group, sorted.
-        period: (machines, site_size) → steps after which the groups repeat.
+        rule: (machines, machine, step) → the members of the machine's group, sorted.
+        period: machines → steps after which the groups repeat.
     """
 
     name: str
-    rule: Callable[[int, int, int, int], tuple[int, ...]]
-    period: Callable[[int, int], int]
+    rule: Callable[[int, int, int], tuple[int, ...]]
+    period: Callable[[int], int]
 
-    def group_at(
-        self, machines: int, machine: int, step: int, site_size: int = 1
-    ) -> tuple[int, ...]:
+    def group_at(self, machines: int, machine: int, step: int) -> tuple[int, ...]:
         """Return the machines, by index, whose weights a machine averages in a step.
 
-        Args:
-            machines: how many take part.
-            machine: index of the one that asks, below `machines`.
-            step: number of the step.
-            site_size: consecutive machines on one fast network, for alternating topologies.
-
         Raises:
-            ValueError: There is no such machine, or sites do not divide the machines.
+            ValueError: There is no such machine, or there are too many.
         """
-        if problem := self.describe_problem(machines, site_size):
+        if problem := self.describe_problem(machines):
             raise ValueError(problem)
         if not 0 <= machine < machines:
             raise ValueError(f"machine {machine} is not one of {machines}")
-        return self.rule(machines, machine, step, site_size)
+        return self.rule(machines, machine, step)
 
-    def describe_problem(self, machines: int, site_size: int = 1) -> str:
+    def describe_problem(self, machines: int) -> str:
         """Return why so many machines cannot use this topology, or ""."""
         if machines < 1:
             return "a topology needs at least one machine"
         if machines > MAX_MACHINES:
             return f"{self.name} connects at most {MAX_MACHINES} machines; these are {machines}"
-        if site_size < 1 or machines % site_size:
-            return (
-                f"{machines} machines do not divide into sites of {site_size}: "
-                "choose a site size that divides them"
-            )
         return ""
 
     def consensus_steps(self, machines: int) -> int:
@@ -70,7 +57,7 @@ class Topology:
         """
         if self.name == "ring":
             return max(1, machines * machines // 4)
-        return self.period(machines, 1)
+        return self.period(machines)
 
     def mean_neighbours(self, machines: int) -> float:
         """Return to how many neighbours a machine sends its weights in a step, on average."""
@@ -87,11 +74,11 @@ def _count_neighbours(topology: Topology, machines: int) -> tuple[int, ...]:
     return tuple(
         len(topology.group_at(machines, machine, step)) - 1
         for machine in range(machines)
-        for step in range(topology.period(machines, 1))
+        for step in range(topology.period(machines))
     )
 
 
-def _pair_on_ring(machines: int, machine: int, step: int, site_size: int) -> tuple[int, ...]:
+def _pair_on_ring(machines: int, machine: int, step: int) -> tuple[int, ...]:
     """Pair each machine with its right and its left neighbour alternately; the last one idles."""
     offset = step % machines
     place = (machine - offset) % machines
@@ -101,37 +88,28 @@ def _pair_on_ring(machines: int, machine: int, step: int, site_size: int) -> tup
     return tuple(sorted({machine, (partner_place + offset) % machines}))
 
 
-def _pair_on_hypercube(machines: int, machine: int, step: int, site_size: int) -> tuple[int, ...]:
+def _pair_on_hypercube(machines: int, machine: int, step: int) -> tuple[int, ...]:
     """Pair machines whose numbers differ in one bit, another bit each step."""
     partner = machine ^ (1 << step % _count_dimensions(machines))
     return (machine,) if partner >= machines else tuple(sorted((machine, partner)))
 
 
-def _alternate_partners(machines: int, machine: int, step: int, site_size: int) -> tuple[int, ...]:
-    """Average within the site, then with another site on the hypercube of sites.
+def _alternate_partners(machines: int, machine: int, step: int) -> tuple[int, ...]:
+    """Pair machines on the hypercube in every other step.
 
-    Half of the pairs of sites do it the other way round, so that the links between sites are used
-    evenly.
+    Half of the pairs do so in the even steps and half in the odd ones, so that a line which all of
+    them share is used evenly.
     """
-    sites = machines // site_size
-    site = machine // site_size
-    bit = (step // 2) % _count_dimensions(sites)
-    pair = _pair_on_hypercube(sites, site, bit, 1)
+    bit = (step // 2) % _count_dimensions(machines)
+    pair = _pair_on_hypercube(machines, machine, bit)
     low_bits = pair[0] & ((1 << bit) - 1)
     pair_number = (pair[0] >> (bit + 1) << bit) | low_bits
-    is_late = pair_number & 1
-    if step % 2 == (1 - is_late):
-        return tuple(member for each in pair for member in _machines_of_site(each, site_size))
-    return tuple(_machines_of_site(site, site_size))
+    return pair if step % 2 != pair_number & 1 else (machine,)
 
 
-def _average_all(machines: int, machine: int, step: int, site_size: int) -> tuple[int, ...]:
+def _average_all(machines: int, machine: int, step: int) -> tuple[int, ...]:
     """Average all machines."""
     return tuple(range(machines))
-
-
-def _machines_of_site(site: int, site_size: int) -> range:
-    return range(site * site_size, (site + 1) * site_size)
 
 
 def _count_dimensions(count: int) -> int:
@@ -139,16 +117,14 @@ def _count_dimensions(count: int) -> int:
     return max(1, (count - 1).bit_length())
 
 
-RING = Topology("ring", _pair_on_ring, lambda machines, _: machines)
-EXPONENTIAL = Topology(
-    "exponential", _pair_on_hypercube, lambda machines, _: _count_dimensions(machines)
-)
+RING = Topology("ring", _pair_on_ring, lambda machines: machines)
+EXPONENTIAL = Topology("exponential", _pair_on_hypercube, _count_dimensions)
 ALTERNATING = Topology(
     "alternating-exponential-ring",
     _alternate_partners,
-    lambda machines, site_size: 2 * _count_dimensions(machines // site_size),
+    lambda machines: 2 * _count_dimensions(machines),
 )
-COMPLETE = Topology("complete", _average_all, lambda machines, _: 1)
+COMPLETE = Topology("complete", _average_all, lambda machines: 1)
 TOPOLOGIES = {each.name: each for each in (RING, EXPONENTIAL, ALTERNATING, COMPLETE)}
 
 

@@ -13,12 +13,7 @@ _CLOCK = re.compile(r"(?:(\d{4}-\d{2}-\d{2})[ T])?(\d{1,2}):(\d{2})")
 
 
 def find_pause_end(duration: str, until: str, now: datetime) -> float | None:
-    """Return when a pause ends, in seconds since 1970; None where neither text says so.
-
-    Args:
-        duration: like "1h", "90m" or "1h 30m"; "" for none.
-        until: like "07:00", the next such time, or "2026-12-01 07:00"; "" for none.
-        now: the time, in the zone of `until`.
+    """Return when a pause of "1h 30m", or until "07:00" or "2026-12-01 07:00", ends; None for "".
 
     Raises:
         StateError: both are given, or one is no time in the future; the message has an example.

@@ -61,13 +61,7 @@ class RoundSchedule:
         return steps > 0 and (now >= self.ends_at or steps >= int(MAX_STRETCH * self.steps))
 
     def steps_until_sent(self, step_seconds: float, parameters: int, update_rate: float) -> float:
-        """Return the steps of a round that waits until its update is sent.
-
-        Args:
-            step_seconds: The length of a training step.
-            parameters: The parameters of the model.
-            update_rate: Bytes per second of updates that the machine can publish.
-        """
+        """Return the steps of a round that waits until its update, at bytes per second, is sent."""
         sending = self.scheme.payload_size(parameters) / max(update_rate, 1e-9)
         return max(self.steps, sending / step_seconds)
 
@@ -96,10 +90,7 @@ class RoundSchedule:
     ) -> "RoundSchedule":
         """Return this schedule, split into parts if the round is long enough for two.
 
-        Args:
-            sizes: The elements of each fragment.
-            last_published_at: When this machine published last, in seconds since 1970.
-            now: The time in seconds since 1970.
+        The times are in seconds since 1970.
         """
         streaming = fit_to_round(sizes, self.period, self.steps, self.min_part_seconds)
         if math.isinf(self.period) or len(streaming.ends) == 1:
@@ -224,7 +215,7 @@ def align_with_peers(
     now: float,
     max_steps: int = 10_000,
 ) -> RoundSchedule:
-    """Align a round's end with those of the peers, without communication.
+    """Align a round, which this machine would choose alone, with its peers', without communication.
 
     The round ends at the next multiple of a power of two of seconds, by the clock that all machines
     share. A slower machine then ends with the others every second or fourth time. No machine waits:
@@ -233,14 +224,6 @@ def align_with_peers(
     With the codec "auto" the period is at least as long as the uplink demands. Otherwise it is the
     nearest to the recipe's steps at the median machine's speed, so that all have the same period
     and a fast machine takes more steps in it.
-
-    Args:
-        recipe: The run's recipe.
-        alone: The round that this machine would choose without peers.
-        step_seconds: The length of this machine's training step.
-        typical_step_seconds: The length of a step at the median rate of all machines.
-        now: The time in seconds since 1970.
-        max_steps: The longest round that is allowed.
     """
     if recipe.codec == AUTO:
         period = 2.0 ** math.ceil(math.log2(alone.steps * step_seconds))

@@ -320,30 +320,6 @@ def _explain(chosen: Prediction, gain: float) -> str:
     return f"{share[0].upper()}{share[1:]}; that is {speed}."
 
 
-def pipeline_tokens_per_second(
-    machines: int, flops: float, parameters: int, boundary: tuple[int, int, float]
-) -> float:
-    """Return the closed form of a pipeline with one stage on each machine.
-
-    min(K·F/8N, r/8bd): eight FLOP a parameter and token with recomputation; a boundary carries b·d
-    bytes of activations forward, and as many bytes of gradients back over the other direction.
-
-    Args:
-        machines: K.
-        flops: F, sustained FLOP/s of each.
-        parameters: N, of the whole model.
-        boundary: (d, b, r): width, bytes of an activation, and the line's bits per second.
-    """
-    width, element_bytes, bits_per_second = boundary
-    compute = full_copy_tokens_per_second(machines, flops, parameters)
-    return min(compute, bits_per_second / (BITS_PER_BYTE * element_bytes * width))
-
-
-def full_copy_tokens_per_second(machines: int, flops: float, parameters: int) -> float:
-    """Return K·F/8N: machines that each swap a full copy, and recompute, and never wait."""
-    return machines * flops / (8 * parameters)
-
-
 def _build_prediction(
     swarm: Swarm,
     name: tuple[str, str],

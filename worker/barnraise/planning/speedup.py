@@ -134,12 +134,7 @@ def estimate_speedup(
 ) -> SpeedupEstimate:
     """Estimate what alike machines on alike lines gain in a run, and where they would gain more.
 
-    Args:
-        spec: the run's spec.
-        tokens_per_second: of each machine; 0 if it is not known.
-        line: of each machine.
-        machines: how many.
-        fit: the measured speed-ups; None for the committed ones.
+    `tokens_per_second` is of each machine, 0 if it is not known; `fit` is the measured speed-ups.
     """
     if machines < 2 or tokens_per_second <= 0 or spec.recipe.token_budget <= 0:
         return SpeedupEstimate()

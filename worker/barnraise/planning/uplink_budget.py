@@ -60,15 +60,11 @@ class UplinkUse:
 def alike_uplink(line: Line, machines: int, carrier_bytes: float = math.inf) -> UplinkUse:
     """Return how the lines of alike machines are used; the slower way of each counts.
 
+    `carrier_bytes` are those per second of a further member's line that carries for them.
+
     On average each machine sends R − 1 copies: of its own updates, or of others' in return. A
     member with a fast line, if there is one, sends them instead. Each line receives what R − 1
     others publish.
-
-    Args:
-        line: of each machine.
-        machines: how many train.
-        carrier_bytes: bytes per second of the line of a further member that carries for them; inf:
-            there is none.
     """
     if math.isinf(carrier_bytes):
         rate = min(line.up_bytes, line.down_bytes)

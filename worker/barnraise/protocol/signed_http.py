@@ -62,13 +62,7 @@ class HttpOptions:
 
 
 def read_raw(response: httpx.Response, content: bytearray, most: int, name: str) -> None:
-    """Append the body of an answer to `content`, as it travels.
-
-    Args:
-        response: the answer to a request with `RAW_HEADERS`.
-        content: receives the body.
-        most: bytes that the answer may have.
-        name: of the other side, for errors.
+    """Append the body of an answer of at most so many bytes to `content`, as it travels.
 
     Raises:
         RequestFailedError: the answer is compressed, or has too many bytes.
@@ -144,14 +138,7 @@ class SignedHttpClient:
         shape: type[Answer],
         headers: Mapping[str, str] | None = None,
     ) -> Answer:
-        """Send one signed request and return its checked answer.
-
-        Args:
-            method: the HTTP method.
-            path: the path below `/api/v1`, with its query.
-            message: the body, or None.
-            shape: the type that the answer must have.
-            headers: more headers to send.
+        """Send one signed request below `/api/v1` and return its checked answer.
 
         Raises:
             RequestFailedError: no answer came, it was too large or too slow, or it is not an

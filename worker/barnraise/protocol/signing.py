@@ -96,13 +96,7 @@ def _load_public_key(key: str) -> Ed25519PublicKey:
 
 
 def open_signed(signed: Signed, kind: str, shape: type[M], key: str | None = None) -> M:
-    """Verify a signed document and parse the message in it.
-
-    Args:
-        signed: the document.
-        kind: of document that its signature must be for.
-        shape: the message's type.
-        key: whose signature it must be; None: anybody's.
+    """Verify a signed document of this kind, by this key if one is given, and parse its message.
 
     Raises:
         MessageError: The signature or the message is wrong.
@@ -134,12 +128,6 @@ class TicketPolicy:
 def check_ticket(signed: Signed, peer: str, policy: TicketPolicy, now: float) -> Ticket:
     """Return the ticket if it permits `peer` to take part in the run at `now`.
 
-    Args:
-        signed: the ticket.
-        peer: key of the peer that showed it.
-        policy: what the run accepts.
-        now: seconds since 1970.
-
     Raises:
         TicketError: The ticket is not valid; the text says why.
     """
@@ -168,11 +156,6 @@ def check_ticket(signed: Signed, peer: str, policy: TicketPolicy, now: float) ->
 def check_attestation(attestation: Attestation, run: str, attester: str | None = None) -> Update:
     """Verify both signatures of an attestation and that they belong together.
 
-    Args:
-        attestation: that a machine has applied an author's updates.
-        run: the run's id.
-        attester: key of the machine that must have signed it; None: anybody.
-
     Returns:
         The header of the author's last update that the machine has applied.
 
@@ -195,15 +178,7 @@ def check_attestation(attestation: Attestation, run: str, attester: str | None =
 def check_request(
     token: str, audience: str, method: str, path: str, body: bytes, now: float
 ) -> tuple[str, str]:
-    """Verify a request's signature.
-
-    Args:
-        token: the JWT of `Identity.sign_request`.
-        audience: key of the coordinator that received the request.
-        method: of the request.
-        path: of the request.
-        body: of the request.
-        now: seconds since 1970, by the coordinator's clock.
+    """Verify the signature of a request that the coordinator with the key `audience` received.
 
     Returns:
         The machine's key and the JWT's id. The caller makes sure that each id is used only once.

@@ -179,10 +179,6 @@ def token_bytes(vocabulary: int) -> int:
 def preset(name: str, vocabulary: int | None = None) -> ModelSpec:
     """Return the model of a preset.
 
-    Args:
-        name: one of `PRESETS`.
-        vocabulary: another one than the preset's.
-
     Raises:
         SpecError: There is no such preset.
     """

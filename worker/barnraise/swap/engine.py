@@ -558,10 +558,6 @@ class Engine:
 
         Peers with one anchor get the same number. Goes layer by layer over all batches, so that one
         layer's weights are unpacked at a time.
-
-        Args:
-            batches: tokens, int64 [sequences, context + 1] each.
-            should_stop: called between parts of the computation; ends it.
         """
         self.apply_queued()
         # A GPU holds one sequence at a time, and the streams wait in RAM.

@@ -193,13 +193,7 @@ class Executor:
         update: PendingUpdate | None,
         passes: ForwardBackward | None = None,
     ) -> None:
-        """Run a program; return when the calling thread's part is done. The other lanes go on.
-
-        Args:
-            compile_program: `compile_program(plan, cached=…)` returns the program.
-            update: what its UPDATE operations apply.
-            passes: the step's forward and backward, if it has them.
-        """
+        """Run a program; return when the calling thread's part is done. The other lanes go on."""
         assert update is None or update.is_ready, "the norm that clips this update is not known yet"
         self._running_update, self._running_passes = update, passes
         program = compile_program(self._plan, cached=self._cached)

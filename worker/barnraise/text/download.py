@@ -101,12 +101,7 @@ class _PartialFile:
 
 
 class TextFetcher:
-    """Fetch addresses from where `resolve` allows a connection.
-
-    Args:
-        resolve: returns the IP address to connect to, or raises TextError.
-        pause: waits for a number of seconds between two attempts.
-    """
+    """Fetch addresses from where `resolve` allows a connection, with pauses between attempts."""
 
     def __init__(
         self,

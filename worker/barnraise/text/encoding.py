@@ -127,10 +127,6 @@ def _guess(sample: bytes, is_required: bool) -> str:
 def decode_stream(file: Peekable, counts: DecodingCounts) -> Iterator[str]:
     """Decode a file piece by piece, with normalised line ends and without its mark.
 
-    Args:
-        file: the bytes.
-        counts: filled in; the encoding before the first piece.
-
     Raises:
         TextError: no encoding fits, or too many bytes are undecodable.
     """

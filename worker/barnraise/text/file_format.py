@@ -139,11 +139,7 @@ def find_compression(head: bytes) -> str:
 
 
 def find_format(name: str, head: bytes) -> str:
-    """Return the format of a file that is not compressed, or was decompressed.
-
-    Args:
-        name: the file's name or address.
-        head: its first HEAD_BYTES bytes, or all.
+    """Return the format of a file by its name and first HEAD_BYTES bytes, decompressed.
 
     Raises:
         TextError: it is no text; the sentence is what it is instead, without the file's name.

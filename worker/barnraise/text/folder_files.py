@@ -63,12 +63,7 @@ class FoundFiles:
 
 
 def find_in_path(path: Path, column: str = "", is_download: bool = False) -> FoundFiles:
-    """Find the files of text in a file, an archive or a folder.
-
-    Args:
-        path: the file or folder.
-        column: the column with the text, if one was named.
-        is_download: whether the file comes from an address, which anybody may read.
+    """Find the files of text in a file, also one from an address, an archive or a folder.
 
     Raises:
         TextError: it does not exist, cannot be read, may be private, or leaves an ambiguous choice.
@@ -231,12 +226,8 @@ def choose_configured_files(
 ) -> list[str]:
     """Return the files of one configuration and split, as the dataset's own metadata states them.
 
-    Args:
-        dataset: a folder, or the dataset's id at the hub.
-        shown: its name for errors.
-        config: a configuration; "" for the only or the default one.
-        split: "" for the training part, or the only one.
-        revision: a commit of the hub.
+    The dataset is a folder, or an id at the hub; "" is the default configuration, and the training
+    part.
 
     Raises:
         TextError: the choice is ambiguous or not there; with the choices.

@@ -7,7 +7,7 @@ configuration has; where a dataset states none, `file_choice` chooses as for a f
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -33,14 +33,10 @@ from barnraise.text.source_file import SourceFile
 os.environ["HF_HUB_DISABLE_XET"] = "1"
 
 
-def find_in_dataset(place: HubPlace, pause: Callable[[float], None] = time.sleep) -> FoundFiles:
+def find_in_dataset(place: HubPlace) -> FoundFiles:
     """Find the files of a dataset's configuration and split, at one commit.
 
     `huggingface_hub` does not repeat each of the requests that fail because the hub is busy.
-
-    Args:
-        place: the dataset.
-        pause: waits for a number of seconds between two attempts.
 
     Raises:
         TextError: the dataset cannot be reached, or the choice is ambiguous.
@@ -53,7 +49,7 @@ def find_in_dataset(place: HubPlace, pause: Callable[[float], None] = time.sleep
             except Exception as error:  # see `hub_errors`
                 if not is_busy(error):
                     raise
-            pause(FIRST_PAUSE_SECONDS * 2**attempt)
+            time.sleep(FIRST_PAUSE_SECONDS * 2**attempt)
         return _find_files(place)
 
 

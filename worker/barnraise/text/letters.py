@@ -50,15 +50,11 @@ _ASCII_LETTERS = re.compile("[A-Za-z]")
 
 
 def choose_codec(sample: bytes, ranked: Sequence[str]) -> str:
-    """Return the codec of a text that is not UTF-8, or "" if none is likely.
+    """Return the codec of a text that is not UTF-8, or "" if none of the ranked ones is likely.
 
     Letters beyond ASCII stand within words of ASCII letters in Latin scripts, and make up words of
     their own in others. Among Latin codecs the one with most letters of its languages is chosen;
     Windows-1252, the commonest, where others have as many. Among other codecs the first is chosen.
-
-    Args:
-        sample: bytes of the text.
-        ranked: codecs that charset-normalizer holds possible, the likelier first.
     """
     latin = [
         codec

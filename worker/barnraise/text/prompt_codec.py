@@ -24,11 +24,7 @@ class PromptCodec:
     """
 
     def __init__(self, tokenizer_file: bytes | None, vocabulary: int = MAX_VOCABULARY) -> None:
-        """Load a tokenizer.
-
-        Args:
-            tokenizer_file: content of the run's tokenizer file; None for plain bytes.
-            vocabulary: the largest number of tokens that it may have: the model's.
+        """Load a tokenizer of at most so many tokens from its file; None stands for plain bytes.
 
         Raises:
             TextError: the file is no tokenizer that a run may have.
@@ -80,11 +76,7 @@ class TextStream:
         self.tokens.append(token)
 
     def next_text(self, is_complete: bool = False) -> str:
-        """Return the printable text that the last tokens have completed.
-
-        Args:
-            is_complete: whether nothing follows: then a character that is cut off is returned, too.
-        """
+        """Return the text that the last tokens complete; all of it if nothing follows."""
         text = self._codec.decode(self.tokens[self._first :])
         end = len(text)
         if not is_complete and text.endswith((REPLACEMENT, "\r")):

@@ -58,11 +58,7 @@ class TextSource:
         return sum(file.size for file in self.files)
 
     def fingerprint(self, rendering: str = "") -> str:
-        """Return a digest of the list of files, to recognise the same text after a kill.
-
-        Args:
-            rendering: digest of what decides how rows become text.
-        """
+        """Return a digest of the files and of how rows become text, by which a kill is survived."""
         described: list[object] = [[file.path, file.size, file.column] for file in self.files]
         described += [rendering] if rendering else []
         return hashlib.sha256(json.dumps(described).encode()).hexdigest()
@@ -87,11 +83,7 @@ class TextSource:
 
 
 def places_of(text: TextSpec, paths: Sequence[Path | str] = ()) -> list[Place]:
-    """Return the places of a run's text.
-
-    Args:
-        text: names the source.
-        paths: for the source "files": files and folders of this machine.
+    """Return the places of a run's text; for the source "files" these paths of this machine.
 
     Raises:
         TextError: the source is not known, or needs paths.
@@ -124,12 +116,6 @@ def open_source(
     """Find the files of these places; without places, those of the standard library.
 
     Addresses are downloaded into a folder that is removed at the end.
-
-    Args:
-        places: where the text is.
-        folder: for temporary files; by default the system's.
-        progress: is told how far downloads are.
-        fetcher: downloads addresses.
 
     Raises:
         TextError: a place cannot be read, or leaves an ambiguous choice.

@@ -133,13 +133,7 @@ class Piece(NamedTuple):
 def read_file(
     file: SourceFile, report: FileReport, options: RowOptions, scratch: Path | None = None
 ) -> Iterator[Piece]:
-    """Yield a file's documents in pieces; fill in the report.
-
-    Args:
-        file: the file.
-        report: filled in while the pieces are read.
-        options: how rows become text.
-        scratch: a folder for a decompressed copy of a compressed Parquet file.
+    """Yield a file's documents in pieces; fill in the report. `scratch` is for temporary copies.
 
     Raises:
         TextError: one sentence that begins with the file's name.
@@ -407,12 +401,7 @@ def _read_table(
 
 
 def _decode_rows(table: Any, kinds: dict[str, str]) -> Iterator[Row]:
-    """Read rows of a table, whose text may hold bytes that are not UTF-8: pyarrow refuses those.
-
-    Args:
-        table: of `datasets`.
-        kinds: the type of each column.
-    """
+    """Read rows of a table, whose text may hold bytes that are not UTF-8: pyarrow refuses those."""
     datasets = load_datasets()
     texts = {name: BYTES_OF[kind] for name, kind in kinds.items() if kind in BYTES_OF}
     for name, kind in texts.items():

@@ -118,12 +118,7 @@ class DocumentSpool:
         return digest
 
     def finish_file(self, report: FileReport | None, left_out: tuple[str, str] = ("", "")) -> None:
-        """Make the documents of a file durable, or remove them.
-
-        Args:
-            report: what was read; None if the file turned out to be unusable.
-            left_out: then its path, and why.
-        """
+        """Make the documents of a file durable, or remove those of an unusable one."""
         if report is None:
             for file, size in zip(self._files, self.state.sizes, strict=True):
                 file.seek(size)

@@ -124,13 +124,7 @@ def _cut_chunks(
 def _encode_chunks(
     encoder: tuple[Path, str, np.dtype], chunks: Iterator[Chunk], size: int
 ) -> Iterator[tuple[Chunk, bytes, bytes]]:
-    """Encode chunks in their order; a long text in several processes.
-
-    Args:
-        encoder: arguments of `_ChunkEncoder`.
-        chunks: the chunks.
-        size: bytes of text in them.
-    """
+    """Encode chunks, of `size` bytes of text, in their order; a long text in several processes."""
     processes = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
     processes = processes or os.cpu_count() or 1
     if size < POOL_BYTES or processes == 1 or not encoder[1]:
@@ -206,13 +200,7 @@ def _encode_in_process(chunk: Chunk) -> tuple[bytes, bytes]:
 
 
 class _TokenFiles:
-    """The two files of tokens, and how many pieces they durably hold.
-
-    Args:
-        folder: the spool's.
-        identity: digest of the tokenizer and the split; other tokens are removed.
-        dtype: of the tokens.
-    """
+    """The two files of tokens of one tokenizer and split, and how many pieces they hold durably."""
 
     def __init__(self, folder: Path, identity: str, dtype: np.dtype) -> None:
         self._dtype = dtype

@@ -91,12 +91,7 @@ def round_vocabulary(tokens: int) -> int:
 def load_tokenizer(
     file: bytes, vocabulary: int, shown: str = "the tokenizer of the run this one starts from"
 ) -> Tokenizer:
-    """Load a tokenizer from the content of its file, once the file is checked.
-
-    Args:
-        file: the content of a tokenizer.json.
-        vocabulary: the largest number of tokens that it may have.
-        shown: what the tokenizer is called in errors.
+    """Load a tokenizer from the content of its tokenizer.json, once that is checked.
 
     Raises:
         TextError: the file is not a tokenizer of at most `vocabulary` tokens with an end token, or

@@ -63,10 +63,6 @@ def read_tokenizer_file(content: bytes, shown: str) -> bytes:
     The library is to load this, and not the file, which it might read differently. What adds tokens
     to a text, and what cuts it or fills it up for batches, is left out.
 
-    Args:
-        content: of the file.
-        shown: what the tokenizer is called in errors.
-
     Raises:
         TextError: the file is too large, no tokenizer, or holds what no run may have.
     """

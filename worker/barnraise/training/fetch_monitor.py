@@ -24,13 +24,7 @@ class FetchMonitor:
         return self._is_logged
 
     def describe(self, now: float, bytes_received: int, peers: int) -> str:
-        """Return what the fetch waits for, in a few words.
-
-        Args:
-            now: seconds of a clock that never goes back.
-            bytes_received: from all peers, since this worker's start.
-            peers: connected now.
-        """
+        """Return what the fetch, with so many bytes and peers, waits for now, in a few words."""
         if self._last_bytes is None or bytes_received - self._last_bytes > ARRIVAL_BYTES:
             self._last_bytes = bytes_received
             self._last_arrival = now

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.coordinator_client.failover import FailoverClient
 from barnraise.errors import (
     CoordinatorError,
@@ -66,7 +65,7 @@ class JoinedRun:
     name: str
     machine: str  # this machine's id at the coordinator
     folder: RunDir  # the run's locked folder
-    coordinator: CoordinatorClient | FailoverClient
+    coordinator: FailoverClient
     spec: RunSpec  # the run's rules
     spec_digest: str  # digest of the spec's exact text
     manifest: TextManifest  # of the run's text
@@ -201,12 +200,7 @@ def _wait_for_site(request: Callable[[], M], leaving: threading.Event) -> M | No
 
 
 def describe_wait(reply: JoinReply, confirmation_page: str) -> str:
-    """Return what a machine without a ticket waits for, in a sentence. Pure.
-
-    Args:
-        reply: the site's answer to its request to join.
-        confirmation_page: the address where its owner confirms it.
-    """
+    """Return what a machine without a ticket waits for, and where its owner confirms it. Pure."""
     run = reply.run
     if run.manifest is None and reply.signing is SigningRight.UNCONFIRMED:
         if RunSpec.from_json(run.spec).text.source == "files":
@@ -260,14 +254,9 @@ def prepare_text(
 ) -> RunView:
     """Prepare a draft's text on this machine, and post its manifest.
 
-    The shards stay in the run's folder; a worker on this machine sends them to the others.
+    A text that was prepared before gives way only if this one replaces it.
 
-    Args:
-        home: this machine's state directory.
-        name: the run's id or slug.
-        preparation: where the text comes from, and how it is prepared.
-        weights: obtains the weights of another run, if this run begins with them.
-        replaces: whether a text that was prepared before gives way.
+    The shards stay in the run's folder; a worker on this machine sends them to the others.
 
     Raises:
         BarnraiseError: The text cannot be prepared, or is prepared already.

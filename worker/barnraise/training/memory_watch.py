@@ -22,6 +22,7 @@ class MemoryWatch:
 
     Attributes:
         limits: what the owner lets the worker use.
+        pressure: for how long memory has been short.
     """
 
     def __init__(
@@ -33,7 +34,7 @@ class MemoryWatch:
         self.limits = limits or Limits()
         self._measure = measure
         self._clock = clock
-        self._watch = PressureWatch()
+        self.pressure = PressureWatch()
         self._measured_at = -MEASURE_SECONDS
 
     def poll(self) -> None:
@@ -41,37 +42,12 @@ class MemoryWatch:
         now = self._clock()
         if now - self._measured_at >= MEASURE_SECONDS:
             self._measured_at = now
-            self._watch = self._watch.observe(self._measure(), now)
-
-    @property
-    def has_shortage(self) -> bool:
-        """Return whether memory was short at the last measurement."""
-        return self._watch.short_since is not None
-
-    @property
-    def needs_smaller_plan(self) -> bool:
-        """Return whether memory has been short for so long that a plan should use less of it."""
-        return self._watch.is_short
-
-    @property
-    def may_grow(self) -> bool:
-        """Return whether a plan may use more memory again, long after the last shortage."""
-        return self._watch.may_grow
-
-    @property
-    def shortages(self) -> int:
-        """Return how often a smaller plan was needed."""
-        return self._watch.shortages
-
-    @property
-    def facts(self) -> MemoryFacts:
-        """Return what was measured last."""
-        return self._watch.facts
+            self.pressure = self.pressure.observe(self._measure(), now)
 
     def on_shortage(self) -> None:
         """Record that a smaller plan is needed, or that there is none: act again a minute later."""
-        self._watch = self._watch.after_change(self._clock())
+        self.pressure = self.pressure.after_change(self._clock())
 
     def on_growth(self, has_grown: bool) -> None:
         """Record that a larger plan was made, or that there is none now."""
-        self._watch = self._watch.after_growth(self._clock(), has_grown)
+        self.pressure = self.pressure.after_growth(self._clock(), has_grown)

@@ -91,13 +91,7 @@ class TrainingMetrics:
     def record_step(
         self, stats: StepStats, tokens: int, learning_rate: float | None = None
     ) -> None:
-        """Record a step.
-
-        Args:
-            stats: what the engine measured.
-            tokens: of all updates applied before it and of this round's steps, this one included.
-            learning_rate: of the step.
-        """
+        """Record a step, with the tokens of all updates before it and of this round's steps."""
         self.step += 1
         self.learning_rate = learning_rate
         if stats.abandoned:
@@ -137,13 +131,9 @@ class TrainingMetrics:
         self._samples = samples
 
     def record_checkpoint(self, anchor: Anchor, size: int) -> str:
-        """Record the anchor's digests, for other machines to compare with theirs.
+        """Record the digests of an anchor on disk, for other machines to compare with theirs.
 
         It costs a pass over all weights, as the validation before it did.
-
-        Args:
-            anchor: it is on disk, or the ledger leads to it.
-            size: of the anchor's fragments, in bytes.
 
         Returns:
             The anchor's digest.

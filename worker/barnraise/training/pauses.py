@@ -50,14 +50,7 @@ TIMED = (PauseReason.HOURS, PauseReason.TRAFFIC)
 def choose_pause(
     local: LocalPause | None, decision: TrainingDecision, directive: Directive, now: datetime
 ) -> Pause | None:
-    """Return why a machine pauses; None if it trains.
-
-    Args:
-        local: what somebody ordered on the machine.
-        decision: what its owner's rules say.
-        directive: the coordinator's last one.
-        now: the time, in the machine's zone.
-    """
+    """Return why a machine pauses; None if it trains."""
     if local is not None:
         sentence = "paused on this machine"
         if local.until is not None:
@@ -90,13 +83,7 @@ def _clock(until: float, now: datetime) -> str:
 
 
 def frees_memory(pause: Pause, paused_seconds: float, now: float) -> bool:
-    """Return whether a pause that has lasted for some time gives the model's memory back now.
-
-    Args:
-        pause: the pause.
-        paused_seconds: for how long the machine has paused.
-        now: seconds since 1970.
-    """
+    """Return whether a pause that has lasted for some time gives the model's memory back now."""
     if pause.until is not None:
         is_long = pause.until - now + paused_seconds > LONG_SECONDS
     else:

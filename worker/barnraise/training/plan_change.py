@@ -18,16 +18,11 @@ log = logging.getLogger("barnraise")
 def find_other_plan(request: PlanRequest, plan: Plan, watch: MemoryWatch) -> Plan | None:
     """Find the plan that a watch asks for, and report to it what became of that.
 
-    Args:
-        request: what the current plan was made for.
-        plan: the current plan.
-        watch: says whether memory is short, or has sufficed for long.
-
     Returns:
         None where there is no such plan: training goes on as before.
     """
-    if watch.needs_smaller_plan:
-        smaller = find_smaller_plan(request, plan, watch.facts)
+    if watch.pressure.is_short:
+        smaller = find_smaller_plan(request, plan, watch.pressure.facts)
         watch.on_shortage()
         return smaller
     larger = find_larger_plan(
@@ -38,13 +33,7 @@ def find_other_plan(request: PlanRequest, plan: Plan, watch: MemoryWatch) -> Pla
 
 
 def find_larger_plan(request: PlanRequest, plan: Plan, limits: Limits) -> Plan | None:
-    """Find a faster plan that uses more of the memory, and log what changes.
-
-    Args:
-        request: what the current plan was made for, with the memory that is free now.
-        plan: the current plan.
-        limits: what the owner allows.
-    """
+    """Find a faster plan that uses more of the memory, and log what changes."""
     available, free = request.hardware.memory_available, request.hardware.device_memory_free
     larger_request = replace(
         request,
@@ -72,11 +61,6 @@ def find_larger_plan(request: PlanRequest, plan: Plan, limits: Limits) -> Plan |
 
 def find_smaller_plan(request: PlanRequest, plan: Plan, facts: MemoryFacts) -> Plan | None:
     """Find a plan that uses less RAM than the current one, and log what changes.
-
-    Args:
-        request: what the current plan was made for.
-        plan: the current plan.
-        facts: of the memory, measured while the plan uses it.
 
     Returns:
         None where no smaller plan fits the model: training goes on as before.

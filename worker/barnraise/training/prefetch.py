@@ -61,9 +61,6 @@ class Prefetch:
         Ask again while the peers are ahead: a machine that started from the initial weights would
         have to replay every update, and its peers may no longer store them. While the volunteers
         that it knows do not suffice to believe any anchor, wait for others.
-
-        Args:
-            trust_one: whether each connected volunteer counts, and a single one suffices.
         """
         knows_peers = self.joined.peers or self.ledger.peer_store.peers()
         coordinator = self.joined.coordinator
@@ -119,9 +116,6 @@ class Prefetch:
         """Return the callback of a fetch: it also states why nothing comes.
 
         Where the run is over, the fetch ends once nobody sends what is fetched.
-
-        Args:
-            description: what is fetched, for people.
         """
         monitor = FetchMonitor(description)
 
@@ -158,14 +152,7 @@ def fetch_all_blobs(
     description: str,
     should_stop: Callable[[], bool],
 ) -> bool:
-    """Fetch every missing blob of `sizes` from all peers that have any, however long it takes.
-
-    Args:
-        exchange: fetches the blobs.
-        blobs: the exchange's blob store.
-        sizes: digest → bytes, where the size is known.
-        description: what the blobs are, for the log.
-        should_stop: polled while the call blocks; True gives up.
+    """Fetch every missing blob, by its bytes where known, from all peers, however long it takes.
 
     Returns:
         Whether all blobs are here; False when `should_stop` gave up.

@@ -108,11 +108,7 @@ def build_text(
 
 
 def check_tokenizer(plan: TextPlan, named: ExistingTokenizer | None) -> None:
-    """Refuse a tokenizer that the run cannot use, before anything is read.
-
-    Args:
-        plan: what the documents become.
-        named: the tokenizer that the owner named, which renders chats.
+    """Refuse a named tokenizer that the run cannot use, before anything is read.
 
     Raises:
         TextError: with what to change.

@@ -20,14 +20,7 @@ class ProgressHistory:
         self._pending: list[float] = []  # fewer than `_merged` values
 
     def record(self, at: float, ledger_tokens: int, loss: float | None, is_training: bool) -> None:
-        """Record what a status shows.
-
-        Args:
-            at: seconds of any clock that never goes back.
-            ledger_tokens: tokens of all updates so far.
-            loss: of this machine's last step, in nats a token.
-            is_training: whether this machine trains. A pause does not count as slow training.
-        """
+        """Record what a status shows. A pause does not count as slow training."""
         if not is_training:
             self._tokens.clear()
             return

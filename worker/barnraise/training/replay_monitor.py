@@ -9,23 +9,13 @@ class ReplayMonitor:
     """Finds out when a new machine waits no longer for updates. Pure: the time is an argument."""
 
     def __init__(self, target: Mapping[str, int], now: float) -> None:
-        """Wait for the updates up to a version vector.
-
-        Args:
-            target: the version vector that most peers have.
-            now: seconds of a clock that never goes back.
-        """
+        """Wait for the updates up to the version vector that most peers have."""
         self._target = target
         self._received = 0
         self._last_arrival = now
 
     def observe(self, vector: Mapping[str, int], now: float) -> bool:
-        """Record which updates are here, and return whether to wait no longer.
-
-        Args:
-            vector: the ledger's version vector.
-            now: seconds of the same clock.
-        """
+        """Record which updates are here, and return whether to wait no longer."""
         received = sum(vector.values())
         if received > self._received:
             self._received, self._last_arrival = received, now

@@ -130,13 +130,7 @@ class SavedState:
             engine.load_state_dict(self._open(open_state))
 
     def save(self, engine: Engine, header: StateHeader, closing: bool) -> None:
-        """Make the engine's state durable.
-
-        Args:
-            engine: it describes itself where its state lies on disk.
-            header: of its state, for a checkpoint.
-            closing: the worker leaves.
-        """
+        """Make the engine's state durable; it describes itself where its state lies on disk."""
         if self.plan.on_disk:
             engine.commit(closing)
             return

@@ -122,12 +122,7 @@ class RunningMark:
 
 
 def find_memory_kill(last: RunningWorker | None, now: KillCounts) -> str:
-    """Return a sentence about how memory ended the last worker; "" if it did not. Pure.
-
-    Args:
-        last: the worker that did not end in order, if there was one.
-        now: the kernel's counts.
-    """
+    """Return a sentence about how memory ended the last worker; "" if it did not. Pure."""
     if last is None:
         return ""
     size = format_bytes(last.host_bytes)

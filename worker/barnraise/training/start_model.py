@@ -23,12 +23,7 @@ log = logging.getLogger("barnraise")
 def load_start_model(
     spec: RunSpec, store_blob: Callable[[bytes | memoryview], str], folder: Path | None
 ) -> InitialWeights:
-    """Convert the model that `spec.start` names.
-
-    Args:
-        spec: of the run that begins with the model.
-        store_blob: stores a fragment and returns its digest.
-        folder: the model's folder, where the spec names one of the owner's machine.
+    """Convert the model that `spec.start` names, or that is in a folder of the owner's machine.
 
     Raises:
         UnsupportedModelError: A run cannot train this model exactly, or its folder is unknown.

@@ -116,7 +116,7 @@ class StatusPublisher:
             "token_budget": self.token_budget,
             "coordinator_bytes": self._joined.coordinator.body_bytes,
             "refused": self.refusal,
-            "waiting": stats.waiting_reason or self._exchange.probation,
+            "waiting": stats.waiting_reason or self._exchange.author.probation,
             "reach": self._describe_reach(),
             "reach_facts": asdict(self._exchange.reach_facts),
             "run_rate": self._history.tokens_per_second,
@@ -141,7 +141,7 @@ class StatusPublisher:
     def refusal(self) -> str | None:
         """Return why this machine has no place in the run any longer; None if it has."""
         exchange = self._exchange
-        return self._reporter.refused or exchange.exclusion or exchange.copied_key
+        return self._reporter.refused or exchange.author.exclusion or exchange.copied_key
 
     def _describe_reach(self) -> str:
         """Return how peers reach this machine, in a sentence that is logged when it changes."""

@@ -427,7 +427,7 @@ class Worker:
             round_schedule: how the update is compressed, and where the next round begins.
             fragments_due: indices of the fragments whose round ends; None: of all fragments.
         """
-        if self.exchange.suspension:
+        if self.exchange.author.suspension:
             self.engine.reset_round()  # nothing that this machine publishes would count
             return
         self.log_probation()
@@ -461,7 +461,7 @@ class Worker:
 
     def log_probation(self) -> None:
         """Log when it begins, and when it ends, that this newcomer's updates do not count yet."""
-        reason = self.exchange.probation or ""
+        reason = self.exchange.author.probation or ""
         if reason != self._logged_probation:
             log.info("%s", reason or "what this machine trains counts from now on")
             self._logged_probation = reason
@@ -489,7 +489,7 @@ class Worker:
     def exchange_updates(self) -> None:
         """Apply what peers have sent, check the anchor, and serve snapshots to joining peers."""
         self.apply_arrivals()
-        self.anchor.set_vouched(self.exchange.vouched)
+        self.anchor.set_vouched(self.ledger.verdicts.vouched)
         self.repair_anchor()
         self.exchange.serve_snapshots(self.anchor)
 
@@ -564,8 +564,8 @@ class Worker:
         """Publish the status to the coordinator, the status file and the peers, when it is due."""
         if self._memory_watch is not None:
             self._memory_watch.poll()
-            self._running_mark.set_shortage(self._memory_watch.has_shortage)
-            self.metrics.memory_shortages = self._memory_watch.shortages
+            self._running_mark.set_shortage(self._memory_watch.pressure.short_since is not None)
+            self.metrics.memory_shortages = self._memory_watch.pressure.shortages
         status = self.status_publisher.publish(self.anchor, at_once)
         if status is not None:
             self.monitor.set_limits(describe_limits(self.owners_limits))
@@ -599,7 +599,7 @@ class Worker:
             if reason != logged:
                 logged = reason
                 log.error("%s", reason)
-            is_alone = reason == self.exchange.suspension
+            is_alone = reason == self.exchange.author.suspension
             activity = Activity.PAUSED if is_alone else Activity.SUSPENDED
             self.metrics.set_idle(activity, OWNER_PAUSE)
             if self.leaving.wait(LOOP_POLL_SECONDS) or self.run_ended:
@@ -616,7 +616,7 @@ class Worker:
                 "train by their tickets: this machine waits for the run's owner, who can exclude a "
                 "volunteer or end the run"
             )
-        return self.exchange.suspension or ""
+        return self.exchange.author.suspension or ""
 
     def wait_while_paused(self) -> bool:
         """Wait while there is a reason to pause. The exchange goes on.
@@ -734,7 +734,7 @@ class Worker:
     def needs_other_plan(self) -> bool:
         """Return whether other programs need memory, or have long left more than the plan uses."""
         watch = self._memory_watch
-        is_due = watch is not None and (watch.needs_smaller_plan or watch.may_grow)
+        is_due = watch is not None and (watch.pressure.is_short or watch.pressure.may_grow)
         return is_due and not self.is_leaving()
 
     def change_plan(self) -> None:
@@ -842,7 +842,7 @@ class Worker:
         if progress is None:
             self.saved_state.load_into(self.engine)
             self.engine.progress = replace(self.engine.progress, position=header.step)
-        if self.exchange.last_published_seq > header.last_seq:
+        if self.exchange.author.last_seq > header.last_seq:
             # The ledger has a newer update of this machine than the saved state: that update may
             # already contain the residual, and it contains what the round had learnt.
             self.engine.reset_feedback()
@@ -869,9 +869,9 @@ class Worker:
                 "the state and the ledger of %s do not belong together: starting from the ledger",
                 header.run,
             )
-            own_head = header.heads.get(self.exchange.author)
+            own_head = header.heads.get(self.exchange.author.name)
             if own_head is not None:
-                self.exchange.on_own_update(own_head)
+                self.exchange.author.on_own_update(own_head)
         self.saved_state.clear()  # what is damaged as well
         return None
 
@@ -891,11 +891,7 @@ class Worker:
                 log.warning("this machine writes no samples: %s", error)
 
     def _replay_updates(self, target: dict[str, int]) -> None:
-        """Receive the updates since the run's start before the first round.
-
-        Args:
-            target: the version vector that most peers have.
-        """
+        """Receive the updates up to a version vector before the first round."""
         monitor = ReplayMonitor(target, time.monotonic())
 
         def is_done() -> bool:
@@ -910,7 +906,7 @@ class Worker:
             run=self.joined.run,
             spec=self.joined.spec_digest,
             step=progress.position,
-            last_seq=self.anchor.vector.get(self.exchange.author, 0),
+            last_seq=self.anchor.vector.get(self.exchange.author.name, 0),
             tokens=self.anchor.tokens,
             heads=self.anchor.heads,
             retracted=self.anchor.retracted,

@@ -55,15 +55,7 @@ def fetch_initial_weights(
     store_blob: Callable[[bytes | memoryview], str],
     model_folder: Path | None = None,
 ) -> InitialWeights:
-    """Fetch the weights that `spec.start` names.
-
-    Args:
-        home: this machine's state directory.
-        leaving: interrupts the fetch.
-        measure: returns this machine's hardware; called only where it is needed.
-        spec: of the run that begins with the weights.
-        store_blob: stores a fragment and returns its digest.
-        model_folder: of a Hugging Face model, if it is on this machine.
+    """Fetch the weights that `spec.start` names, or convert a model's folder of this machine.
 
     Raises:
         UnsupportedModelError: A run would not train the Hugging Face model exactly.

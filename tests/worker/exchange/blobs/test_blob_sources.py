@@ -122,4 +122,4 @@ def test_known_peers_are_found_again_after_a_restart(world):
     b.open()
     b.start()  # without an introduction
     world.wait_for_agreement(a, b)
-    assert b.ledger.peer_store.peers() and b.anchor.vector == {a.exchange.author: 2}
+    assert b.ledger.peer_store.peers() and b.anchor.vector == {a.exchange.author.name: 2}

@@ -22,6 +22,7 @@ from barnraise.exchange.gossip.agreement import count_each_alike
 from barnraise.exchange.gossip.gossip import Gossip
 from barnraise.exchange.gossip.state_intervals import STATE_INTERVALS
 from barnraise.peering.limits.timeouts import TIMEOUTS
+from barnraise.peering.membership.membership import Meeting
 from barnraise.protocol.messages import PeerState
 from barnraise.protocol.table_sizes import FEW
 
@@ -382,6 +383,15 @@ def test_false_numbers_of_a_known_author_do_not_make_one_overtaken():
     assert time.perf_counter() - started < 2.0, "a liar's claim costs no work at every event"
     assert not me.is_overtaken(1000.0, count_each_alike(me.volunteer_vectors()))
     assert me.agreed_vector() == {author: 5}
+
+
+def test_own_volunteers_machine_decides_which_vector_is_agreed():
+    me, author = Gossip(key_of(1), 0, "me"), author_of(9)
+    for number, volunteer in ((2, "me"), (3, "liar"), (4, "liar 2")):
+        me.on_connected(key_of(number), 0.0, Meeting(volunteer=volunteer))
+        me.on_author(key_of(number), author)
+        me.on_state(key_of(number), peer_state({author: 2 if volunteer == "me" else 9}), 0.0)
+    assert me.agreed_vector() == {author: 2}
 
 
 def test_truly_overtaken_machine_is_not_held_back_by_a_liar():

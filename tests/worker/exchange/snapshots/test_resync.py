@@ -42,7 +42,7 @@ def fallen_behind(request, world, monkeypatch):
         for machine in (a, c):
             # Repeated until each machine has received the other's vector.
             machine.exchange.on_state_saved(machine.anchor.vector)
-        author = a.exchange.author
+        author = a.exchange.author.name
         return min(machine.ledger.pruned().get(author, 0) for machine in (a, c)) >= 7
 
     wait_until(pruned)
@@ -64,7 +64,7 @@ def fallen_behind(request, world, monkeypatch):
 
 def test_pruned_updates_are_not_served_and_late_peer_loads_snapshot(world, fallen_behind, caplog):
     b, a, c = fallen_behind
-    author, own = a.exchange.author, b.exchange.author
+    author, own = a.exchange.author.name, b.exchange.author.name
     assert b.ledger.vector()[author] == 3, "no peer could serve its later updates"
     records = caplog.get_records("setup")
     assert any("taking a snapshot" in record.getMessage() for record in records)
@@ -77,8 +77,8 @@ def test_pruned_updates_are_not_served_and_late_peer_loads_snapshot(world, falle
     b.start()
     b.publish_round(51)
     world.wait_for_agreement(a, b, c)
-    assert b.anchor.vector == {author: 11, c.exchange.author: 3, own: 2}
-    assert b.exchange.author == own and b.ledger.base.has_former
+    assert b.anchor.vector == {author: 11, c.exchange.author.name: 3, own: 2}
+    assert b.exchange.author.name == own and b.ledger.base.has_former
     b.exchange.report_anchor_digest(b.anchor.vector_digest(), b.anchor.digest())
     wait_until(lambda: b.exchange.server.gossip.anchor_digests)
     b.exchange.set_listed_anchors({b.anchor.vector_digest(): "f" * 64})
@@ -91,7 +91,7 @@ def test_pruned_updates_are_not_served_and_late_peer_loads_snapshot(world, falle
 def test_snapshot_from_before_a_verdict_is_discarded(world, fallen_behind):
     """A verdict arrives while the snapshot waits for the training loop: it lacks its effect."""
     b, a, _ = fallen_behind
-    author = a.exchange.author  # once a learns of the verdict, it continues under another name
+    author = a.exchange.author.name  # once a learns of the verdict, it continues under another name
     b.apply_verdict(world.sign_verdict({author: 7}))
     before = b.ledger.vector()
     assert not b.exchange.resync()
@@ -103,7 +103,7 @@ def test_machine_that_lacks_nothing_does_not_begin_again(world):
     a = world.machine(1).start()
     a.publish_round(1)
     assert not a.exchange.needs_resync and not a.exchange.resync()
-    assert a.ledger.vector() == {a.exchange.author: 1}
+    assert a.ledger.vector() == {a.exchange.author.name: 1}
 
 
 def test_fetch_without_a_snapshot_is_repeated_after_the_interval(world, monkeypatch):

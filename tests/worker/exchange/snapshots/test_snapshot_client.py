@@ -67,7 +67,7 @@ def test_joiner_survives_a_restart_and_serves_the_next_joiner(world):
     c.open()
     with stepping(a, b):
         again = join_peers(c, a, b)
-    assert again is not None and again.heads.keys() == {a.exchange.author}, (
+    assert again is not None and again.heads.keys() == {a.exchange.author.name}, (
         "its folder contains the snapshot that it started from"
     )
     world.wait_for_agreement(a, b, c)

@@ -56,7 +56,7 @@ def test_flood_of_snapshot_requests_copies_the_anchor_a_few_times(world):
     server, now, copies = a.exchange.server.snapshot_server, time.monotonic(), 0
     for seq in range(1, 13):
         for key in "bc":  # of one volunteer
-            vector = {a.exchange.author: seq}
+            vector = {a.exchange.author.name: seq}
             server.add_request(PendingRequest(key * 64, vector, now + 30, "flooder"), now)
             copies += server.copy_anchor(a.anchor, now) is not None
     assert copies <= SERVICE_LIMITS[Service.SNAPSHOTS]["volunteer"].burst
@@ -68,11 +68,11 @@ def test_flood_of_snapshot_requests_copies_the_anchor_a_few_times(world):
 def test_request_ahead_of_the_anchor_waits_until_it_expires(world):
     a = world.machine(1).start()
     server, now = SnapshotServer(a.ledger, {}, asyncio.to_thread), time.monotonic()
-    server.add_request(PendingRequest("b" * 64, {a.exchange.author: 1}, now + 30), now)
+    server.add_request(PendingRequest("b" * 64, {a.exchange.author.name: 1}, now + 30), now)
     assert server.copy_anchor(a.anchor, now) is None
     a.publish_round(1)
     assert server.copy_anchor(a.anchor, now) is not None
-    server.add_request(PendingRequest("b" * 64, {a.exchange.author: 9}, now + 30), now)
+    server.add_request(PendingRequest("b" * 64, {a.exchange.author.name: 9}, now + 30), now)
     assert server.copy_anchor(a.anchor, now + 31) is None and not server.pending_requests
 
 
@@ -85,9 +85,9 @@ def test_snapshot_before_the_ledgers_base_is_not_served(world):
         join_peers(world.machine(3), a, b, trust_one=True)
     c = world.machines[2]
     server, now = c.exchange.server.snapshot_server, time.monotonic()
-    server.add_request(PendingRequest("d" * 64, {a.exchange.author: 1}, now + 30), now)
+    server.add_request(PendingRequest("d" * 64, {a.exchange.author.name: 1}, now + 30), now)
     frozen, _ = server.copy_anchor(c.anchor, now)
-    assert server.build_snapshot(frozen, {a.exchange.author: 1}, now) is None
+    assert server.build_snapshot(frozen, {a.exchange.author.name: 1}, now) is None
 
 
 def build_snapshot(machine, now: float) -> SnapshotManifest | None:
@@ -169,9 +169,9 @@ def test_snapshot_at_an_earlier_vector_has_the_bytes_of_that_time(world):
     earlier = [bytes(fragment_to_bytes(fragment)) for fragment in a.anchor.fragments]
     a.publish_round(2)
     server = a.exchange.server.snapshot_server
-    server.add_request(PendingRequest("b" * 64, {a.exchange.author: 1}, 1e9), 1e6)
+    server.add_request(PendingRequest("b" * 64, {a.exchange.author.name: 1}, 1e9), 1e6)
     frozen, _ = server.copy_anchor(a.anchor, 1e6)
-    manifest = server.build_snapshot(frozen, {a.exchange.author: 1}, 1e6)
+    manifest = server.build_snapshot(frozen, {a.exchange.author.name: 1}, 1e6)
     assert [server.blobs.read(digest) for digest in manifest.fragments] == earlier
 
 

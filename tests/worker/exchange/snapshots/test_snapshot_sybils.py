@@ -57,7 +57,7 @@ def test_sybil_votes_only_once_its_rounds_have_been_here_for_long(world, monkeyp
     assert b.ledger.work_of_volunteers() == (work, set()), "it all came a moment ago"
     monkeypatch.setattr(ledger, "VOTER_WORK", ledger.VoterWork(seconds=0.0))
     assert b.ledger.work_of_volunteers() == (work, {first, third}), "two rounds are too few"
-    b.apply_verdict(world.sign_verdict(volunteers={third: {c.exchange.author: 2}}))
+    b.apply_verdict(world.sign_verdict(volunteers={third: {c.exchange.author.name: 2}}))
     assert b.ledger.work_of_volunteers() == ({first: 500, second: 200}, {first})
 
 
@@ -88,7 +88,7 @@ def test_six_idle_accounts_give_a_joiner_no_weights(world, monkeypatch):
         deadline = time.monotonic() + 60
         while snapshot is None and time.monotonic() < deadline:
             snapshot = joiner.exchange.fetch_snapshot(20.0)
-    assert snapshot.confirmed and snapshot.heads.keys() == {m.exchange.author for m in honest}
+    assert snapshot.confirmed and snapshot.heads.keys() == {m.exchange.author.name for m in honest}
 
 
 @pytest.mark.parametrize(

@@ -79,10 +79,10 @@ def test_newcomers_updates_count_once_those_let_in_agree(world, judges):
     initial = x.anchor.digest()
     train_round(99, x)
     assert x.anchor.digest() == initial, "what a newcomer trains is withdrawn from its own anchor"
-    assert x.exchange.probation
+    assert x.exchange.author.probation
     rounds = train([*known, x], until=lambda: is_admitted(x, *known, x))
-    assert rounds <= 10 and not x.exchange.probation
-    assert x.exchange.last_published_seq <= rounds - OPINION_ROUNDS, "its trials do not count later"
+    assert rounds <= 10 and not x.exchange.author.probation
+    assert x.exchange.author.last_seq <= rounds - OPINION_ROUNDS, "its trials do not count later"
     train_round(100, x)
     world.wait_for_agreement(*known, x, seconds=40)
     assert all(has_updates_of(machine.ledger, x) for machine in known)
@@ -126,7 +126,7 @@ def test_joiner_takes_a_snapshot_with_an_admitted_newcomers_updates(world):
     late.add_peers(a, b, x)
     with stepping(a, b, x):
         snapshot = late.exchange.fetch_snapshot(30.0, trust_all=True)
-    assert snapshot is not None and x.exchange.author in snapshot.heads
+    assert snapshot is not None and x.exchange.author.name in snapshot.heads
     late.anchor.load(snapshot.fragments, snapshot.heads, snapshot.retracted)
     late.start()
     world.wait_for_agreement(a, b, x, late)
@@ -138,12 +138,15 @@ def test_excluded_attester_takes_its_admissions_with_it(world):
     train([a, b, x], until=lambda: is_admitted(x, a, b, x))
     train_round(100, x)
     world.wait_for_agreement(a, b, x, seconds=40)
-    kept = {b.exchange.author: b.exchange.last_published_seq}
+    kept = {b.exchange.author.name: b.exchange.author.last_seq}
     a.apply_verdict(world.sign_verdict(volunteers={f"{b.number:064x}": kept}, issued=time.time()))
     wait_until(lambda: not is_admitted(x, a))
     world.wait_for_agreement(a, x, seconds=40)
-    assert a.ledger.vector()[b.exchange.author] and x.exchange.author not in a.ledger.vector()
-    assert x.exchange.probation
+    assert (
+        a.ledger.vector()[b.exchange.author.name]
+        and x.exchange.author.name not in a.ledger.vector()
+    )
+    assert x.exchange.author.probation
 
 
 def test_newcomer_that_republishes_others_updates_is_not_compared(world):
@@ -153,9 +156,9 @@ def test_newcomer_that_republishes_others_updates_is_not_compared(world):
         for machine in (a, b):
             train_round(number, machine)
         world.wait_for_agreement(a, b, x)
-        _, update = next(x.ledger.headers(a.exchange.author, number + 1, number + 1))
+        _, update = next(x.ledger.headers(a.exchange.author.name, number + 1, number + 1))
         copy = Withdrawal(update.fragments, update.tokens)
-        x.exchange.thread.call(x.exchange.server.offer_trial, copy)
+        x.exchange.thread.run(x.exchange.server.trial_sender.offer(copy), None)
         with stepping(a, b, x):
             time.sleep(ROUND_SECONDS)
     assert not is_admitted(x, a)
@@ -172,5 +175,5 @@ def test_newcomer_with_a_false_trial_is_disconnected(world, damage):
     count = len(a.anchor.fragments) + (damage == "count")
     trial = Withdrawal([part] + [EMPTY_PART] * (count - 1), 100)
     session = a.exchange.server.peers.connections[x.identity.key]
-    x.exchange.thread.call(x.exchange.server.offer_trial, trial)
+    x.exchange.thread.run(x.exchange.server.trial_sender.offer(trial), None)
     wait_until(lambda: a.exchange.server.peers.connections.get(x.identity.key) is not session)

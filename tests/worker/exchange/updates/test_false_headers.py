@@ -52,7 +52,7 @@ def test_author_with_another_header_for_one_machine_is_cut_off_by_a_proof(world,
     a.publish_round(1)
     wait_until(lambda: all(m.ledger.verdicts.limits == {author: 0} for m in (a, b)))
     world.wait_for_agreement(a, b)
-    assert b.ledger.vector() == {a.exchange.author: 1}
+    assert b.ledger.vector() == {a.exchange.author.name: 1}
     assert a.identity.key in b.exchange.server.peers.connections, (
         "who passed the true one on is blamed"
     )

@@ -10,7 +10,6 @@ from helpers.wait_for import wait_until
 from barnraise.exchange.updates import (
     incomplete_updates,
     payload_receiver,
-    transfer_budget,
     update_receiver,
 )
 from barnraise.protocol.messages import BlobPart, Update
@@ -18,7 +17,7 @@ from barnraise.protocol.messages import BlobPart, Update
 
 def test_stale_headers_make_room_for_other_authors(world, monkeypatch):
     monkeypatch.setattr(incomplete_updates, "MAX_INCOMPLETE_OF_VOLUNTEER", 3)
-    monkeypatch.setattr(transfer_budget, "STALE_SECONDS", 1.0)
+    monkeypatch.setattr(incomplete_updates, "STALE_SECONDS", 1.0)
     a = world.machine(1).start()
     updates = a.exchange.server.updates
     with connect_raw_peer(world, a) as send:
@@ -62,7 +61,7 @@ def test_payloads_of_updates_that_never_complete_do_not_stay(world, monkeypatch)
         send_half(send, 1)
         wait_until(lambda: blobs.partial_bytes() == 100 and all(map(blobs.has, names[1:])))
         with monkeypatch.context() as later:
-            later.setattr(transfer_budget, "EXPIRY_SECONDS", -1e6)
+            later.setattr(incomplete_updates, "EXPIRY_SECONDS", -1e6)
             wait_until(lambda: not a.exchange.server.updates.incomplete)
             wait_until(lambda: not any(map(blobs.has, names)) and not blobs.partial_bytes())
         send_half(send, 2)
@@ -88,7 +87,7 @@ def test_complete_update_that_waits_for_its_time_does_not_expire(world, monkeypa
         wait_until(lambda: "states a time that is" in caplog.text)
         send(build_push(world, STRANGER, incarnation="8" * 16, fragments=lost))
         wait_until(lambda: len(updates.incomplete) == 2)
-        monkeypatch.setattr(transfer_budget, "EXPIRY_SECONDS", -1e6)
+        monkeypatch.setattr(incomplete_updates, "EXPIRY_SECONDS", -1e6)
         wait_until(lambda: len(updates.incomplete) < 2)
         assert updates.incomplete == [(author, 1)], "its bytes are all here"
         now[0] += 200.0

@@ -47,7 +47,7 @@ class TrainingMachine:
             run=RUN,
             incarnation=self.incarnation,
             ticket=self.ticket,
-            max_tokens=SPEC.max_tokens_per_update,
+            spec=SPEC,
             clock=lambda: self.now,
             reincarnate=self.reincarnate,
         )

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from barnraise.exchange.updates.transfer_budget import (
+from barnraise.exchange.updates.incomplete_updates import (
     EXPIRY_SECONDS,
     ReservedTotal,
     TransferBudget,
@@ -18,10 +18,11 @@ LIMIT = ReservedTotal(1000, 16)
     )
 )
 def test_budget_is_never_exceeded_in_all_or_by_a_volunteer(headers):
-    budget: TransferBudget[int] = TransferBudget(LIMIT, volunteer_count=8)
-    reserved: dict[int, tuple[str, int]] = {}
+    budget = TransferBudget(LIMIT, volunteer_count=8)
+    reserved: dict[tuple[str, int], tuple[str, int]] = {}
     now = 0.0
-    for name, (volunteer, size, seconds) in enumerate(headers):
+    for number, (volunteer, size, seconds) in enumerate(headers):
+        name = (volunteer, number)
         now += seconds
         dropped = budget.reserve(name, volunteer, size, now)
         if dropped is not None:
@@ -37,37 +38,37 @@ def test_budget_is_never_exceeded_in_all_or_by_a_volunteer(headers):
 
 
 def test_budget_flood_of_one_volunteer_leaves_room_for_others():
-    budget: TransferBudget[str] = TransferBudget(LIMIT, volunteer_count=8)
-    accepted = [budget.reserve(f"liar {n}", "liar", 50, 0.0) is not None for n in range(100)]
+    budget = TransferBudget(LIMIT, volunteer_count=8)
+    accepted = [budget.reserve(("liar", n), "liar", 50, 0.0) is not None for n in range(100)]
     assert accepted == [True] * 5 + [False] * 95
-    assert budget.reserve("honest", "ann", 200, 0.0) == []
+    assert budget.reserve(("honest", 1), "ann", 200, 0.0) == []
 
 
 def test_budget_full_of_trickled_updates_makes_room_for_who_has_less():
-    budget: TransferBudget[str] = TransferBudget(LIMIT, volunteer_count=8)
+    budget = TransferBudget(LIMIT, volunteer_count=8)
     for n in range(20):
-        budget.reserve(f"liar {n}", f"liar {n % 4}", 50, float(n))
+        budget.reserve(("liar", n), f"liar {n % 4}", 50, float(n))
         for other in range(n + 1):
-            budget.record_progress(f"liar {other}", float(n))  # a byte now and then
-    assert budget.reserve("honest", "ann", 60, 30.0) == ["liar 0"]
-    assert budget.reserve("late liar", "liar 1", 200, 31.0) is None
+            budget.record_progress(("liar", other), float(n))  # a byte now and then
+    assert budget.reserve(("honest", 1), "ann", 60, 30.0) == [("liar", 0)]
+    assert budget.reserve(("late liar", 1), "liar 1", 200, 31.0) is None
 
 
 def test_budget_update_that_trickles_expires_in_the_end():
-    budget: TransferBudget[str] = TransferBudget(LIMIT, volunteer_count=8)
-    budget.reserve("trickled", "liar", 100, 0.0)
+    budget = TransferBudget(LIMIT, volunteer_count=8)
+    budget.reserve(("trickled", 1), "liar", 100, 0.0)
     for now in range(0, 1200, 50):
-        budget.record_progress("trickled", float(now))
-    assert budget.expired(EXPIRY_SECONDS - 1) == [] and budget.expired(1200.0) == ["trickled"]
+        budget.record_progress(("trickled", 1), float(now))
+    assert budget.expired(EXPIRY_SECONDS - 1) == [] and budget.expired(1200.0) == [("trickled", 1)]
 
 
 def test_budget_update_without_a_byte_makes_room_for_its_own_volunteer():
-    budget: TransferBudget[str] = TransferBudget(LIMIT, volunteer_count=8)
-    budget.reserve("old", "ann", 200, 0.0)
-    assert budget.reserve("new", "ann", 200, 30.0) is None
-    assert budget.reserve("new", "ann", 200, 61.0) == ["old"]
+    budget = TransferBudget(LIMIT, volunteer_count=8)
+    budget.reserve(("old", 1), "ann", 200, 0.0)
+    assert budget.reserve(("new", 1), "ann", 200, 30.0) is None
+    assert budget.reserve(("new", 1), "ann", 200, 61.0) == [("old", 1)]
 
 
 def test_budget_single_update_above_it_fits():
-    budget: TransferBudget[str] = TransferBudget(LIMIT, volunteer_count=8)
-    assert budget.reserve("large", "ann", 5000, 0.0) == []
+    budget = TransferBudget(LIMIT, volunteer_count=8)
+    assert budget.reserve(("large", 1), "ann", 5000, 0.0) == []

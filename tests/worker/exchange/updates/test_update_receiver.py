@@ -184,10 +184,10 @@ def test_flood_of_empty_updates_waits_and_honest_updates_do_not(world, caplog):
     for seed in range(40):
         a.publish_round(seed, tokens=0, due=[0])
     c.publish_round(100)
-    wait_until(lambda: c.exchange.author in b.ledger.vector())
-    wait_until(lambda: b.ledger.vector().get(a.exchange.author, 0) > 8)
+    wait_until(lambda: c.exchange.author.name in b.ledger.vector())
+    wait_until(lambda: b.ledger.vector().get(a.exchange.author.name, 0) > 8)
     time.sleep(1)
-    assert 8 < b.ledger.vector()[a.exchange.author] < 20, "the burst, and then the pace"
+    assert 8 < b.ledger.vector()[a.exchange.author.name] < 20, "the burst, and then the pace"
     assert "more than its machine can train: it waits" in caplog.text
     assert a.identity.key in b.exchange.server.peers.connections, "nobody is refused for it"
 
@@ -202,7 +202,7 @@ def test_update_that_arrives_before_earlier_ones_waits_for_them(world):
         wait_until(lambda: len(updates.incomplete) == 2)
         assert not b.ledger.vector()
         send_update(send, a.ledger, published[0])
-        wait_until(lambda: b.ledger.vector() == {a.exchange.author: 3})
+        wait_until(lambda: b.ledger.vector() == {a.exchange.author.name: 3})
     assert [received.header.seq for received in b.exchange.poll_updates()] == [1, 2, 3]
 
 

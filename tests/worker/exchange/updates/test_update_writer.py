@@ -61,9 +61,9 @@ def test_update_whose_payload_the_disk_refuses_is_not_published(world, monkeypat
     monkeypatch.setattr(blob_store.BlobStore, "store", refuse_third)
     with pytest.raises(OSError, match="no space left"):
         a.publish_round(1)
-    assert a.exchange.last_published_seq == 0 and a.ledger.vector() == {}
+    assert a.exchange.author.last_seq == 0 and a.ledger.vector() == {}
     a.publish_round(2)
-    assert a.exchange.last_published_seq == 1
+    assert a.exchange.author.last_seq == 1
 
 
 PARTS = [(bytes([n]) * 60, torch.full((8,), n, dtype=torch.int32)) for n in range(4)]
@@ -82,7 +82,7 @@ def open_writer(machine, on_published=lambda update: None) -> UpdateWriter:
         run="01890000-0000-7000-8000-000000000001",
         incarnation=machine.incarnation,
         ticket=machine.ticket,
-        max_tokens=machine.world.spec.max_tokens_per_update,
+        spec=machine.world.spec,
         clock=time.time,
         reincarnate=lambda: "0" * 16,
     )

@@ -37,13 +37,13 @@ def start_with_stranger(world, rounds: int = 3):
 def publish(rounds: int, *machines) -> None:
     for _ in range(rounds):
         for machine in machines:
-            machine.publish_round(100 * machine.number + machine.exchange.last_published_seq)
+            machine.publish_round(100 * machine.number + machine.exchange.author.last_seq)
 
 
 def state_opinions(machine, *doubted, agreeing=(), **kept: int) -> None:
     """Let a machine state that it doubts other machines' volunteers, and who agrees with it."""
     now_ms = int(1000 * time.time())
-    kept_updates = {other.exchange.author: kept["kept"] for other in doubted if kept}
+    kept_updates = {other.exchange.author.name: kept["kept"] for other in doubted if kept}
     statements = machine.ledger.verdicts.statements
     machine.exchange.publish_opinions(
         {f"{n.number:064x}": Doubt(since_ms=now_ms, kept=kept_updates) for n in doubted},
@@ -75,9 +75,9 @@ def test_suspended_volunteers_updates_come_out_and_return_when_cleared(world):
     assert a.anchor.digest() == everything, "one doubt suspends nobody"
     state_opinions(b, x, kept=1)
     wait_until(lambda: all(machine.ledger.verdicts.suspended for machine in (a, b, x)))
-    assert world.wait_for_agreement(a, b, x) == without(world, a, x.exchange.author, kept=1)
+    assert world.wait_for_agreement(a, b, x) == without(world, a, x.exchange.author.name, kept=1)
     assert a.ledger.tokens == a.anchor.tokens == 700
-    assert x.exchange.suspension and not a.exchange.suspension
+    assert x.exchange.author.suspension and not a.exchange.author.suspension
     anchor = x.anchor.digest()
     assert x.publish_round(1) is None and x.anchor.digest() == anchor, "what it trains is withdrawn"
 
@@ -85,7 +85,7 @@ def test_suspended_volunteers_updates_come_out_and_return_when_cleared(world):
     assert world.wait_for_agreement(a, b, x) == everything
     publish(1, a, x)
     world.wait_for_agreement(a, b, x)
-    assert b.ledger.vector()[x.exchange.author] == 4 and not x.exchange.suspension
+    assert b.ledger.vector()[x.exchange.author.name] == 4 and not x.exchange.author.suspension
 
 
 def test_updates_that_were_refused_meanwhile_arrive_after_the_return(world):
@@ -101,10 +101,10 @@ def test_updates_that_were_refused_meanwhile_arrive_after_the_return(world):
     world.network.heal()
     x.add_peers(a, b)
     late.add_peers(a)
-    assert world.wait_for_agreement(a, b, x, late) == without(world, a, x.exchange.author)
+    assert world.wait_for_agreement(a, b, x, late) == without(world, a, x.exchange.author.name)
     clear(world, b, x)
     world.wait_for_agreement(a, b, x, late, seconds=40)
-    assert a.ledger.vector()[x.exchange.author] == 5
+    assert a.ledger.vector()[x.exchange.author.name] == 5
 
 
 def test_two_unvouched_accounts_withhold_nobodys_updates(world):
@@ -130,10 +130,12 @@ def test_joiner_takes_a_snapshot_without_the_suspended_volunteers_updates(world)
     late.add_peers(a, b, x)
     with stepping(a, b, x):
         snapshot = late.exchange.fetch_snapshot(30.0, trust_all=True)
-    assert snapshot is not None and snapshot.heads[x.exchange.author].seq == 1
+    assert snapshot is not None and snapshot.heads[x.exchange.author.name].seq == 1
     late.anchor.load(snapshot.fragments, snapshot.heads, snapshot.retracted)
     late.start()
-    assert world.wait_for_agreement(a, b, x, late) == without(world, a, x.exchange.author, kept=1)
+    assert world.wait_for_agreement(a, b, x, late) == without(
+        world, a, x.exchange.author.name, kept=1
+    )
     clear(world, a, x)
     world.wait_for_agreement(a, b, x, late, seconds=40)
 
@@ -161,8 +163,8 @@ def test_run_does_not_end_by_tokens_of_doubted_volunteers(world):
     world.wait_for_agreement(a, b, x)
     for machine in (a, b):
         state_opinions(machine)
-    wait_until(lambda: a.exchange.vouched and len(a.exchange.vouched) == MIN_JUDGES)
-    a.anchor.set_vouched(a.exchange.vouched)
+    wait_until(lambda: a.ledger.verdicts.vouched and len(a.ledger.verdicts.vouched) == MIN_JUDGES)
+    a.anchor.set_vouched(a.ledger.verdicts.vouched)
     assert a.anchor.tokens == 1200, "strangers together count at most as much as the vouched"
     for machine in (a, b):
         state_opinions(machine, x)

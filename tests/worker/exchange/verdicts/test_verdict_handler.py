@@ -31,7 +31,7 @@ def start_with_poisoner(world, rounds: int = 3):
         for machine in (a, b, p):
             machine.publish_round(100 * machine.number + seed)
     world.wait_for_agreement(a, b, p)
-    return a, b, p, p.exchange.author
+    return a, b, p, p.exchange.author.name
 
 
 def join_peers(machine, *others):
@@ -68,7 +68,7 @@ def test_verdict_on_a_single_update_keeps_the_authors_later_ones(world):
     p.publish_round(9)
     wait_until(lambda: a.ledger.vector()[author] == 4)
     assert world.wait_for_agreement(a, b, p) == world.sum_digest(a, updates={author: [2]})
-    assert p.exchange.author == author, "it continues under its incarnation"
+    assert p.exchange.author.name == author, "it continues under its incarnation"
     assert a.anchor.tokens == a.ledger.tokens == 900
 
 
@@ -83,10 +83,10 @@ def test_verdicts_in_any_order_give_one_anchor(world):
 def test_verdicts_author_applies_it_and_takes_a_new_incarnation(world):
     a, b, p, author = start_with_poisoner(world)
     a.apply_verdict(world.sign_verdict({author: 2}))
-    wait_until(lambda: p.exchange.author != author)
+    wait_until(lambda: p.exchange.author.name != author)
     p.publish_round(50)
     world.wait_for_agreement(a, b, p)
-    assert a.anchor.vector[p.exchange.author] == 1
+    assert a.anchor.vector[p.exchange.author.name] == 1
 
 
 def test_author_partitioned_during_a_verdict_catches_up(world):
@@ -100,7 +100,7 @@ def test_author_partitioned_during_a_verdict_catches_up(world):
     world.wait_for_agreement(a, b)
     world.network.heal()
     assert world.wait_for_agreement(a, b, p) == world.sum_digest(a, {author: 2})
-    assert p.exchange.author != author
+    assert p.exchange.author.name != author
 
 
 def test_machine_without_a_retracted_update_gets_the_later_ones(world):
@@ -128,13 +128,13 @@ def test_machine_without_a_retracted_update_gets_the_later_ones(world):
 
 def test_late_joiner_gets_an_anchor_without_retracted_updates(world):
     a, b, p, author = start_with_poisoner(world)
-    a.apply_verdict(world.sign_verdict({author: 1}, {b.exchange.author: {2: 100}}))
+    a.apply_verdict(world.sign_verdict({author: 1}, {b.exchange.author.name: {2: 100}}))
     world.wait_for_agreement(a, b, p)
     late = world.machine(4)
     with stepping(a, b, p):
         join_peers(late, a, b, p)
     agreed = world.wait_for_agreement(a, b, p, late)
-    assert agreed == world.sum_digest(a, {author: 1}, {b.exchange.author: [2]})
+    assert agreed == world.sum_digest(a, {author: 1}, {b.exchange.author.name: [2]})
     assert late.anchor.tokens == a.anchor.tokens and late.ledger.tokens == a.ledger.tokens
     late.publish_round(5)
     world.wait_for_agreement(a, b, p, late)
@@ -152,9 +152,9 @@ def test_joiner_with_a_retracted_update_requests_headers_and_payloads(world):
         join_peers(late, a, b, p)
     world.wait_for_agreement(a, b, p, late)
     assert late.ledger.update(author, 4) is None
-    a.apply_verdict(world.sign_verdict({author: 2}, {b.exchange.author: {1: 100}}))
+    a.apply_verdict(world.sign_verdict({author: 2}, {b.exchange.author.name: {1: 100}}))
     agreed = world.wait_for_agreement(a, b, p, late, seconds=40)
-    assert agreed == world.sum_digest(a, {author: 2}, {b.exchange.author: [1]})
+    assert agreed == world.sum_digest(a, {author: 2}, {b.exchange.author.name: [1]})
     late.stop()
     late.open()
     with stepping(a, b, p):
@@ -174,7 +174,7 @@ def test_retraction_without_the_payloads_fetches_them(world):
 def test_retraction_after_a_crash_is_completed_from_any_anchor(world):
     a, b, p, author = start_with_poisoner(world)
     old, heads = [f.clone() for f in b.anchor.fragments], dict(b.anchor.heads)
-    a.apply_verdict(world.sign_verdict({author: 1}, {a.exchange.author: {2: 100}}))
+    a.apply_verdict(world.sign_verdict({author: 1}, {a.exchange.author.name: {2: 100}}))
     wait_until(lambda: b.ledger.verdicts.digest is not None)
     b.stop()  # before its loop has retracted anything
     b.open()
@@ -256,7 +256,7 @@ def start_with_fork(world, updates: int = 1):
 def test_fork_of_a_restored_directory_is_found_and_retracted(world, updates, caplog):
     caplog.set_level(logging.INFO, "barnraise.exchange")
     a, b, c = start_with_fork(world, updates)
-    old = a.exchange.author
+    old = a.exchange.author.name
     assert b.ledger.head(old).digest != c.ledger.head(old).digest
     assert b.ledger.vector() == c.ledger.vector()
     world.network.heal()
@@ -264,17 +264,17 @@ def test_fork_of_a_restored_directory_is_found_and_retracted(world, updates, cap
         machine.add_peers(*(other for other in (a, b, c) if other is not machine))
     wait_until(lambda: all(m.ledger.verdicts.limits == {old: 1} for m in (a, b, c)))
     assert world.wait_for_agreement(a, b, c) == world.sum_digest(b, {old: 1})
-    assert a.exchange.author != old
+    assert a.exchange.author.name != old
     assert any("signed two updates as number" in record.getMessage() for record in caplog.records)
     a.publish_round(99)
     b.publish_round(98)
     world.wait_for_agreement(a, b, c)
-    assert a.anchor.vector[a.exchange.author] == 1
+    assert a.anchor.vector[a.exchange.author.name] == 1
 
 
 def test_fork_is_found_by_a_later_update_while_vectors_differ(world):
     a, b, c = start_with_fork(world)
-    old = a.exchange.author
+    old = a.exchange.author.name
     a.publish_round(30)
     world.wait_for_agreement(a, c)
     b.publish_round(31)
@@ -286,7 +286,7 @@ def test_fork_is_found_by_a_later_update_while_vectors_differ(world):
 
 def test_fork_proof_reaches_machines_that_saw_one_half(world):
     a, b, c = start_with_fork(world)
-    old = a.exchange.author
+    old = a.exchange.author.name
     d = world.machine(4)
     world.network.heal()
     d.start().add_peers(b)
@@ -338,7 +338,7 @@ def test_excluded_key_cannot_go_on_in_another_incarnation(world):
     digest_without = world.wait_for_agreement(a, b)
     assert digest_without == world.sum_digest(a, {author: 1})
     wait_until(lambda: p.identity.key not in links(a) | links(b))
-    wait_until(lambda: p.exchange.exclusion is not None)
+    wait_until(lambda: p.exchange.author.exclusion is not None)
     with pytest.raises(ExcludedError, match="excludes this machine"):
         p.publish_round(7)
 
@@ -374,7 +374,7 @@ def test_excluded_volunteer_is_out_with_all_keys(world):
     world.wait_for_agreement(a, b, p, q)
     b.apply_verdict(world.sign_verdict(volunteers={f"{3:064x}": {}}))
     agreed = world.wait_for_agreement(a, b)
-    assert agreed == world.sum_digest(a, {author: 0, q.exchange.author: 0})
+    assert agreed == world.sum_digest(a, {author: 0, q.exchange.author.name: 0})
     wait_until(lambda: not {p.identity.key, q.identity.key} & (links(a) | links(b)))
     c = join_peers_while_stepping(world.machine(5), a, b)
     assert world.wait_for_agreement(a, b, c) == agreed, "a joiner agrees"
@@ -427,7 +427,7 @@ def test_past_verdict_of_an_expelled_mirror_loses_its_effect(world):
             machine.publish_round(10 * machine.number + seed)
     honest = world.wait_for_agreement(a, b)
     assert a.ledger.tokens == 600
-    erase = dict.fromkeys([a.exchange.author, b.exchange.author], 0)
+    erase = dict.fromkeys([a.exchange.author.name, b.exchange.author.name], 0)
     rogue = world.sign_verdict(erase, by=(world.mirror,), mirror_list_version=1)
     a.apply_verdict(rogue)  # one of two mirrors is half of them
     world.wait_for_agreement(a, b)
@@ -452,7 +452,7 @@ def test_rogue_mirror_of_three_erases_nothing(world):
     )
     a = world.machine(1).start()
     a.publish_round(1)
-    erase = {a.exchange.author: 0}
+    erase = {a.exchange.author.name: 0}
     with pytest.raises(UnprovenVerdictError, match="1 more of the mirrors"):
         a.apply_verdict(world.sign_verdict(erase, by=(world.mirror,)))
     assert a.ledger.tokens == 100

@@ -9,7 +9,7 @@ from helpers.updates.headers import PART, build_update
 from hypothesis import given
 from hypothesis import strategies as st
 
-from barnraise.exchange.gossip.gossip import LinkState
+from barnraise.exchange.gossip.link_state import LinkState
 from barnraise.exchange.weights.contribution import ContributionMeter
 from barnraise.exchange.weights.delay_compensation import (
     MAX_IN_FLIGHT,

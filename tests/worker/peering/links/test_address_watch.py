@@ -67,4 +67,4 @@ def test_error_of_an_optional_part_leaves_the_exchange_running(world, monkeypatc
     wait_until(lambda: caplog.text.count("goes on without noticing that addresses") == 2, SECONDS)
     peer.publish_round(1)
     world.wait_for_agreement(machine, peer, seconds=SECONDS)
-    assert machine.ledger.vector() == {peer.exchange.author: 1}
+    assert machine.ledger.vector() == {peer.exchange.author.name: 1}

@@ -25,7 +25,7 @@ def test_two_machines_with_one_key_are_warned_and_the_newer_stops(world, monkeyp
     wait_until(lambda: copy.exchange.copied_key == COPIED_KEY, SECONDS)
     wait_until(lambda: caplog.text.count(COPIED_KEY) >= 2, SECONDS)
     assert original.exchange.copied_key is None
-    assert original.publish_round(1).author == original.exchange.author
+    assert original.publish_round(1).author == original.exchange.author.name
 
 
 def test_update_of_this_key_from_elsewhere_is_a_warning(world, monkeypatch, caplog):

@@ -22,6 +22,8 @@ from helpers.updates.tickets import RUN, sign_ticket
 from hypothesis import given, settings
 
 from barnraise.errors import MessageError, TicketError
+from barnraise.peering.limits.timeouts import TIMEOUTS
+from barnraise.peering.links import handshake
 from barnraise.peering.links.handshake import SIMULTANEOUS_SECONDS
 from barnraise.peering.transports.framing import pack
 from barnraise.peering.transports.transport import ChannelClosedError
@@ -70,7 +72,8 @@ async def test_two_machines_of_a_run_admit_each_other():
     ],
     ids=["garbage", "a request", "a payload", "goodbye", "closed", "silence"],
 )
-async def test_peer_that_sends_no_hello_first_is_not_admitted(frame, error, reason):
+async def test_peer_that_sends_no_hello_first_is_not_admitted(frame, error, reason, monkeypatch):
+    monkeypatch.setattr(handshake, "TIMEOUTS", replace(TIMEOUTS, hello_seconds=0.5))
     dialled, accepted = await open_ends()
     if frame:
         await dialled.send(frame)

@@ -64,7 +64,7 @@ def test_ticket_by_a_new_mirror_is_valid_once_the_list_names_it(world):
     b.add_peers(a)
     b.publish_round(1)
     world.wait_for_agreement(a, b)
-    assert a.anchor.vector == {b.exchange.author: 1}
+    assert a.anchor.vector == {b.exchange.author.name: 1}
 
 
 def test_ticket_by_a_mirror_outside_the_run_is_refused(world):

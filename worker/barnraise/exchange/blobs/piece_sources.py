@@ -26,7 +26,6 @@ class PieceSources:
     """The peers that sent the pieces of incomplete blobs."""
 
     def __init__(self) -> None:
-        """Start without blobs."""
         self._blobs: dict[str, _Pieces] = {}
 
     def accepts(self, digest: str, source: str) -> bool:

@@ -82,29 +82,7 @@ def majority_vector(vectors: Mapping[str, Mapping[str, int]], votes: Votes) -> d
     return agreed
 
 
-def agreed_vector(
-    vectors: Mapping[str, Mapping[str, int]], own: str, votes: Votes
-) -> dict[str, int]:
-    """Return the version vector at which to request a snapshot.
-
-    Args:
-        vectors: Volunteer → what that volunteer's machines have.
-        own: This machine's own volunteer.
-        votes: Of the volunteers.
-    """
-    if own in vectors:
-        return dict(vectors[own])
-    return majority_vector(vectors, votes)
-
-
 def is_agreed(agreeing: Collection[str], linked: Collection[str], own: str, votes: Votes) -> bool:
-    """Return whether enough volunteers agree.
-
-    Args:
-        agreeing: The volunteers that agree.
-        linked: All linked volunteers that have something to compare.
-        own: This machine's own volunteer.
-        votes: Of the volunteers.
-    """
+    """Return whether enough volunteers agree, of all linked ones with something to compare."""
     is_majority = 2 * votes.count(agreeing) > votes.weigh(linked)
     return own in agreeing or (is_majority and votes.can_decide(agreeing))

@@ -9,7 +9,7 @@ then on. Claims that nobody proves are dropped and counted.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from barnraise.protocol.table_sizes import FEW, MANY
+from barnraise.protocol.table_sizes import FEW, MANY, store_newest
 
 MAX_CLAIMS_WHILE_JOINING = 5000  # the same, for a machine that knows nobody yet
 MAX_PROBES = 8  # headers requested from one link at once
@@ -46,7 +46,6 @@ class AuthorRegister:
     """
 
     def __init__(self) -> None:
-        """Start without authors."""
         self.ignored = 0
         self._seen: dict[str, dict[str, None]] = {}  # key → its authors with a valid header
         self._claims: dict[str, LinkClaims] = {}  # by link
@@ -56,13 +55,9 @@ class AuthorRegister:
     def add(self, author: str) -> None:
         """Record that a valid header of this author, with its ticket, was seen."""
         key = author.partition(".")[0]
-        of_key = self._seen.pop(key, {})
-        of_key[author] = None
-        if len(of_key) > MAX_AUTHORS_PER_KEY:
-            del of_key[next(iter(of_key))]
-        self._seen[key] = of_key
-        if len(self._seen) > MANY:
-            del self._seen[next(iter(self._seen))]
+        of_key = self._seen.get(key, {})
+        store_newest(of_key, author, None, MAX_AUTHORS_PER_KEY)
+        store_newest(self._seen, key, of_key, MANY)
 
     def is_seen(self, author: str) -> bool:
         """Return whether a valid header of this author was seen."""
@@ -71,14 +66,7 @@ class AuthorRegister:
     # ---- claims
 
     def record_claim(self, key: str, author: str, claim: AuthorClaim, most: int) -> None:
-        """Record what a link claims of an unknown author.
-
-        Args:
-            key: The link.
-            author: The author.
-            claim: What it claims.
-            most: How many unknown authors of this link are stored.
-        """
+        """Record what a link claims of an unknown author, unless it claims of the most."""
         claims = self._claims.setdefault(key, LinkClaims())
         if author in claims.refused:
             return

@@ -12,8 +12,8 @@ a carrier.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
+from barnraise.exchange.gossip.link_state import LinkState
 from barnraise.exchange.gossip.requests import UPDATE_WINDOW
 from barnraise.peering.limits.back_off import BackOff
 from barnraise.protocol.table_sizes import FEW, store_newest
@@ -47,20 +47,7 @@ class CarrierRules:
     pauses: BackOff = field(default_factory=lambda: BackOff(60.0, 3600.0))
 
 
-class CarrierLink(Protocol):
-    """What decides whether a linked peer carries."""
-
-    key: str
-    volunteer: str  # digest of its volunteer
-    uplink: float | None  # bytes per second that it states; 0: it passes nothing on
-    relayed: int  # updates of others that came from it since it last failed to carry
-    vector: dict[str, int]  # author → sequence number of the last update that it has
-    has_state: bool
-    complete: bool
-    leaving_since: float | None
-
-
-Links = Mapping[str, CarrierLink]
+Links = Mapping[str, LinkState]
 
 
 @dataclass
@@ -131,9 +118,8 @@ class Review:
 class Carriers:
     """The carriers of one machine, and its updates under way."""
 
-    def __init__(self, rules: CarrierRules | None = None) -> None:
-        """Start without a carrier."""
-        self._rules = rules or CarrierRules()
+    def __init__(self) -> None:
+        self._rules = CarrierRules()
         self._records: dict[str, _CarrierRecord] = {}  # by volunteer
         self._spreads: dict[tuple[str, int], Spread] = {}  # by author and seq
         self._usual_seconds = self._rules.first_seconds  # until an update has reached all
@@ -145,19 +131,19 @@ class Carriers:
         """Return whether an uplink is so much faster than another one that it can carry for it."""
         return bool(uplink) and uplink >= self._rules.min_ratio * max(other, 1.0)
 
-    def rate(self, link: CarrierLink, now: float) -> float:
+    def rate(self, link: LinkState, now: float) -> float:
         """Return the bytes per second of a peer's uplink that count; 0 if it does not carry."""
         record = self._records.get(link.volunteer, _CarrierRecord())
         if not (link.uplink and link.relayed) or now < record.paused_until:
             return 0.0
         return record.credit * link.uplink
 
-    def carries(self, link: CarrierLink, own_uplink: float, now: float) -> bool:
+    def carries(self, link: LinkState, own_uplink: float, now: float) -> bool:
         """Return whether a linked peer can pass on updates for a machine with such an uplink."""
         is_here = link.has_state and not link.complete and link.leaving_since is None
         return is_here and self.is_far_above(self.rate(link, now), own_uplink)
 
-    def choose(self, links: Links, own_uplink: float, now: float) -> CarrierLink | None:
+    def choose(self, links: Links, own_uplink: float, now: float) -> LinkState | None:
         """Return the linked peer that carries best; None if none does."""
         able = [link for link in links.values() if self.carries(link, own_uplink, now)]
         return max(able, key=lambda link: self.rate(link, now), default=None)
@@ -165,16 +151,9 @@ class Carriers:
     # ---- updates under way
 
     def start(
-        self, author: str, seq: int, lacking: set[str], carrier: CarrierLink | None, now: float
+        self, author: str, seq: int, lacking: set[str], carrier: LinkState | None, now: float
     ) -> bool:
-        """Follow an update of this machine from now on.
-
-        Args:
-            author: This machine's name as an author.
-            seq: The update's sequence number.
-            lacking: Keys of the linked peers that lack it.
-            carrier: The peer that may carry it; None if there is none.
-            now: The time in seconds.
+        """Follow an update of this machine, which the linked peers `lacking` lack, from now on.
 
         Returns:
             Whether it is sent to the carrier alone.

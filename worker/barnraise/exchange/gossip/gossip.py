@@ -22,13 +22,12 @@ announced to the rest.
 
 import math
 import random
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import islice
 
 from barnraise.exchange.gossip.agreement import (
     Votes,
-    agreed_vector,
     count_each_alike,
     majority_vector,
 )
@@ -38,8 +37,10 @@ from barnraise.exchange.gossip.authors import (
     AuthorRegister,
 )
 from barnraise.exchange.gossip.carriers import Carriers
+from barnraise.exchange.gossip.link_state import LinkState
 from barnraise.exchange.gossip.requests import RequestScheduler
 from barnraise.exchange.gossip.state_intervals import STATE_INTERVALS
+from barnraise.ledger.verdict_set import VerdictSet
 from barnraise.peering.limits.timeouts import TIMEOUTS
 from barnraise.peering.membership.link_actions import (
     CloseLink,
@@ -100,88 +101,6 @@ class ProbeAuthor:
 Action = LinkAction | SendState | PushUpdate | RequestUpdates | ProbeAuthor
 
 
-@dataclass
-class LinkState:
-    """A connected peer: what it reported last, and what it is to be sent.
-
-    All times are in seconds. A `vector` maps authors to the sequence number of their last update,
-    and `pruned` to the one up to which their payloads have been removed.
-    """
-
-    key: str  # the peer's key
-    connected_at: float
-    last_received_at: float  # when its last message arrived
-    next_full_state_at: float  # when it is sent our next full State
-    volunteer: str = ""  # digest of its volunteer, from its ticket; its key if that is unknown
-    next_state_at: float = 0.0  # when it is sent our next State at the latest
-    last_state_at: float = -math.inf  # when it was sent our last State
-    next_peers_at: float = 0.0  # when it is sent our next message about other peers
-    has_news: bool = True  # whether something worth a State has changed since the last one
-    # Authors whose changes it has not been sent (an ordered set).
-    changed_authors: dict[str, None] = field(default_factory=dict[str, None])
-    # Author → sequence number up to which the next State declines pushes.
-    to_decline: dict[str, int] = field(default_factory=dict[str, int])
-    # How it came about: whose machine it is, who dialled and from where.
-    meeting: Meeting = field(default_factory=Meeting)
-    eager: bool = True  # whether new updates are pushed to it, not only announced
-    # Machines whose updates are only announced to it, as they reach it over other links (an ordered
-    # set).
-    lazy_keys: dict[str, None] = field(default_factory=dict[str, None])
-    # When one side said goodbye; None if neither did.
-    leaving_since: float | None = None
-    # What it has, of authors that are known here.
-    vector: dict[str, int] = field(default_factory=dict[str, int])
-    pruned: dict[str, int] = field(default_factory=dict[str, int])  # what it has no payloads of
-    # Author → sequence number up to which it has declined pushes.
-    declined: dict[str, int] = field(default_factory=dict[str, int])
-    rate: float = 0.0  # tokens per second at which it trains
-    anchor_vector: str | None = None  # digest of the vector of its anchor
-    anchor_digest: str | None = None  # digest of its anchor at that vector
-    # Whether its anchor equals ours, when both were last at one vector; None if they never were.
-    anchor_agrees: bool | None = None
-    complete: bool = False  # whether it will publish no further updates
-    uplink: float | None = None  # bytes per second that it states; 0: it passes nothing on
-    relayed: int = 0  # updates of others that came from it since it last failed to carry
-    is_fast: bool = False  # whether it states an uplink far above this machine's
-    carries: bool = False  # whether it passes on what it has, much faster than this machine can
-    # Machines whose updates it requested from this one since it last declined one (an ordered set).
-    requested_keys: dict[str, None] = field(default_factory=dict[str, None])
-    has_state: bool = False  # whether its first State has arrived
-
-    def is_state_due(self, now: float, min_interval: float, slack: float = 0.0) -> bool:
-        """Return whether this peer is to be sent a State.
-
-        Args:
-            now: The time in seconds.
-            min_interval: Seconds between two States when something changes.
-            slack: Seconds by which a State without news may be early.
-        """
-        has_news = self.has_news and now >= self.last_state_at + min_interval
-        return has_news or now + slack >= self.next_state_at or bool(self.to_decline)
-
-    def is_eager_for(self, author: str) -> bool:
-        """Return whether new updates of an author are pushed to this peer."""
-        return self.eager and author.partition(".")[0] not in self.lazy_keys
-
-    def make_eager_for(self, author: str) -> None:
-        """Push new updates of an author to this peer from now on."""
-        self.eager = True
-        self.lazy_keys.pop(author.partition(".")[0], None)
-
-    def make_lazy_for(self, lazy: Iterable[str], authors: Iterable[str]) -> None:
-        """Only announce new updates of some authors to this peer from now on.
-
-        Args:
-            lazy: These authors.
-            authors: All authors; a link that is lazy for all of them is lazy for new ones too.
-        """
-        keys = {author.partition(".")[0]: None for author in lazy}
-        self.lazy_keys |= keys
-        for key in keys:
-            self.requested_keys.pop(key, None)
-        self.eager = any(other.partition(".")[0] not in self.lazy_keys for other in authors)
-
-
 class Gossip:
     """The gossip state machine of one machine.
 
@@ -202,6 +121,7 @@ class Gossip:
         authors: The authors that exist for this machine.
         membership: The peers that this machine knows.
         requests: The updates that are missing or on their way.
+        carriers: The peers that pass this machine's updates on.
         relays: Whether this machine passes on others' updates before they are requested.
         carrier_rate: Bytes per second of the uplink of the peer that carries this machine's
             updates, as far as it counts; inf: there is none.
@@ -225,7 +145,7 @@ class Gossip:
         self._clamp: Callable[[dict[str, int]], dict[str, int]] = dict
         self.relays = relays
         self.carrier_rate = math.inf
-        self._carriers = Carriers()
+        self.carriers = Carriers()
         self._pushes: list[PushUpdate] = []
         # Author and seq of this machine's updates that are not on their way yet.
         self._fresh: list[tuple[str, int]] = []
@@ -249,13 +169,7 @@ class Gossip:
         return min(self._uplink, self._measured_uplink)
 
     def start(self, vector: dict[str, int], pruned: dict[str, int], now: float) -> None:
-        """Start, or start again, from what the ledger holds; from now on, request missing updates.
-
-        Args:
-            vector: Author → sequence number of the last update in the ledger.
-            pruned: Author → sequence number up to which the ledger has no payloads.
-            now: The time in seconds.
-        """
+        """Start, or start again, from what the ledger holds; request missing updates since."""
         self.vector = dict(vector)
         self.pruned = dict(pruned)
         self.wants_updates = True
@@ -305,13 +219,8 @@ class Gossip:
     def on_local_update(self, author: str, seq: int, is_urgent: bool = True) -> None:
         """Record that our ledger has this author's updates up to `seq`, and schedule their spread.
 
-        Peers that need the update are pushed it, or sent a State soon. The other peers see it in
-        their next State, which is sent soon only if one of the two sides is about to end.
-
-        Args:
-            author: The author.
-            seq: The sequence number.
-            is_urgent: Whether it is pushed; otherwise it is only announced.
+        Peers that need an urgent update are pushed it, or sent a State soon. The other peers see it
+        in their next State, which is sent soon only if one of the two sides is about to end.
         """
         if self._clamp({author: seq}).get(author, 0) < seq:
             return  # a verdict has cut it off since
@@ -346,14 +255,6 @@ class Gossip:
             return False
         return link.has_state and link.is_eager_for(author)
 
-    def on_update_sent(self, key: str, author: str, seq: int) -> bool:
-        """Record that all of an update was sent to a peer.
-
-        Returns:
-            Whether other peers are to be told of it now.
-        """
-        return self._carriers.on_sent(key, author, seq)
-
     def on_pruned(self, author: str, seq: int) -> None:
         """Record that the payloads of this author's updates up to `seq` have been removed here."""
         self.pruned[author] = seq
@@ -363,26 +264,18 @@ class Gossip:
     def on_verdicts(
         self,
         vector: dict[str, int],
-        clamp: Callable[[dict[str, int]], dict[str, int]],
-        is_retracted: Callable[[str, int], bool],
+        verdicts: VerdictSet,
         now: float,
     ) -> None:
-        """Record that verdicts retracted updates.
-
-        Args:
-            vector: Our ledger's version vector from now on.
-            clamp: Returns the part of a peer's version vector that is not cut off.
-            is_retracted: Whether the update of an author and sequence number is retracted.
-            now: The time in seconds.
-        """
+        """Record that our ledger has other verdicts, and this version vector."""
         self.vector = dict(vector)
-        self._clamp = clamp
+        self._clamp = verdicts.clamp
         for link in self.links.values():
-            link.vector = clamp(link.vector)
+            link.vector = verdicts.clamp(link.vector)
             # A State of changes cannot express that an author's sequence number went down.
             link.next_full_state_at = now
             link.has_news = True
-        self.requests.cancel_retracted(is_retracted)
+        self.requests.cancel_retracted(verdicts.is_retracted)
 
     def ban_author(self, author: str, seq: int) -> None:
         """Request no updates of this author from a sequence number on."""
@@ -427,7 +320,7 @@ class Gossip:
             store_newest(self.ended, key, None, MANY)
         self.requests.on_disconnected(key)
         self.authors.on_disconnected(key)
-        self._carriers.on_disconnected()
+        self.carriers.on_disconnected()
         said_goodbye = link is not None and link.leaving_since is not None
         self.membership.on_disconnected(key, now, said_goodbye)
 
@@ -453,7 +346,7 @@ class Gossip:
         link.uplink = state.uplink
         link.anchor_vector = state.anchor_vector
         link.anchor_digest = state.anchor_digest
-        self._carriers.on_vector(state.vector)
+        self.carriers.on_vector(state.vector)
         self._compare_anchors(link)
         if state.full:
             self.authors.on_full_state(key, state.vector)
@@ -576,7 +469,9 @@ class Gossip:
     def agreed_vector(self, votes: Votes | None = None) -> dict[str, int]:
         """Return the version vector that most votes reach; None: those of all linked volunteers."""
         vectors = self.volunteer_vectors()
-        return agreed_vector(vectors, self.volunteer, votes or count_each_alike(vectors))
+        if self.volunteer in vectors:
+            return vectors[self.volunteer]
+        return majority_vector(vectors, votes or count_each_alike(vectors))
 
     def can_replay(self, vector: dict[str, int], most: int) -> bool:
         """Return whether links offer every update up to a version vector, at most `most` in all."""
@@ -601,10 +496,6 @@ class Gossip:
             max(0, seq - self.vector.get(author, 0))
             for author, seq in majority_vector(vectors, count_each_alike(vectors)).items()
         )
-
-    def is_carried(self, key: str, author: str, seq: int) -> bool:
-        """Return whether a peer that requests an update waits for its carrier instead."""
-        return self._carriers.is_carried(key, author, seq)
 
     @property
     def has_carrier(self) -> bool:
@@ -667,7 +558,7 @@ class Gossip:
     def _spread_own_updates(self, now: float) -> None:
         """Push this machine's updates to the peer that carries them, or along the tree."""
         uplink = self._own_uplink
-        carriers = self._carriers
+        carriers = self.carriers
         if math.isfinite(uplink):
             for link in self.links.values():
                 link.is_fast = carriers.is_far_above(link.uplink, uplink)
@@ -702,11 +593,11 @@ class Gossip:
         lacking.sort(key=lambda link: -(link.uplink or 0.0))
         carrier = None
         if not self.complete and math.isfinite(self._own_uplink):
-            carrier = self._carriers.choose(self.links, self._own_uplink, now)
+            carrier = self.carriers.choose(self.links, self._own_uplink, now)
         if carrier is not None and carrier.key == failed:
             carrier = None
         keys = {link.key for link in lacking}
-        if self._carriers.start(author, seq, keys, carrier, now) and carrier is not None:
+        if self.carriers.start(author, seq, keys, carrier, now) and carrier is not None:
             self._pushes.append(PushUpdate(carrier.key, author, seq))
             for link in lacking:
                 link.lazy_keys[self.key] = None
@@ -730,7 +621,7 @@ class Gossip:
         """Return whether most linked peers state an uplink far below this machine's."""
         stated = [link.uplink for link in self.links.values() if link.uplink]
         own = self._own_uplink
-        slower = sum(self._carriers.is_far_above(own, uplink) for uplink in stated)
+        slower = sum(self.carriers.is_far_above(own, uplink) for uplink in stated)
         return self.relays and 2 * slower > max(1, len(stated))
 
     def _link_actions(self, link: LinkState, now: float, slack: float) -> list[Action]:
@@ -776,7 +667,7 @@ class Gossip:
             now + STATE_INTERVALS.usual_seconds,
             self.requests.wake_at,
             self.membership.next_wakeup(self.links, now),
-            self._carriers.next_wakeup,
+            self.carriers.next_wakeup,
         ]
         for link in self.links.values():
             times += [
@@ -823,7 +714,7 @@ class Gossip:
             sent = [*authors]
         else:
             sent = self._random.sample(sorted(authors), MAX_STATE_AUTHORS)
-        withheld = self._carriers.withheld(key)
+        withheld = self.carriers.withheld(key)
         vector = {author: self.vector[author] for author in sent if author in self.vector}
         for author, seq in withheld.items():
             if author in vector and seq > 1:
@@ -850,10 +741,6 @@ class Gossip:
         link.to_decline = {}
         link.has_news = bool(link.changed_authors)
         return state
-
-    def withholds_from(self, key: str) -> bool:
-        """Return whether States to a peer lack an update that another one carries to it."""
-        return bool(self._carriers.withheld(key))
 
     @property
     def _stated_uplink(self) -> float | None:

@@ -13,7 +13,8 @@ import math
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+
+from barnraise.exchange.gossip.link_state import LinkState
 
 MIN_GRACE_SECONDS = 1.0  # for an announced update to arrive along the tree
 MAX_GRACE_SECONDS = 15.0  # of that where the tree has been slow
@@ -48,17 +49,6 @@ class ArrivedBytes:
     remaining: int = 0  # the bytes of the update's payloads that are missing after it
 
 
-class UpdateSource(Protocol):
-    """A linked peer as a source of updates."""
-
-    key: str  # the peer's key
-    eager: bool  # whether new updates are pushed over the link
-    uplink: float | None  # bytes per second that it states; 0: it passes nothing on
-    is_fast: bool  # whether it states an uplink far above this machine's
-    vector: dict[str, int]  # author → sequence number of the last update that the peer has
-    pruned: dict[str, int]  # author → sequence number up to which the peer has removed the payloads
-
-
 class RequestScheduler:
     """The updates that are missing or on their way, and the requests for them."""
 
@@ -89,13 +79,7 @@ class RequestScheduler:
         self._unavailable_since = {}
 
     def on_vector(self, key: str, theirs: Mapping[str, int], ours: Mapping[str, int]) -> None:
-        """Compare what a peer reports to have with what this machine has.
-
-        Args:
-            key: The peer's key.
-            theirs: Author → sequence number at the peer; it may cover some authors only.
-            ours: Author → sequence number at this machine.
-        """
+        """Compare what a peer reports to have, of some authors, with what this machine has."""
         for author, seq in theirs.items():
             if seq > ours.get(author, 0):
                 self._ahead.setdefault(author, {})[key] = None
@@ -203,7 +187,7 @@ class RequestScheduler:
         ]
 
     def expire(
-        self, links: Mapping[str, UpdateSource], ours: Mapping[str, int], now: float
+        self, links: Mapping[str, LinkState], ours: Mapping[str, int], now: float
     ) -> list[tuple[str, str, int]]:
         """Give up on transfers that have stalled, and on failures that are long enough ago.
 
@@ -237,7 +221,7 @@ class RequestScheduler:
             self._stalled_until[incoming.source, author, seq] = now + UPDATE_RETRY_SECONDS
 
     def _other_source_at(
-        self, links: Mapping[str, UpdateSource], source: str, author: str, seq: int
+        self, links: Mapping[str, LinkState], source: str, author: str, seq: int
     ) -> float:
         """Return when a peer other than `source` can be asked for an update; inf if none has it."""
         return min(
@@ -250,7 +234,7 @@ class RequestScheduler:
         )
 
     def choose_requests(
-        self, links: Mapping[str, UpdateSource], ours: Mapping[str, int], now: float
+        self, links: Mapping[str, LinkState], ours: Mapping[str, int], now: float
     ) -> list[tuple[str, str, int]]:
         """Choose the updates to request now and mark them as incoming.
 
@@ -294,7 +278,7 @@ class RequestScheduler:
         return requests
 
     def _check_available(
-        self, author: str, last_stored: int, sources: list[UpdateSource], now: float
+        self, author: str, last_stored: int, sources: list[LinkState], now: float
     ) -> None:
         """Record whether some source can be expected to have an author's next missing update.
 
@@ -312,7 +296,7 @@ class RequestScheduler:
         else:
             self._unavailable_since.setdefault(author, now)
 
-    def _count_incoming(self, links: Mapping[str, UpdateSource]) -> dict[str, int]:
+    def _count_incoming(self, links: Mapping[str, LinkState]) -> dict[str, int]:
         """Return how many updates are incoming from each linked peer, by key."""
         load = dict.fromkeys(links, 0)
         for incoming in self.incoming.values():
@@ -320,7 +304,7 @@ class RequestScheduler:
                 load[incoming.source] += 1
         return load
 
-    def _grace_seconds(self, links: Mapping[str, UpdateSource]) -> float:
+    def _grace_seconds(self, links: Mapping[str, LinkState]) -> float:
         """Return how many seconds an announced update has to arrive before it is requested."""
         if not any(link.eager for link in links.values()):
             return 0.0
@@ -344,13 +328,13 @@ class RequestScheduler:
         self,
         author: str,
         seqs: list[int],
-        sources: list[UpdateSource],
+        sources: list[LinkState],
         load: dict[str, int],
         now: float,
     ) -> list[tuple[str, str, int]]:
         """Assign updates of one author to as few sources as possible; count them in `load`."""
         requests: list[tuple[str, str, int]] = []
-        favourite: UpdateSource | None = None
+        favourite: LinkState | None = None
         for seq in seqs:
             holders = [
                 link
@@ -373,7 +357,7 @@ class RequestScheduler:
             requests.append((favourite.key, author, seq))
         return requests
 
-    def _prefer(self, able: list[UpdateSource], author: str) -> list[UpdateSource]:
+    def _prefer(self, able: list[LinkState], author: str) -> list[LinkState]:
         """Return the sources to ask for an author's updates first.
 
         They are those with fast uplinks that have not failed lately; one that passes nothing on is

@@ -172,7 +172,6 @@ class SnapshotClient:
         rules: UpdateRules,
         fetcher: BlobFetcher,
     ) -> None:
-        """Start without requests."""
         self.waiting_reason: str | None = None
         self.listed: Mapping[str, str] = {}
         self._refuted: set[str] = set()  # volunteers that served others than the listed weights
@@ -280,11 +279,7 @@ class SnapshotClient:
             self._ledger.tickets.store(ticket)
 
     async def fetch(self, timeout: float, trust_all: bool = False) -> FetchedSnapshot | None:
-        """Fetch a snapshot from all peers that have it.
-
-        Args:
-            timeout: Seconds for peers to answer; bytes that arrive extend it.
-            trust_all: Whether each linked volunteer has a vote, and a single one suffices.
+        """Fetch a snapshot from all peers that have it; see `join`.
 
         Returns:
             None when the peers are at the run's start, when nobody whose word counts confirms a
@@ -428,14 +423,9 @@ class SnapshotClient:
         witnesses: "SnapshotWitnesses",
         read: Callable[[bytes], T],
     ) -> T:
-        """Fetch the blobs that peers name, one after the other, until one is valid.
+        """Fetch the blobs that peers name, one after the other, until `read` finds one valid.
 
         Such a list is not the same on every machine, so that no majority decides: it proves itself.
-
-        Args:
-            digests: The blobs, those that most volunteers name first.
-            witnesses: The peers that have them.
-            read: Returns what is in a blob; it raises MessageError when that is not valid.
 
         Raises:
             MessageError: When none is valid: what is wrong with the last one.
@@ -641,7 +631,6 @@ class SnapshotWitnesses:
     """
 
     def __init__(self, client: SnapshotClient, target: SnapshotTarget) -> None:
-        """Begin without answers."""
         self._client = client
         self._target = target
         self._answers: dict[str, tuple[str, SnapshotManifest]] = {}  # peer → (volunteer, its own)

@@ -83,14 +83,9 @@ class RecentSnapshot:
 
 
 def choose_kept(recent: Sequence[RecentSnapshot], now: float, limit: int) -> list[RecentSnapshot]:
-    """Choose the snapshots whose bytes stay on disk. Pure.
+    """Choose at most `limit` snapshots, given oldest first, whose bytes stay on disk. Pure.
 
     The time since the last use counts: a joiner with a slow line downloads a large one for hours.
-
-    Args:
-        recent: All of them, the oldest first.
-        now: Event loop time.
-        limit: How many stay at most.
     """
     used = [snapshot for snapshot in recent if now < snapshot.used_at + KEEP_SECONDS]
     return used[max(0, len(used) - limit) :]
@@ -109,7 +104,6 @@ class SnapshotServer:
         connections: Mapping[str, Connection],
         run_in_thread: RunInThread,
     ) -> None:
-        """Start without requests."""
         self._ledger = ledger
         self._connections = connections
         self._run_in_thread = run_in_thread
@@ -128,13 +122,7 @@ class SnapshotServer:
         return list(self._requests)
 
     def remember_vector(self, vector_digest: str, vector: dict[str, int], milestone: int) -> None:
-        """Remember the anchor's version vector, which a coordinator may list as confirmed.
-
-        Args:
-            vector_digest: See `digest_vector`.
-            vector: Author → sequence number.
-            milestone: Number of the validation after which it is; see `VectorHistory`.
-        """
+        """Remember the anchor's version vector after a milestone; see `VectorHistory`."""
         with self._lock:
             self._vectors.add(vector_digest, vector, milestone)
 
@@ -265,13 +253,10 @@ class SnapshotServer:
         signed_heads: list[Signed],
         changes: list[tuple[Update, int]],
     ) -> SnapshotManifest | None:
-        """Store the bytes of a snapshot; return None when a payload is damaged.
+        """Store the bytes of a snapshot, which `changes` lead to from the copy.
 
-        Args:
-            copy: Of the anchor.
-            vector: Where the snapshot is.
-            signed_heads: The header of each author's last update there.
-            changes: From the copy to the snapshot: updates, each times its factor.
+        Returns:
+            None when a payload is damaged.
         """
         digests = []
         for index in range(len(copy.fragments)):
@@ -406,7 +391,6 @@ class VectorHistory:
     """
 
     def __init__(self) -> None:
-        """Start without any."""
         self._milestones: dict[int, dict[str, dict[str, int]]] = {}
 
     def add(self, vector_digest: str, vector: dict[str, int], milestone: int) -> None:

@@ -14,7 +14,7 @@ from barnraise.exchange.gossip.handler_context import HandlerContext
 from barnraise.exchange.snapshots.snapshot_client import MIN_FETCH_RATE, MIN_FETCH_SECONDS
 from barnraise.exchange.trials.trial_seats import TrialSeats
 from barnraise.ledger.update_queue import Samples
-from barnraise.ledger.validation import decode_payload, validate_parts
+from barnraise.ledger.validation import decode_parts, validate_parts
 from barnraise.peering.links.connection import Connection
 from barnraise.peering.links.received import MessageHandlers, Received
 from barnraise.protocol.enums import Standing
@@ -44,7 +44,6 @@ class TrialReceiver:
     """Fetch the trials of a few newcomers at a time, if this machine's word counts."""
 
     def __init__(self, context: HandlerContext, fetcher: BlobFetcher, parts: TrialParts) -> None:
-        """Start without newcomers."""
         self._ledger = context.ledger
         self._volunteer = context.gossip.volunteer
         self._connections = context.connections
@@ -108,7 +107,9 @@ class TrialReceiver:
             holders = {digest: (key,) for digest in sizes}
             fetcher = self._fetcher
             if await fetcher.fetch(wanted, MIN_FETCH_SECONDS, MIN_FETCH_RATE, holders):
-                samples = await self._run_on_disk(self._read_samples, trial)
+                _, samples = await self._run_on_disk(
+                    decode_parts, trial.fragments, self._parts.sizes, blobs.read, self._parts.sample
+                )
                 self._parts.on_compared(ComparedTrial(volunteer, samples, trial.tokens))
         except MessageError as error:
             self._disconnect(key, str(error))
@@ -116,19 +117,3 @@ class TrialReceiver:
             self._compared_now.discard(volunteer)
             blobs.unpin(sizes)
             await self._run_on_disk(retention.delete_files)
-
-    def _read_samples(self, trial: TrialUpdate) -> Samples:
-        """Return the elements by which a trial is judged, in the disk thread.
-
-        Raises:
-            MessageError: When a payload is not what the trial says.
-        """
-        samples: list[torch.Tensor | None] = []
-        fragments = zip(trial.fragments, self._parts.sizes, strict=True)
-        for fragment, (part, size) in enumerate(fragments):
-            sample = None
-            if part.size:
-                units = decode_payload(self._ledger.blobs.read(part.digest), part, size)
-                sample = self._parts.sample(fragment, units)
-            samples.append(sample)
-        return samples

@@ -22,7 +22,6 @@ class TrialSeats:
     """The newcomers' volunteers that are compared, and those that wait."""
 
     def __init__(self) -> None:
-        """Begin without newcomers."""
         self._seats: dict[str, _Seat] = {}  # by volunteer
         self._waiting: dict[str, None] = {}  # volunteers, the first one at the front
 
@@ -38,10 +37,8 @@ class TrialSeats:
     def accepts(self, volunteer: str, fraction: float, linked: Collection[str]) -> bool:
         """Return whether to compare a newcomer's trial, and count it.
 
-        Args:
-            volunteer: The newcomer's volunteer.
-            fraction: The part of the model's fragments that the trial changes.
-            linked: The volunteers of the linked newcomers.
+        It changes a fraction of the model's fragments. Newcomers that are not linked lose their
+        place.
         """
         self._seats = {name: seat for name, seat in self._seats.items() if name in linked}
         self._waiting = {name: None for name in self._waiting if name in linked}

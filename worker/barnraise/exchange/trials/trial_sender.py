@@ -16,7 +16,6 @@ class TrialSender:
     """Keep the payloads of the last trials until peers have fetched them."""
 
     def __init__(self, context: HandlerContext) -> None:
-        """Start without trials."""
         self._ledger = context.ledger
         self._volunteer = context.gossip.volunteer
         self._connections = context.connections

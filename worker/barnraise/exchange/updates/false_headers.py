@@ -5,40 +5,31 @@ would cut that machine off from its later updates, which all others have. So the
 remembered: with the one that others have in its place it proves a fork.
 """
 
-from dataclasses import dataclass
-
 from barnraise.errors import MessageError
 from barnraise.exchange.gossip.gossip import Gossip
+from barnraise.exchange.updates.incomplete_updates import IncompleteUpdate
 from barnraise.exchange.verdicts.verdict_handler import VerdictHandler
 from barnraise.protocol.fork_proof import Fork
-from barnraise.protocol.messages import Signed, Update, UpdatePush
+from barnraise.protocol.messages import Signed, Update
 
 MAX_FALSE_HEADERS = 256  # that are remembered, the first of each author
-
-
-@dataclass(frozen=True)
-class FalseHeader:
-    """A header whose payloads are here and differ from it."""
-
-    push: UpdatePush
-    update: Update
 
 
 class FalseHeaders:
     """The first false header of each author, and the search for the true one."""
 
     def __init__(self, gossip: Gossip, verdicts: VerdictHandler) -> None:
-        """Start without false headers."""
         self._gossip = gossip
         self._verdicts = verdicts
-        self._headers: dict[str, FalseHeader] = {}  # by author, oldest first
+        self._headers: dict[str, IncompleteUpdate] = {}  # by author, oldest first
 
-    def record(self, push: UpdatePush, update: Update) -> None:
-        """Remember a false header, and request the one that others have."""
+    def record(self, false: IncompleteUpdate) -> None:
+        """Remember a header that its payloads contradict, and request the one that others have."""
+        update = false.update
         before = self._headers.get(update.author)
         if before is not None and before.update.seq <= update.seq:
             return
-        self._headers[update.author] = FalseHeader(push, update)
+        self._headers[update.author] = false
         if len(self._headers) > MAX_FALSE_HEADERS:
             self._forget(next(iter(self._headers)))
         self.request_rivals()

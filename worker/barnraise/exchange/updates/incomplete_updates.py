@@ -7,16 +7,16 @@ How many may wait is bounded. The table belongs to the event loop.
 import asyncio
 import contextlib
 import logging
+import math
 import shutil
-from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from barnraise.errors import MessageError
 from barnraise.exchange.blobs.piece_sources import PieceSources
 from barnraise.exchange.gossip.handler_context import HandlerContext
 from barnraise.exchange.gossip.requests import ArrivedBytes
-from barnraise.exchange.updates.author_pace import PacedUpdate
-from barnraise.exchange.updates.transfer_budget import ReservedTotal, TransferBudget
+from barnraise.ledger.author_pace import PacedUpdate
 from barnraise.ledger.ledger import Ledger, Outcome
 from barnraise.ledger.retention import payload_budget
 from barnraise.ledger.update_queue import Samples, Units
@@ -28,6 +28,10 @@ log = logging.getLogger("barnraise.exchange")
 MAX_INCOMPLETE = 512  # headers that wait for payloads or for their author's earlier updates
 MAX_INCOMPLETE_OF_VOLUNTEER = 256  # such headers of one person's machines
 INCOMPLETE_SHARE = 0.5  # of the disk budget that the payloads of such updates may take
+VOLUNTEER_SHARE = 0.25  # of the bytes in all that one volunteer may reserve
+STALE_SECONDS = 60.0  # without a byte after which an update makes room for others
+EXPIRY_SECONDS = 600.0  # without a byte after which an incomplete update is dropped
+MIN_BYTES_PER_SECOND = 2048.0  # an update that arrives more slowly than this is dropped in the end
 DELETION_DELAY = 0.5  # seconds from the first dropped update until unneeded payloads are deleted
 
 AuthorSeq = tuple[str, int]  # what identifies an update: its author and sequence number
@@ -112,6 +116,139 @@ def append_updates(ledger: Ledger, batch: Sequence[IncompleteUpdate]) -> list[Ou
     return ledger.append_all(updates, [ready.push.ticket for ready in batch])
 
 
+@dataclass
+class Reservation:
+    """What an incomplete update reserves."""
+
+    volunteer: str  # digest of its author's volunteer
+    size: int  # bytes of its payloads
+    reserved_at: float  # when its header arrived, in seconds
+    progress_at: float  # when its last byte arrived
+
+    def is_expired(self, now: float) -> bool:
+        """Return whether its bytes have not arrived in time."""
+        longest = EXPIRY_SECONDS + self.size / MIN_BYTES_PER_SECOND
+        return now > self.progress_at + EXPIRY_SECONDS or now > self.reserved_at + longest
+
+
+@dataclass(frozen=True)
+class ReservedTotal:
+    """The bytes and the number of some reservations."""
+
+    size: int = 0
+    count: int = 0
+
+    def plus(self, size: int) -> "ReservedTotal":
+        """Return the total with one more reservation."""
+        return ReservedTotal(self.size + size, self.count + 1)
+
+    def exceeds(self, limit: "ReservedTotal") -> bool:
+        """Return whether it is above a limit; a single reservation never is."""
+        return self.count > 1 and (self.size > limit.size or self.count > limit.count)
+
+
+class TransferBudget:
+    """The reservations of all incomplete updates, in order of arrival. Pure.
+
+    A header costs its author nothing, and reserves the bytes of all its payloads on every peer's
+    disk until they are complete. The reservations have a bound in all and for each volunteer. When
+    all is taken, the volunteer with the largest one makes room for another with a smaller one.
+    """
+
+    def __init__(self, limit: ReservedTotal, volunteer_count: int) -> None:
+        """Limit all reservations, and how many updates of one volunteer may have some."""
+        self._limit = limit
+        self._volunteer_limit = ReservedTotal(int(VOLUNTEER_SHARE * limit.size), volunteer_count)
+        self._reservations: dict[AuthorSeq, Reservation] = {}
+
+    def __len__(self) -> int:
+        return len(self._reservations)
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Return the bytes of all reservations."""
+        return sum(reservation.size for reservation in self._reservations.values())
+
+    def reserve(
+        self, name: AuthorSeq, volunteer: str, size: int, now: float
+    ) -> list[AuthorSeq] | None:
+        """Reserve `size` bytes for an update of a volunteer.
+
+        Returns:
+            The updates to drop for it, whose reservations have ended; None when there is no room.
+        """
+        remaining = dict(self._reservations)
+        dropped: list[AuthorSeq] = []
+        while True:
+            totals = _sum_by_volunteer(remaining)
+            mine = totals.get(volunteer, ReservedTotal()).plus(size)
+            everything = ReservedTotal(
+                sum(total.size for total in totals.values()) + size, len(remaining) + 1
+            )
+            if mine.exceeds(self._volunteer_limit):
+                victim = _find_stalest(remaining, now, volunteer, STALE_SECONDS)
+            elif everything.exceeds(self._limit):
+                most = max(totals, key=lambda other: (totals[other].size, totals[other].count))
+                has_more = totals[most].size > mine.size or (
+                    totals[most].size == mine.size and totals[most].count > mine.count
+                )
+                if has_more:
+                    victim = _find_stalest(remaining, now, most, -math.inf)
+                else:
+                    victim = _find_stalest(remaining, now, None, STALE_SECONDS)
+            else:
+                break
+            if victim is None:
+                return None
+            del remaining[victim]
+            dropped.append(victim)
+        remaining[name] = Reservation(volunteer, size, now, now)
+        self._reservations = remaining
+        return dropped
+
+    def record_progress(self, name: AuthorSeq, now: float) -> None:
+        """Record that bytes of an update arrived."""
+        if reservation := self._reservations.get(name):
+            reservation.progress_at = now
+
+    def release(self, name: AuthorSeq) -> None:
+        """End the reservation of an update that is complete or dropped."""
+        self._reservations.pop(name, None)
+
+    def expired(self, now: float) -> list[AuthorSeq]:
+        """Return the updates whose bytes have not arrived in time."""
+        return [
+            name for name, reservation in self._reservations.items() if reservation.is_expired(now)
+        ]
+
+
+def _sum_by_volunteer(reservations: Mapping[AuthorSeq, Reservation]) -> dict[str, ReservedTotal]:
+    """Return what each volunteer has reserved."""
+    totals: dict[str, ReservedTotal] = {}
+    for reservation in reservations.values():
+        before = totals.get(reservation.volunteer, ReservedTotal())
+        totals[reservation.volunteer] = before.plus(reservation.size)
+    return totals
+
+
+def _find_stalest(
+    reservations: Mapping[AuthorSeq, Reservation],
+    now: float,
+    volunteer: str | None,
+    longest: float,
+) -> AuthorSeq | None:
+    """Return the update, of a volunteer or of all, that has had no byte for the longest time.
+
+    None if no update has had none for more than `longest` seconds.
+    """
+    idle = [
+        (now - reservation.progress_at, index, name)
+        for index, (name, reservation) in enumerate(reservations.items())
+        if volunteer in (None, reservation.volunteer) and now - reservation.progress_at > longest
+    ]
+    return max(idle, key=lambda entry: (entry[0], -entry[1]))[2] if idle else None
+
+
 class IncompleteTable:
     """All incomplete updates by author and sequence number, and the payloads that they wait for.
 
@@ -122,7 +259,6 @@ class IncompleteTable:
     """
 
     def __init__(self, context: HandlerContext) -> None:
-        """Start without updates."""
         self._ledger = context.ledger
         self._gossip = context.gossip
         self._spawn = context.spawn
@@ -130,7 +266,7 @@ class IncompleteTable:
         self._updates: dict[AuthorSeq, IncompleteUpdate] = {}
         self._waiting_for: dict[str, set[AuthorSeq]] = {}  # payload → updates that lack it
         disk_budget = payload_budget(shutil.disk_usage(context.ledger.blobs.folder).free)
-        self.transfers: TransferBudget[AuthorSeq] = TransferBudget(
+        self.transfers = TransferBudget(
             ReservedTotal(int(INCOMPLETE_SHARE * disk_budget), MAX_INCOMPLETE),
             MAX_INCOMPLETE_OF_VOLUNTEER,
         )

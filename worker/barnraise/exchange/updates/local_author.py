@@ -1,7 +1,9 @@
 """This machine as an author: the name under which it publishes."""
 
 import logging
+import secrets
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,23 +20,30 @@ from barnraise.protocol.enums import Standing
 from barnraise.protocol.messages import FragmentUpdate, Signed, Ticket, Update
 from barnraise.protocol.opinions import Doubt, Opinions, SignedOpinions
 from barnraise.protocol.signing import Identity, digest
+from barnraise.spec import RunSpec
 
 log = logging.getLogger("barnraise.exchange")
 
 MAX_CLOCK_STEP_MS = 60_000  # a clock that is set back by more ends an incarnation
 
 
-@dataclass(frozen=True)
+def _create_incarnation() -> str:
+    return secrets.token_hex(8)
+
+
+@dataclass(frozen=True, kw_only=True)
 class AuthorConfig:
     """Who publishes in which run."""
 
-    identity: Identity  # the machine's key
+    spec: RunSpec
     run: str
-    incarnation: str  # the incarnation of the state directory
+    identity: Identity  # the machine's key
+    incarnation: str  # the incarnation of its state directory
     ticket: Signed  # the machine's ticket
-    max_tokens: int  # the most tokens that one update may state
-    clock: Callable[[], float]  # returns seconds since 1970, by the coordinators' clock
-    reincarnate: Callable[[], str]  # creates a new incarnation, stores it durably and returns it
+    clock: Callable[[], float] = time.time  # returns seconds since 1970, by the coordinators' clock
+    # Creates a new incarnation of the state directory and stores it durably; called when a peer
+    # proves that updates of ours were lost here, or a verdict ended the old one.
+    reincarnate: Callable[[], str] = _create_incarnation
 
 
 class LocalAuthor:
@@ -142,7 +151,7 @@ class LocalAuthor:
         time_ms = max(self._now_ms(), previous_ms + 1, issued_ms)
         trained = tokens + self.unstated_tokens
         allowed = allowed_tokens(self._ticket, previous_ms, time_ms)
-        stated = min(trained, allowed, self._config.max_tokens)
+        stated = min(trained, allowed, self._config.spec.max_tokens_per_update)
         update = Update(
             run=self._config.run,
             peer=self.key,

@@ -24,10 +24,12 @@ from barnraise.exchange.updates.incomplete_updates import (
     PayloadPiece,
     append_updates,
 )
+from barnraise.exchange.verdicts.verdict_handler import VerdictHandler
+from barnraise.ledger.author_pace import AuthorPace
 from barnraise.ledger.blob_store import AppendResult
 from barnraise.ledger.ledger import Outcome
 from barnraise.ledger.update_queue import Samples, Units, UpdateQueue, count_bytes
-from barnraise.ledger.validation import decode_payload
+from barnraise.ledger.validation import decode_parts
 from barnraise.peering.limits.repeated_warnings import RepeatedWarnings
 from barnraise.peering.links.received import MessageHandlers, Received
 from barnraise.protocol.messages import BlobMissing, BlobPart, BlobRequest, Update
@@ -63,14 +65,16 @@ class _DiskResult:
 
 
 @dataclass(frozen=True)
-class PayloadParts:
-    """What the receiver of payloads works with."""
+class ReceiverParts:
+    """What the receiver passes updates on to."""
 
-    incomplete: IncompleteTable
-    # Where changes wait for the training loop; its lock orders all that is stored.
-    queue: UpdateQueue
+    queue: UpdateQueue  # where changes wait for the training loop
+    verdicts: VerdictHandler  # receives proofs of forks, and headers that may lead to them
     fetcher: BlobFetcher  # receives the pieces of blobs that are no update's payload
-    sizes: Sequence[int]  # number of each fragment's parameters
+    pace: AuthorPace  # how fast each author's updates enter the ledger
+    clock: Callable[[], float]  # returns seconds since 1970, by the coordinators' clock
+    # Called with an update of this machine's key that a peer sends.
+    on_own_update: Callable[[Update], None]
     # Returns the elements of a fragment's units by which an update is judged, in any thread.
     sample: Callable[[int, torch.Tensor], torch.Tensor]
 
@@ -94,18 +98,22 @@ class PayloadReceiver:
     """Collect the payloads of incomplete updates."""
 
     def __init__(
-        self, context: HandlerContext, parts: PayloadParts, complete: CompleteUpdates
+        self,
+        context: HandlerContext,
+        incomplete: IncompleteTable,
+        sizes: Sequence[int],
+        parts: ReceiverParts,
+        complete: CompleteUpdates,
     ) -> None:
-        """Start without payloads."""
         self._ledger = context.ledger
         self._gossip = context.gossip
         self._run_on_disk = context.run_on_disk
         self._wake = context.wake
-        self._incomplete = parts.incomplete
-        self._pieces = parts.incomplete.pieces
+        self._incomplete = incomplete
+        self._pieces = incomplete.pieces
         self._queue = parts.queue
         self._fetcher = parts.fetcher
-        self._sizes = parts.sizes
+        self._sizes = sizes
         self._sample = parts.sample
         self._complete = complete
         self._repeats = RepeatedWarnings(log)
@@ -211,10 +219,6 @@ class PayloadReceiver:
         All that needs the disk is one visit to its thread: waking the threads costs more than most
         of what they do.
 
-        Args:
-            updates: The updates that wait for these pieces.
-            pieces: The pieces; if there are several, one update waits for all of them.
-
         Raises:
             MessageError: When a payload is not what its digest says.
         """
@@ -319,12 +323,9 @@ class PayloadReceiver:
     def _check_and_append(
         self, incomplete: IncompleteUpdate, keep: bool, append_is_due: bool
     ) -> _DiskResult:
-        """Compare an update's payloads with its header, and append it, in the disk thread.
+        """Compare an update's payloads with its header, and append it if due, in the disk thread.
 
-        Args:
-            incomplete: The update.
-            keep: Whether to return what the payloads decode to.
-            append_is_due: Whether the update is its author's next and may enter the ledger now.
+        What the payloads decode to is returned if `keep`.
         """
         try:
             units, samples = self._decode_payloads(incomplete.update, keep)
@@ -346,17 +347,8 @@ class PayloadReceiver:
         """
         if self._ledger.verdicts.is_retracted(update.author, update.seq):
             return (), ()
-        decoded: list[torch.Tensor | None] = []
-        samples: list[torch.Tensor | None] = []
-        parts = zip(update.fragments, self._sizes, strict=True)
-        for fragment, (part, size) in enumerate(parts):
-            units = sample = None
-            if part.size:
-                units = decode_payload(self._ledger.blobs.read(part.digest), part, size)
-                sample = self._sample(fragment, units)
-            decoded.append(units if keep else None)
-            samples.append(sample)
-        return decoded if keep else (), samples
+        read = self._ledger.blobs.read
+        return decode_parts(update.fragments, self._sizes, read, self._sample, keep)
 
     def _find_damaged(self, update: Update) -> tuple[str, ...]:
         """Return the payloads that the disk has changed since they arrived, in the disk thread."""

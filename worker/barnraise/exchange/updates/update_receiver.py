@@ -7,17 +7,11 @@ methods run on the exchange's event loop; disk access and arithmetic run in the 
 
 import asyncio
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
-
-import torch
 
 from barnraise.errors import FloodError, MessageError
-from barnraise.exchange.blobs.blob_fetcher import BlobFetcher
 from barnraise.exchange.gossip.gossip import RequestUpdates
 from barnraise.exchange.gossip.handler_context import HandlerContext
 from barnraise.exchange.gossip.requests import UPDATE_WINDOW
-from barnraise.exchange.updates.author_pace import AuthorPace
 from barnraise.exchange.updates.false_headers import FalseHeaders
 from barnraise.exchange.updates.incomplete_updates import (
     AuthorSeq,
@@ -27,12 +21,11 @@ from barnraise.exchange.updates.incomplete_updates import (
 )
 from barnraise.exchange.updates.payload_receiver import (
     CompleteUpdates,
-    PayloadParts,
     PayloadReceiver,
+    ReceiverParts,
 )
-from barnraise.exchange.verdicts.verdict_handler import VerdictHandler
 from barnraise.ledger.ledger import Outcome
-from barnraise.ledger.update_queue import UpdateQueue, anchor_entry
+from barnraise.ledger.update_queue import anchor_entry
 from barnraise.ledger.validation import UpdateRules, open_ticket, validate_claim, validate_header
 from barnraise.peering.limits.rate_limit import TokenBuckets
 from barnraise.peering.limits.repeated_warnings import RepeatedWarnings
@@ -47,6 +40,7 @@ from barnraise.protocol.messages import (
     UpdatePush,
     UpdateRequest,
 )
+from barnraise.protocol.table_sizes import FEW, store_newest
 
 log = logging.getLogger("barnraise.exchange")
 
@@ -54,22 +48,6 @@ EXPIRY_INTERVAL = 30.0  # seconds between two looks for updates whose bytes do n
 # Seconds by which an update may be ahead of our clock. One that is further ahead waits.
 CLOCK_TOLERANCE = 10.0
 MAX_WAIT = 3600.0  # seconds until it is looked at again
-MAX_VALIDATED = 256  # headers whose signatures are not verified again, of some kilobytes each
-
-
-@dataclass(frozen=True)
-class ReceiverParts:
-    """What the receiver passes updates on to."""
-
-    queue: UpdateQueue  # where changes wait for the training loop
-    verdicts: VerdictHandler  # receives proofs of forks, and headers that may lead to them
-    fetcher: BlobFetcher  # receives the pieces of blobs that are no update's payload
-    pace: AuthorPace  # how fast each author's updates enter the ledger
-    clock: Callable[[], float]  # returns seconds since 1970, by the coordinators' clock
-    # Called with an update of this machine's key that a peer sends.
-    on_own_update: Callable[[Update], None]
-    # Returns the elements of a fragment's units by which an update is judged, in any thread.
-    sample: Callable[[int, torch.Tensor], torch.Tensor]
 
 
 class UpdateReceiver:
@@ -85,7 +63,6 @@ class UpdateReceiver:
         rules: UpdateRules,
         parts: ReceiverParts,
     ) -> None:
-        """Start without incomplete updates."""
         self._clock = parts.clock
         self._pace = parts.pace
         self._on_own_update = parts.on_own_update
@@ -102,7 +79,9 @@ class UpdateReceiver:
         self._false_headers = FalseHeaders(context.gossip, parts.verdicts)
         self.payloads = PayloadReceiver(
             context,
-            PayloadParts(self._incomplete, parts.queue, parts.fetcher, rules.sizes, parts.sample),
+            self._incomplete,
+            rules.sizes,
+            parts,
             CompleteUpdates(
                 append_is_due=self._append_is_due,
                 on_verified=self._on_verified,
@@ -111,7 +90,7 @@ class UpdateReceiver:
             ),
         )
         self._repeats = RepeatedWarnings(log)
-        # Headers and their tickets → their updates, oldest first.
+        # Headers and their tickets, whose signatures are not verified again → their updates.
         self._validated: dict[tuple[Signed, Signed], Update] = {}
         self._unneeded = TokenBuckets(SERVICE_LIMITS[Service.UNNEEDED_HEADERS]["peer"])
         self._waiting_for_time: set[str] = set()  # authors whose next update is of a later time
@@ -248,9 +227,7 @@ class UpdateReceiver:
         update = self._validated.get((signed, ticket))
         if update is None:
             update = validate_header(signed, ticket, self._rules)
-            self._validated[signed, ticket] = update
-            if len(self._validated) > MAX_VALIDATED:
-                del self._validated[next(iter(self._validated))]
+            store_newest(self._validated, (signed, ticket), update, FEW)
         return update
 
     def _record_unneeded(self, source: str, now: float) -> None:
@@ -335,7 +312,7 @@ class UpdateReceiver:
         update = incomplete.update
         reason = f"its update {update.seq} is not what its header says"
         self.ban_author(update.author, update.seq, reason)
-        self._false_headers.record(incomplete.push, update)
+        self._false_headers.record(incomplete)
         self._disconnect(incomplete.source, str(error))
 
     def _on_appended(self, appended: IncompleteUpdate) -> None:

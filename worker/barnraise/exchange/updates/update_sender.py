@@ -7,12 +7,11 @@ from collections.abc import Callable, Sequence
 from barnraise.exchange.gossip.gossip import Gossip
 from barnraise.exchange.gossip.requests import UPDATE_WINDOW
 from barnraise.exchange.snapshots.snapshot_server import SnapshotServer
-from barnraise.exchange.updates.served_pieces import ServedPieces
-from barnraise.exchange.updates.update_traffic import UpdateTraffic
 from barnraise.ledger.blob_store import BlobStore
 from barnraise.ledger.ledger import Ledger
 from barnraise.peering.limits.rate_limit import FairShare
 from barnraise.peering.limits.repeated_warnings import RepeatedWarnings
+from barnraise.peering.limits.served_pieces import ServedPieces
 from barnraise.peering.links.connection import OutgoingMessages
 from barnraise.peering.links.received import MessageHandlers, Received
 from barnraise.protocol.messages import (
@@ -25,6 +24,49 @@ from barnraise.protocol.messages import (
 from barnraise.protocol.types import Message
 
 log = logging.getLogger("barnraise.exchange")
+
+TRAFFIC_MEMORY = 0.75  # of what was counted, at each update that this machine publishes
+
+
+class UpdateTraffic:
+    """What an uplink has sent, counted from one update of this machine to the next. Pure.
+
+    Updates are sent after they are published: an update counts once the next one follows it.
+    """
+
+    def __init__(self) -> None:
+        self._counted_from: float | None = None  # when the last update was published, in seconds
+        self._last_size = 0  # its bytes
+        self._own_bytes = self._relayed_bytes = 0  # sent since then
+        self._published = self._own = self._relayed = self._seconds = 0.0  # fading sums
+
+    def on_published(self, size: int, now: float) -> None:
+        """Record that this machine published an update of so many bytes."""
+        if self._counted_from is not None:
+            self._published = TRAFFIC_MEMORY * self._published + self._last_size
+            self._own = TRAFFIC_MEMORY * self._own + self._own_bytes
+            self._relayed = TRAFFIC_MEMORY * self._relayed + self._relayed_bytes
+            self._seconds = TRAFFIC_MEMORY * self._seconds + now - self._counted_from
+        self._own_bytes = self._relayed_bytes = 0
+        self._counted_from = now
+        self._last_size = size
+
+    def on_sent(self, size: int, is_own: bool) -> None:
+        """Record that payload bytes of an update were sent, of this machine's own or another's."""
+        if is_own:
+            self._own_bytes += size
+        else:
+            self._relayed_bytes += size
+
+    @property
+    def copies(self) -> float | None:
+        """The copies of each own update that were sent; None if that is not measured yet."""
+        return self._own / self._published if self._published else None
+
+    @property
+    def relayed_rate(self) -> float:
+        """Bytes per second of others' updates that were sent; 0 before that is measured."""
+        return self._relayed / self._seconds if self._seconds else 0.0
 
 
 class UpdateSender:
@@ -43,15 +85,7 @@ class UpdateSender:
         uplink: FairShare,
         wake: Callable[[], None],
     ) -> None:
-        """Send what the ledger and recent snapshots have.
-
-        Args:
-            ledger: The updates.
-            gossip: Decides who needs them.
-            snapshots: The blobs of recent snapshots.
-            uplink: What is sent over.
-            wake: Has gossip decide again.
-        """
+        """Send what the ledger and recent snapshots have to those who need it by gossip."""
         self._ledger = ledger
         self._gossip = gossip
         self._snapshots = snapshots
@@ -70,10 +104,11 @@ class UpdateSender:
         connection, request = received.connection, received.message
         if not request.headers:
             self._gossip.on_request(connection.key, request.author)
+        carriers = self._gossip.carriers
         seqs = requested_seqs(self._ledger, request)
         await connection.wait_for_requests(len(seqs))
         for seq in seqs:
-            if not request.headers and self._gossip.is_carried(connection.key, request.author, seq):
+            if not request.headers and carriers.is_carried(connection.key, request.author, seq):
                 continue
             connection.send_update(request.author, seq, not request.headers, is_requested=True)
 
@@ -122,7 +157,7 @@ class UpdateSender:
                     return
                 yield message, payload
                 self.traffic[self._gossip.has_carrier].on_sent(len(payload), is_own)
-        if self._gossip.on_update_sent(key, author, seq):
+        if self._gossip.carriers.on_sent(key, author, seq):
             self._wake()
 
     def open_blob(self, key: str, digest: str, offset: int) -> OutgoingMessages:

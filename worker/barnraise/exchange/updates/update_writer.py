@@ -42,15 +42,10 @@ class UpdateWriter:
         on_published: Callable[[Update], None],
         on_added: Callable[[int, torch.Tensor], None] = lambda fragment, units: None,
     ) -> None:
-        """Begin an update.
+        """Begin an update, which has trained on `tokens`.
 
-        Args:
-            author: Signs the update.
-            blobs: Stores the payloads.
-            fragment_count: Number of the model's fragments.
-            tokens: Tokens that this machine trained on for the update.
-            on_published: Called with the header once it is in the ledger.
-            on_added: Called with the index and the units of each part.
+        `on_added` receives index and units of each part, `on_published` the header once it is in
+        the ledger.
         """
         self._author = author
         self._blobs = blobs

@@ -82,7 +82,7 @@ class VerdictHandler:
         self._queue = queue
         self._fetcher = fetcher
         self._on_applied = on_applied
-        self._sync = VerdictSync(None)
+        self._sync = VerdictSync()
         self.on_verdicts_replaced()
         self._checked_rules = rules  # by which the ledger's verdicts were checked last
         self._ignored: set[str] = set()  # unproven verdicts that the log names already
@@ -122,11 +122,7 @@ class VerdictHandler:
         self._wake()
 
     async def on_proof(self, proof: Proof, source: str | None = None) -> None:
-        """Receive a verdict, a proof of a fork or a machine's opinions.
-
-        Args:
-            proof: The proof, not verified yet.
-            source: The peer that sent it; None when it comes from this machine.
+        """Receive a verdict, a fork or opinions, of a peer or of this machine, and verify them.
 
         Raises:
             UnprovenVerdictError: When this machine's own verdict lacks signatures.
@@ -250,18 +246,13 @@ class VerdictHandler:
         )
         now = asyncio.get_running_loop().time()
         if changes or change.returned or changes_decisions:
-            self._on_set_changed(now)
+            self._gossip.on_verdicts(self._ledger.vector(), self._ledger.verdicts, now)
         self.on_verdicts_replaced()
         if self._queue.is_open:
             for update in change.returned:
                 self._queue.append(anchor_entry(update, self._ledger.verdicts))
         self.retract(changes)
         self.send_due(now)
-
-    def _on_set_changed(self, now: float) -> None:
-        """Pass the ledger's changed verdicts to gossip."""
-        applied = self._ledger.verdicts
-        self._gossip.on_verdicts(self._ledger.vector(), applied.clamp, applied.is_retracted, now)
 
     async def _disconnect_excluded(self, verdicts: VerdictSet) -> None:
         """Send the peers that new verdicts exclude these verdicts, then end their connections."""

@@ -108,26 +108,15 @@ class PeerVerdicts:
 
 
 class VerdictSync:
-    """The verdict sets of the linked peers, compared with ours.
+    """The verdict sets of the linked peers, compared with ours, which is empty at first."""
 
-    Args:
-        verdicts: Digest of our verdict set; None for the empty set.
-        sizes: Name → bytes of each of our proofs.
-    """
-
-    def __init__(self, verdicts: str | None, sizes: Mapping[str, int] | None = None) -> None:
-        self._verdicts = verdicts
-        self._index = ProofIndex(sizes or {})
+    def __init__(self) -> None:
+        self._verdicts: str | None = None  # digest of our verdict set; None for the empty set
+        self._index = ProofIndex({})
         self._peers: dict[str, PeerVerdicts] = {}
 
     def on_state(self, key: str, state: PeerState, same_vector: bool, heads: str) -> bool:
-        """Record a peer's State.
-
-        Args:
-            key: The peer's key.
-            state: Its State.
-            same_vector: Whether its version vector equals ours.
-            heads: Digest of our authors' last headers.
+        """Record a peer's State. `heads` is the digest of our authors' last headers.
 
         Returns:
             Whether its verdicts or its headers differ from ours.
@@ -142,10 +131,10 @@ class VerdictSync:
         peer.mismatches = peer.mismatches + 1 if differs else 0
         return differs or state.verdicts_digest != self._verdicts
 
-    def on_verdicts(self, verdicts: str | None, sizes: Mapping[str, int] | None = None) -> None:
-        """Record that our verdict set changed; peers with another set are sent ours at once."""
+    def on_verdicts(self, verdicts: str | None, sizes: Mapping[str, int]) -> None:
+        """Record our verdict set, by the bytes of each proof; peers with another get it at once."""
         self._verdicts = verdicts
-        self._index = ProofIndex(sizes or {})
+        self._index = ProofIndex(sizes)
         for peer in self._peers.values():
             peer.next_verdicts_at = -math.inf
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import torch
 
 from barnraise.planning.round_limits import MAX_SILENT_ROUNDS
-from barnraise.protocol.table_sizes import FEW
+from barnraise.protocol.table_sizes import FEW, store_newest
 
 SAMPLES = 8192  # elements of the model that are compared
 # What is remembered of the rounds before, at each of this machine's rounds: for dense updates or
@@ -84,24 +84,14 @@ class ContributionMeter:
         self._decay = ROUND_DECAY[is_dense]
 
     def record_own_part(self, fragment: int, units: torch.Tensor) -> None:
-        """Record what this machine's update changes in a fragment.
-
-        Args:
-            fragment: The fragment's index.
-            units: int32 [size].
-        """
+        """Record what this machine's update changes in a fragment, in units: int32 [size]."""
         sample = self.sample(fragment, units)
         for change in (self._own, *self._others.values()):
             change.decay(fragment, self._decay)
         self._own.add(fragment, sample)
 
     def record_own_tokens(self, tokens: int, round_fraction: float) -> None:
-        """Record the tokens of this machine's update.
-
-        Args:
-            tokens: Its training tokens.
-            round_fraction: The part of the model's fragments that it changes, in (0, 1].
-        """
+        """Record the tokens of this machine's update, of a fraction of a round in (0, 1]."""
         decay = self._decay**round_fraction
         for change in (self._own, *self._others.values()):
             change.tokens *= decay
@@ -159,18 +149,11 @@ class ContributionMeter:
         return cosine * min(1.0, norm / own_norm / expected_size)
 
     def sample(self, fragment: int, units: torch.Tensor) -> torch.Tensor:
-        """Return the compared elements of a fragment, float32.
-
-        Args:
-            fragment: The fragment's index.
-            units: int32 [size].
-        """
+        """Return the compared elements of a fragment's units (int32 [size]), as float32."""
         return units[self._positions[fragment]].to(torch.float32)
 
     def _find(self, volunteer: str) -> _RecentChange:
         """Return what a volunteer changed, which becomes the last one heard of."""
-        change = self._others.pop(volunteer, None) or _RecentChange()
-        self._others[volunteer] = change
-        if len(self._others) > FEW:
-            del self._others[next(iter(self._others))]
+        change = self._others.get(volunteer) or _RecentChange()
+        store_newest(self._others, volunteer, change, FEW)
         return change

@@ -70,11 +70,7 @@ def predict_in_flight(
 ) -> tuple[float, ...]:
     """Predict what the updates in flight will add to each fragment, in multiples of our momentum.
 
-    Args:
-        recipe: The run's recipe.
-        in_flight: The updates in flight; those of one author in the order of their sequence
-            numbers.
-        fragments: The number of fragments.
+    Those of one author come in the order of their sequence numbers.
     """
     predicted = [0.0] * fragments
     counted: Counter[tuple[str, int]] = Counter()

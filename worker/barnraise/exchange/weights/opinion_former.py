@@ -62,7 +62,6 @@ class OpinionFormer:
     """Counts rounds of doubt and of agreement, and says what to state."""
 
     def __init__(self) -> None:
-        """Begin without any round."""
         self._records: dict[str, _Record] = {}  # by volunteer, the last one heard of at the end
 
     def record_update(self, update: Update) -> None:
@@ -118,13 +117,7 @@ class OpinionFormer:
     def form(
         self, key: str, verdicts: VerdictSet, vector: Mapping[str, int], now_ms: int
     ) -> FormedOpinions | None:
-        """Return whom this machine doubts, who agrees with it and whom it attests.
-
-        Args:
-            key: This machine's.
-            verdicts: The ledger's, with what this machine has stated.
-            vector: The ledger's version vector.
-            now_ms: The time, in milliseconds since 1970.
+        """Return whom this machine, of this key, doubts, who agrees with it and whom it attests.
 
         Returns:
             None if this machine has stated the same, and not too long ago.

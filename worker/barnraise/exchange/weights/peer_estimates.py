@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
-from barnraise.exchange.gossip.gossip import LinkState
+from barnraise.exchange.gossip.link_state import LinkState
 from barnraise.exchange.weights.contribution import ContributionMeter
 from barnraise.exchange.weights.delay_compensation import (
     InFlightUpdate,
@@ -38,7 +38,7 @@ from barnraise.planning.round_schedule import (
 )
 from barnraise.planning.uplink_budget import UplinkUse
 from barnraise.protocol.messages import Update
-from barnraise.protocol.table_sizes import MANY
+from barnraise.protocol.table_sizes import MANY, store_newest
 from barnraise.spec import UPDATES, RunSpec
 
 MAX_DESCRIBED = 64  # volunteers that the log says count for nothing
@@ -113,13 +113,11 @@ class PeerEstimates:
 
     def on_update_received(self, update: Update, now: float) -> None:
         """Record that the training loop received an update, at `now` in seconds."""
-        history = self._histories.pop(update.peer, None)
+        history = self._histories.get(update.peer)
         if history is None or history.volunteer != update.volunteer:
             history = RoundHistory(update.volunteer)
         history.record_round(now, update.tokens, update.time_ms / 1000)
-        self._histories[update.peer] = history
-        if len(self._histories) > MANY:
-            del self._histories[next(iter(self._histories))]
+        store_newest(self._histories, update.peer, history, MANY)
 
     def on_update_published(self, update: Update | Withdrawal, clock: float) -> None:
         """Record that the training loop published an update, at `clock` in seconds since 1970.
@@ -216,11 +214,6 @@ class PeerEstimates:
         Updates of a peer whose speed is unknown, or which is long overdue, count as nothing. An
         update counts the same until it arrives: an estimate that moved with every rate would move
         the replica at every step.
-
-        Args:
-            in_flight: The updates whose headers have arrived and whose payloads have not.
-            rate: Tokens per second at which this machine trains.
-            now: The time in seconds.
         """
         estimated_before = self._in_flight
         self._in_flight = {}
@@ -325,10 +318,9 @@ class PeerEstimates:
         if link.volunteer == self._volunteer:
             return PeerClaim("", link.rate, measured, link.connected_at)
         # The grace is the volunteer's: another key, or another connection, does not renew it.
-        met_at = self._met_at.setdefault(link.volunteer or key, link.connected_at)
-        if len(self._met_at) > MANY:
-            del self._met_at[next(iter(self._met_at))]
-        return PeerClaim(link.volunteer or key, link.rate, measured, met_at)
+        met_at = self._met_at.get(link.volunteer, link.connected_at)
+        store_newest(self._met_at, link.volunteer, met_at, MANY)
+        return PeerClaim(link.volunteer, link.rate, measured, met_at)
 
     def _estimate(self, update: Update, rate: float, now: float) -> InFlightUpdate:
         """Estimate the relative size of an update, if we train `rate` tokens per second."""
@@ -352,15 +344,10 @@ class SteadyValue:
     """
 
     def __init__(self) -> None:
-        """Start without a value."""
         self._value: float | None = None
 
     def update(self, measured: float) -> float:
-        """Return the value after a measurement.
-
-        Args:
-            measured: What was measured, 0 or more; inf and 0 differ from all other values.
-        """
+        """Return the value after a measurement of 0 or more; inf and 0 differ from all others."""
         value = self._value
         if value is not None and abs(measured - value) <= MAX_DRIFT * min(measured, value):
             return value

@@ -45,15 +45,10 @@ class RoundHistory:
     )
 
     def record_round(self, now: float, tokens: int, stated_at: float = 0.0) -> None:
-        """Record a round that arrived.
+        """Record a round that arrived at `now` and that its author signed at `stated_at`.
 
         Rounds that arrive together count as one. A peer that was away begins again: the time for
         which it was away says nothing about its speed.
-
-        Args:
-            now: When it arrived, in seconds.
-            tokens: Its training tokens.
-            stated_at: When its author signed it, as the header states, in seconds.
         """
         if self.rounds and self.rounds[-1][0] >= now:
             tokens += self.rounds.pop()[1]
@@ -103,28 +98,18 @@ class PeerClaim:
 
 
 def grace_seconds(round_seconds: float) -> float:
-    """Return for how many seconds a volunteer's machines count before their second rounds.
-
-    Args:
-        round_seconds: The length of this machine's rounds in seconds.
-    """
+    """Return for how many seconds a volunteer's machines count before their second rounds."""
     return max(GRACE_SECONDS, GRACE_ROUNDS * round_seconds)
 
 
 def credible_rates(
     own_rate: float, claims: Sequence[PeerClaim], now: float, grace: float = GRACE_SECONDS
 ) -> list[float]:
-    """Return the tokens per second at which other machines count.
+    """Return the tokens per second at which other machines count, to one of `own_rate`.
 
     A machine counts by its rounds, and by what it announces where that is less. Before its second
     round it counts at most as much as this machine, for `grace` seconds after its volunteer was
     met. All such machines of one volunteer together count at most as much as this one.
-
-    Args:
-        own_rate: Tokens per second at which this machine trains.
-        claims: What is known of the others.
-        now: The time in seconds.
-        grace: Seconds for which a volunteer's machines count before their second rounds.
 
     Returns:
         A rate for each claim, in their order.
@@ -222,9 +207,7 @@ def contribution_factors(
 def training_share(own_rate: float, rates: Sequence[float]) -> float:
     """Return this machine's share of all training, in (0, 1]; 1 if no other machine trains.
 
-    Args:
-        own_rate: Tokens per second at which this machine trains; 0 if it is not known yet.
-        rates: Tokens per second at which the others count.
+    Rates are in tokens per second; its own one is 0 while it is not known.
     """
     if own_rate <= 0:
         return 1.0 / (1 + len(rates))
@@ -254,12 +237,7 @@ class LostPeers:
         self.lost_at = now
 
     def rate(self, idle: Collection[str], now: float) -> float:
-        """Return at how many tokens per second they count now.
-
-        Args:
-            idle: Keys of those that have said that they do not train.
-            now: The time in seconds.
-        """
+        """Return at how many tokens per second they count now, but for those known to be idle."""
         total = sum(rate for key, rate in self.rates.items() if key not in idle)
         together, alone = self.lost_at - self.met_at, now - self.lost_at
         return total if alone <= together else total * together / alone
@@ -275,11 +253,6 @@ def typical_step_seconds(own_seconds: float, step_tokens: int, measured: Iterabl
 
     One machine, whatever its rounds claim, moves a median little; and no number of machines
     shortens this machine's rounds below MIN_ROUND_FRACTION of the recipe's steps.
-
-    Args:
-        own_seconds: The length of this machine's step in seconds.
-        step_tokens: The tokens of a step.
-        measured: Tokens per second of the others' rounds in the ledger.
     """
     rates = [step_tokens / own_seconds, *(rate for rate in measured if rate > 0)]
     return max(step_tokens / statistics.median(rates), MIN_ROUND_FRACTION * own_seconds)
@@ -289,8 +262,5 @@ def weight_ramp(published_rounds: int) -> float:
     """Return the part of its weight that a machine takes which joined late, in (0, 1].
 
     Its Adam moments and its momentum start empty, so its first updates are less reliable.
-
-    Args:
-        published_rounds: The rounds that it has published since it joined.
     """
     return min(1.0, (published_rounds + 1) / (RAMP_ROUNDS + 1))

@@ -59,12 +59,10 @@ def rank_addresses(
 ) -> list[str]:
     """Return the IP addresses that others may use, the most useful first. Pure.
 
+    `default_sources` are those from which the machine sends to the internet, by version of IP.
+
     First come those of the interfaces with a default route, then global IPv6 addresses, then all
     others. Bridges to containers come only where there is nothing else.
-
-    Args:
-        addresses: All addresses of the machine.
-        default_sources: By version of IP, the address from which the machine sends to the internet.
     """
     sources = [default_sources[version] for version in sorted(default_sources)]
     default_interfaces = {each.interface for each in addresses if each.ip in sources}
@@ -101,11 +99,7 @@ class LocalAddresses:
         self._ips: list[str] = []
 
     def list_addresses(self, ports: Mapping[int, int]) -> list[str]:
-        """Return host:port pairs of this machine, those most useful to others first.
-
-        Args:
-            ports: Version of IP → the UDP port on which this machine listens.
-        """
+        """Return host:port of this machine, by its port for each version of IP, the best first."""
         now = self._clock()
         if now >= self._read_at + CACHE_SECONDS:
             self._read_at = now

@@ -24,7 +24,6 @@ class ObservedAddresses:
     """
 
     def __init__(self) -> None:
-        """Start without a report."""
         # By reporter, the newest last: what it reports, and when its connection ended or inf.
         self._reports: dict[str, tuple[Observation, float]] = {}
         self._site_hosts: dict[int, str] = {}  # by version of IP

@@ -63,7 +63,6 @@ class IncomingLimits(Generic[Item]):
     """
 
     def __init__(self, service: Service) -> None:
-        """Have no connections of one transport yet."""
         self.pending: PendingPool[Item] = PendingPool(WAITING_LIMITS[service])
         self._most_pending = WAITING_LIMITS[service]["all"]
         self._connects = ServiceBudget(service)

@@ -295,7 +295,6 @@ class Meter:
     """Measure the rate at which a count of bytes grows, over a window of the last seconds."""
 
     def __init__(self, window: float = METER_SECONDS) -> None:
-        """Start without a sample; average over a window of seconds."""
         self._window = window
         self._samples: deque[tuple[float, int]] = deque()
 

@@ -19,12 +19,9 @@ class RepeatedWarnings:
         self._logged: dict[str, tuple[float, int]] = {}  # kind → when it was logged, repetitions
 
     def warn(self, kind: str, message: str, *values: object) -> None:
-        """Log a warning, unless one of its kind has been logged within a minute.
+        """Log a warning, unless one of its kind was logged within a minute.
 
-        Args:
-            kind: Names what repeats: the event and who causes it.
-            message: The text, with placeholders.
-            values: The placeholders' values.
+        A kind names what repeats: the event and who causes it.
         """
         now = self._clock()
         logged_at, repetitions = self._logged.get(kind, (now - QUIET_SECONDS, 0))

@@ -14,7 +14,6 @@ class ServiceBudget:
     """
 
     def __init__(self, service: Service) -> None:
-        """Start with full budgets."""
         self._buckets = {
             group: TokenBuckets(rate) for group, rate in SERVICE_LIMITS[service].items()
         }

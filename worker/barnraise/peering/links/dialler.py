@@ -22,15 +22,7 @@ class Dialler:
         is_wanted: Callable[[str], bool],
         serve: Callable[[Channel], Awaitable[None]],
     ) -> None:
-        """Dial for one server.
-
-        Args:
-            transport: Opens the channels.
-            membership: Receives the outcome of each dial.
-            reachability: Receives what is dialled.
-            is_wanted: Returns whether a peer, by key, is neither linked nor excluded.
-            serve: Serves a channel until it ends.
-        """
+        """Dial peers that are wanted, by key, and serve each channel until it ends."""
         self._transport = transport
         self._membership = membership
         self._reachability = reachability

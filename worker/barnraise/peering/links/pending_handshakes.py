@@ -18,7 +18,6 @@ class IncomingGreetings:
     """The incoming channels whose peers have not introduced themselves."""
 
     def __init__(self) -> None:
-        """Start without any."""
         self._waiting: PendingPool[Channel] = PendingPool(WAITING_LIMITS[Service.INTRODUCTIONS])
         self._connects = ServiceBudget(Service.INTRODUCTIONS)
         self._flooders: dict[str, tuple[float, int]] = {}  # key → until when, and its floods so far

@@ -38,7 +38,6 @@ class DialBackLimits:
     """Bound the requests that are served and the errands that are done."""
 
     def __init__(self) -> None:
-        """Start with full budgets."""
         self._served = ServiceBudget(Service.DIAL_BACKS)
         self._done = ServiceBudget(Service.ERRANDS)
 
@@ -57,12 +56,8 @@ def choose_helper(
 ) -> str | None:
     """Return the key of the peer that is to dial a machine; None if none is a stranger to it.
 
-    Args:
-        helpers: The linked peers.
-        machine: The machine that asks.
-        met: Keys that it has dialled.
-        own_hosts: The hosts of the peer that was asked: the machine has dialled these, and its
-            router may let in peers that share them.
+    The machine has met some peers, and dialled the asked one's own hosts: its router may let in who
+    shares these.
     """
     excluded_hosts = {host_of(machine.address), *own_hosts}
     suitable = [
@@ -78,13 +73,7 @@ def choose_helper(
 
 
 def choose_asked(helpers: Sequence[Helper], volunteer: str, count: int) -> list[str]:
-    """Return the keys of the linked peers to ask: those of other people first, one of each.
-
-    Args:
-        helpers: The linked peers.
-        volunteer: Digest of this machine's own volunteer.
-        count: How many at most.
-    """
+    """Return the keys of the linked peers to ask: those of other people first, one of each."""
     reachable = [helper for helper in helpers if helper.address]
     firsts = {helper.volunteer: helper.key for helper in reversed(reachable)}
     own = firsts.pop(volunteer, None)

@@ -53,7 +53,6 @@ class Rendezvous:
     """Decide whom to ask for help with a dial, and whose statements to obey and to pass on."""
 
     def __init__(self, seed: int) -> None:
-        """Start without any dial; the seed is of the random choices."""
         self._random = random.Random(seed)
         self._attempts: dict[str, _Attempt] = {}  # by the key that is dialled now
         self._requested: dict[str, tuple[int, float]] = {}  # key → requests so far, next one
@@ -139,10 +138,6 @@ def order_candidates(addresses: Sequence[str], own_addresses: Sequence[str]) -> 
 
     Two machines behind one router have one public address. Most routers do not let them reach each
     other there; their private addresses do. Elsewhere a private address means another computer.
-
-    Args:
-        addresses: Of the other machine, as it states them.
-        own_addresses: Of this machine, as itself and others see it.
     """
     relays = [address for address in addresses if is_relay_url(address)]
     addresses = [address for address in addresses if not is_relay_url(address)]

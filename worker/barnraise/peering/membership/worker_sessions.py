@@ -48,7 +48,6 @@ class SeenSessions:
     """The sessions in which peers have greeted this machine of late."""
 
     def __init__(self) -> None:
-        """Start without any."""
         self._seen: dict[str, dict[str, tuple[float, Signed]]] = {}  # key → session → newest
 
     def record(self, statement: WorkerSession, signed: Signed) -> None:

@@ -38,13 +38,7 @@ SETTINGS: dict[str, str] = dict(
 
 
 def model_config(model: ModelSpec, end_id: int, dtype: str) -> dict[str, Any]:
-    """Return the content of config.json.
-
-    Args:
-        model: the architecture.
-        end_id: the number of the token after each document.
-        dtype: of the weights' file: "float32" or "bfloat16".
-    """
+    """Return the content of config.json."""
     return {
         "model_type": "gpt2",
         "architectures": ["GPT2LMHeadModel"],

@@ -57,10 +57,6 @@ def import_hugging_face(
 ) -> ImportedModel:
     """Convert the model in a folder to a run's fixed point, one fragment at a time.
 
-    Args:
-        folder: holds config.json, the weights as safetensors, and the tokenizer.
-        store_blob: stores a fragment and returns its digest.
-
     Raises:
         StateError: The folder holds no model that a run trains exactly. The message names the
             setting, tensor or file.
@@ -77,12 +73,9 @@ def import_hugging_face(
 
 
 def download_model(name: str) -> Path:
-    """Download a model of the Hugging Face hub into its cache.
+    """Download a model owner/name or owner/name@revision of the Hugging Face hub into its cache.
 
     Tokens, proxies, retries and the place of the cache follow the rules of `huggingface_hub`.
-
-    Args:
-        name: owner/name, where need be with @revision.
 
     Returns:
         The folder of its files.

@@ -53,13 +53,7 @@ READ = {
 
 
 def model_config(model: ModelSpec, end_id: int, dtype: str) -> dict[str, Any]:
-    """Return the content of config.json.
-
-    Args:
-        model: the architecture.
-        end_id: the number of the token after each document.
-        dtype: of the weights' file: "float32" or "bfloat16".
-    """
+    """Return the content of config.json."""
     return {
         "model_type": QWEN3 if model.qk_norm else LLAMA,
         "architectures": ["Qwen3ForCausalLM" if model.qk_norm else "LlamaForCausalLM"],

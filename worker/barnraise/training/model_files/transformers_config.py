@@ -45,11 +45,6 @@ def check_settings(
 ) -> None:
     """Refuse settings with which the weights compute something else than we do.
 
-    Args:
-        config: the content of config.json.
-        required: settings that must have one of these values, where they are given.
-        read: settings that the caller reads.
-
     Raises:
         StateError: The message names the setting.
     """
@@ -86,10 +81,6 @@ def read_size(config: Mapping[str, Any], name: str, default: int | None = None) 
 
 def check_model(model: ModelSpec, settings: Mapping[str, str]) -> ModelSpec:
     """Return a model that a run can train, before anything is sized by its numbers.
-
-    Args:
-        model: as read.
-        settings: fields of the model → the settings that they were read from.
 
     Raises:
         StateError: No run trains such a model; the message names the setting.

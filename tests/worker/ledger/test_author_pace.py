@@ -4,7 +4,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from barnraise.exchange.updates.author_pace import (
+from barnraise.ledger.author_pace import (
     AHEAD_SECONDS,
     BURST_SECONDS,
     INCARNATION_SECONDS,

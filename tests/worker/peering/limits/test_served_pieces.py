@@ -3,7 +3,7 @@
 import hypothesis.strategies as st
 from hypothesis import given
 
-from barnraise.exchange.updates.served_pieces import REPEAT_LIMITS, ServedPieces
+from barnraise.peering.limits.served_pieces import REPEAT_LIMITS, ServedPieces
 
 MEBIBYTE = 1 << 20
 REQUESTS = st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 5)), max_size=200)

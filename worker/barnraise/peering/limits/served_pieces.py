@@ -52,19 +52,10 @@ class ServedPieces:
     """The volunteers whose machines requested something lately."""
 
     def __init__(self) -> None:
-        """Start without any."""
         self._served: dict[str, dict[str, _SentPieces]] = {}  # by volunteer, then by machine
 
     def try_send(self, volunteer: str, machine: str, piece: str, size: int, now: float) -> bool:
-        """Count a piece that a machine requested; return whether it may be sent.
-
-        Args:
-            volunteer: Digest of the machine's volunteer.
-            machine: The machine's key.
-            piece: Names the piece.
-            size: Its bytes.
-            now: The time in seconds.
-        """
+        """Count a piece that a machine of a volunteer requested; return whether it may be sent."""
         machines = self._served.get(volunteer, {})
         store_newest(self._served, volunteer, machines, REPEAT_LIMITS.volunteers)
         if machine not in machines and len(machines) >= REPEAT_LIMITS.machines:

@@ -22,7 +22,7 @@ from barnraise.planning.round_limits import (
     PARTS_PER_SECOND,
     WINDOW_STRETCH,
 )
-from barnraise.protocol.table_sizes import MANY
+from barnraise.protocol.table_sizes import MANY, store_newest
 from barnraise.spec import AUTO, RunSpec
 
 MIN_UPDATES_PER_SECOND = 1 / 30.0
@@ -83,12 +83,7 @@ class AuthorPace:
         self._batch_at: dict[str, float] = {}  # key → when updates of it last entered the ledger
 
     def ready_at(self, update: PacedUpdate, now: float) -> float:
-        """Return when an update may enter the ledger, in seconds since 1970.
-
-        Args:
-            update: The next one of its author.
-            now: The time in seconds since 1970.
-        """
+        """Return when its author's next update may enter the ledger, in seconds since 1970."""
         ready = self._allowed_at(update)
         if self.is_ahead(update.key, now):
             ready = max(ready, self._batch_at.get(update.key, 0.0) + BATCH_SECONDS)
@@ -111,7 +106,7 @@ class AuthorPace:
 
     def on_batch(self, key: str, now: float) -> None:
         """Record that updates of a key enter the ledger at `now`."""
-        _set_last(self._batch_at, key, now)
+        store_newest(self._batch_at, key, now, MANY)
 
     def on_update(self, update: PacedUpdate) -> None:
         """Record an update that enters the ledger."""
@@ -126,15 +121,8 @@ class AuthorPace:
 
 def _spend(paid_until: dict[str, float], update: PacedUpdate, cost: float) -> None:
     """Let an update use up `cost` seconds of its author's time, from its own time on."""
-    _set_last(paid_until, update.key, max(update.time, paid_until.get(update.key, 0.0)) + cost)
-
-
-def _set_last(times: dict[str, float], key: str, time: float) -> None:
-    """Set a key's time as the newest of at most MANY."""
-    times.pop(key, None)
-    times[key] = time
-    if len(times) > MANY:
-        del times[next(iter(times))]
+    until = max(update.time, paid_until.get(update.key, 0.0)) + cost
+    store_newest(paid_until, update.key, until, MANY)
 
 
 SLACK_SECONDS = 600.0  # of all machines' training may arrive at once, as after a short partition
@@ -159,14 +147,9 @@ class GrowthMeter:
     _leaked_at: float = 0.0
 
     def on_update(self, key: str, rate: int, tokens: int, time: float, now: float) -> None:
-        """Record an update that entered the ledger.
+        """Record an update of a key whose ticket allows so many tokens per second.
 
-        Args:
-            key: Its author's key.
-            rate: The tokens per second that its ticket allows.
-            tokens: The tokens that it states.
-            time: Its time, in seconds since 1970.
-            now: The time now.
+        Its own time and `now` are in seconds since 1970.
         """
         self._subtract_allowance(now)
         self._rates[key] = rate
