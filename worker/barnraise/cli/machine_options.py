@@ -40,7 +40,14 @@ class MachineOptions:
 
     home: HomeOption = None
     device: Annotated[
-        str, typer.Option(help="cpu, cuda or cuda:1 (default: fastest available).")
+        str, typer.Option(help="cpu, cuda or cuda:1 (default: all GPUs that help).")
+    ] = ""
+    devices: Annotated[
+        str,
+        typer.Option(
+            help="Several GPUs, like cuda:0,cuda:2. `plan` also takes sizes of GPUs that are not "
+            "here, like 2x24GB,12GB."
+        ),
     ] = ""
     threads: Annotated[
         int,
@@ -51,19 +58,21 @@ class MachineOptions:
     hardware: HardwareOption = None
 
     def __post_init__(self) -> None:
-        """Refuse several devices.
+        """Refuse one device and several at once.
 
         Raises:
             StateError: names the way that works.
         """
-        first, comma, second = self.device.partition(",")
-        if comma:
+        if self.device and self.devices:
             raise StateError(
-                f"a worker trains on one device, not on {self.device}: start one for each, with a "
-                f"home of its own. `barnraise join RUN --device {first.strip()}` and, in another "
-                f"terminal, `barnraise join RUN --device {second.split(',')[0].strip()} --home "
-                "~/.barnraise-2`, which enrols as a machine of its own"
+                f"--device {self.device} is one device and --devices {self.devices} are several: "
+                "leave one of them out"
             )
+
+    @property
+    def requested(self) -> str:
+        """Return the devices that either option names; "" for the default."""
+        return self.devices or self.device
 
     def apply_to(self, limits: Limits) -> Limits:
         """Return the limits with the threads that are given here, if any are."""
@@ -93,7 +102,7 @@ def measure_machine(state_dir: StateDir, machine: MachineOptions) -> Hardware:
 
     threads = machine.threads or state_dir.limits.threads or torch.get_num_threads()
     torch.set_num_threads(min(threads, usable_cpus()))
-    choice = choose_device(machine.device)
+    choice = choose_device(machine.requested)
     if choice.note:
         errors.print(f"[yellow]{escape(choice.note)}.[/]", soft_wrap=True)
     cache = (machine.hardware or state_dir.path / "hardware.json").absolute()
@@ -101,7 +110,12 @@ def measure_machine(state_dir: StateDir, machine: MachineOptions) -> Hardware:
     if not cache.exists():
         errors.print("Measuring this machine, once …")
     with FileLock(cache.with_suffix(".lock")):
-        return probe(cache.parent, choice.name, cache)
+        first = probe(cache.parent, choice.name, cache)
+        others = [
+            probe(cache.parent, name, cache.with_stem(f"{cache.stem}-{name.replace(':', '-')}"))
+            for name in choice.others
+        ]
+    return dataclasses.replace(first, others=tuple(others))
 
 
 def hardware_view(hardware: Hardware) -> HardwareView:

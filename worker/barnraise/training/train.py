@@ -227,7 +227,10 @@ class Worker:
         request = PlanRequest(
             hardware, self.spec.model, limits, recipe.step_sequences, recipe.optimizer
         )
-        return request.make_plan(advise=True)
+        choice = request.choose_cards(advise=True)
+        for other in choice.refused:
+            log.info("not chosen: %s", other)
+        return choice.plan
 
     def end_after_round(self, is_over: Callable[[], bool]) -> None:
         """Leave after the round in which `is_over` becomes true: another run has its turn then."""
