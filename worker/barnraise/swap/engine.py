@@ -245,7 +245,7 @@ class Engine:
                     [batch.to(device) for batch in batches[run]],
                     shares[run],
                     self.executor.new_activations(number),
-                    (lambda: passes[0].is_interrupted) if number else should_stop,
+                    passes[0].has_ended_early if number else should_stop,
                 )
             )
         return passes
