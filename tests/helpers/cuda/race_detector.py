@@ -151,7 +151,7 @@ def lane_type(clocks: Clocks) -> type[lanes.WorkerLane]:
             self._is_caller, self._chooses = inline, eager
             self._actors: list[str] = []
             if device is not None and not inline:
-                self.stream = clocks.new_stream()
+                self.stream = clocks.new_stream(device)
 
         def submit(self, call, after=(), label="", urgency=0.0):
             before = clocks.thread, clocks.stream, clocks.label

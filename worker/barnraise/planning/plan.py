@@ -133,6 +133,11 @@ class Plan:
         return self.step_tokens / self.step_seconds
 
     @property
+    def all_device_bytes(self) -> int:
+        """Return the predicted bytes of the memory of all devices."""
+        return sum(self.card_bytes) or self.device_bytes
+
+    @property
     def on_disk(self) -> bool:
         """Whether all of the state is on disk, so that memory holds only copies of parts of it."""
         return self.crash_safety != "round"

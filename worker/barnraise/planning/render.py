@@ -79,7 +79,7 @@ def build_plan_view(plan: Plan, hardware: Hardware) -> PlanView:
     """Build the description of the plan that the worker reports to the coordinator."""
     return PlanView(
         device=printable_name(name_cards(find_cards(plan, hardware))),
-        device_bytes=plan.device_bytes,
+        device_bytes=plan.all_device_bytes,
         host_bytes=plan.host_bytes,
         disk_bytes=plan.disk_bytes,
         groups=len(plan.forward_groups),
@@ -130,7 +130,7 @@ def build_state_table(plan: Plan) -> Table:
     rows = sum_state_bytes(plan)
     for kind, row in rows.items():
         table.add_row(kind, *(format_bytes(row[tier]) if row[tier] else "·" for tier in shown))
-    whole = {"device": plan.device_bytes, "host": plan.host_bytes, "disk": plan.disk_bytes}
+    whole = {"device": plan.all_device_bytes, "host": plan.host_bytes, "disk": plan.disk_bytes}
     rest = {tier: whole[tier] - sum(row[tier] for row in rows.values()) for tier in shown}
     names = "buffers and activations" if not plan.on_disk else "buffers, activations, second slots"
     table.add_row(names, *(format_bytes(rest[tier]) if rest[tier] > 0 else "·" for tier in shown))

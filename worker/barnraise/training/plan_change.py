@@ -63,8 +63,8 @@ def find_larger_plan(request: PlanRequest, plan: Plan, limits: Limits) -> Plan |
         return None
     log.info(
         "memory has sufficed for long: training goes on with a plan that uses %s instead of %s",
-        format_bytes(larger.host_bytes + larger.device_bytes),
-        format_bytes(plan.host_bytes + plan.device_bytes),
+        format_bytes(larger.host_bytes + larger.all_device_bytes),
+        format_bytes(plan.host_bytes + plan.all_device_bytes),
     )
     return larger
 
