@@ -43,7 +43,7 @@ Handler = Callable[[Operation], Task]
 DEALS = ((1, 1), (3, 1), (2, 1, 1), (2, 2, 2, 2))
 COMPUTATIONS = (OperationKind.FORWARD, OperationKind.HEAD, OperationKind.BACKWARD)
 WINDOW = 3 * 10**9  # bytes of each device
-SPEEDUP_MODEL = replace(preset("gpt-mini", 2048), context=256)
+SPEEDUP_MODEL = replace(preset("gpt-mini", 2048), context=128)
 SLOWED = 3  # times as slow
 DEALT = 16  # micro-batches of the unequal deal
 NEAR = 0.9  # of the fastest choice's speed
@@ -271,7 +271,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         hardware = replace(probe(Path(folder), "cpu"), disk=0)
     print("two devices against one …", flush=True)
-    speedup = measure_speedup(hardware, 5 if quick else 15)
+    speedup = measure_speedup(hardware, 3 if quick else 15)
     print("unequal devices …", flush=True)
     share_error = measure_unequal_share(hardware)
     print("the planner's choice …", flush=True)
