@@ -20,23 +20,20 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT / "worker"))
+import torch
+from bitwise import CLIPPINGS, MODEL, Case, equal_bits, open_engine, run_plan
+from dealt_reference import dealt, run_one_after_the_other
 
-import torch  # noqa: E402
-from bitwise import CLIPPINGS, MODEL, Case, equal_bits, open_engine, run_plan  # noqa: E402
-from dealt_reference import dealt, run_one_after_the_other  # noqa: E402
-
-from barnraise.planning.card_choice import choose_cards  # noqa: E402
-from barnraise.planning.hardware import Hardware, MatmulRates, Rates  # noqa: E402
-from barnraise.planning.limits import Limits  # noqa: E402
-from barnraise.planning.plan import Plan  # noqa: E402
-from barnraise.planning.program import Operation, OperationKind  # noqa: E402
-from barnraise.planning.search import deal_step, make_plan  # noqa: E402
-from barnraise.spec import OPTIMIZERS, ModelSpec, preset  # noqa: E402
-from barnraise.swap.engine import Engine  # noqa: E402
-from barnraise.swap.executor import Task  # noqa: E402
-from barnraise.swap.hardware_probe import probe  # noqa: E402
+from barnraise.planning.card_choice import choose_cards
+from barnraise.planning.hardware import Hardware, MatmulRates, Rates
+from barnraise.planning.limits import Limits
+from barnraise.planning.plan import Plan
+from barnraise.planning.program import Operation, OperationKind
+from barnraise.planning.search import deal_step, make_plan
+from barnraise.spec import OPTIMIZERS, ModelSpec, preset
+from barnraise.swap.engine import Engine
+from barnraise.swap.executor import Task
+from barnraise.swap.hardware_probe import probe
 
 Handler = Callable[[Operation], Task]
 

@@ -1,4 +1,4 @@
-"""Workers on several devices: windows of RAM, of which the planner uses those that help."""
+"""Workers on several devices: windows of RAM. The planner uses those that help."""
 
 from dataclasses import replace
 

@@ -69,7 +69,7 @@ def card_plan(
 
 
 def on_two_cards(plan: Plan, second: int = 1) -> Plan:
-    """Return the plan on two cards, the second of which takes so many of the micro-batches."""
+    """Return the plan on two cards; the second takes so many of the micro-batches."""
     first = plan.micro_batches - second
     return replace(plan, devices=(DeviceShare("cuda", first), DeviceShare("cuda:1", second)))
 

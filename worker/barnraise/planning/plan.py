@@ -83,7 +83,7 @@ class Plan:
     deterministic: bool = False  # whether a GPU gives the same bits each time
     compiled: bool = False  # whether torch.compile joins a block's kernels
     daily_write_limit: int | None = None  # bytes to disk; None for no limit
-    # Several devices over one host copy, the first of which is `device`; none: that one alone.
+    # Several devices over one host copy, `device` being the first; none: that one alone.
     devices: tuple[DeviceShare, ...] = ()
     # The following fields are predictions.
     step_seconds: float = 0.0

@@ -1,7 +1,7 @@
 """The seam between a worker and what trains its replica.
 
 `Worker`, `SavedState` and `SampleWriter` know no more of an engine than this. `Worker.open_engine`
-builds it, beside `Worker.plan_training`.
+builds it, as `Worker.plan_training` makes its plan.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
