@@ -196,18 +196,16 @@ def parse_card_sizes(text: str) -> list[int]:
     """Return the bytes of memory of assumed cards, like "2x24GB,12GB"; none for names of cards.
 
     Raises:
-        StateError: a part is neither a size nor a number of them.
+        StateError: a part is no size, or there are too many.
     """
     if not text[:1].isdigit():
         return []
     sizes: list[int] = []
-    for part in text.split(","):
-        count, times, size = part.strip().lower().rpartition("x")
-        if times and not (count.isdigit() and 1 <= int(count) <= MOST_CARDS):
-            raise StateError(f"--devices: '{part}' is no number of cards, like 2x24GB")
-        sizes += [parse_bytes(size)] * int(count or 1)
-    if len(sizes) > MOST_CARDS:
-        raise StateError(f"--devices: a machine has at most {MOST_CARDS} cards, not {len(sizes)}")
+    for part in text.lower().split(","):
+        count, _, size = part.strip().rpartition("x")
+        sizes += [parse_bytes(size)] * int(count) if count.isdigit() else [parse_bytes(part)]
+    if not 0 < len(sizes) <= MOST_CARDS:
+        raise StateError(f"--devices: a machine has 1 to {MOST_CARDS} cards, not {len(sizes)}")
     return sizes
 
 

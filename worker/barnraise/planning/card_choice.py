@@ -17,7 +17,6 @@ from barnraise.planning.search import make_plan
 from barnraise.spec import ADAMW, ModelSpec
 
 TAKEN = "taken"
-ALIKE = 0.1  # by how much the measured speeds of two cards of one kind differ at most
 
 
 @dataclass(frozen=True)
@@ -74,16 +73,9 @@ def choose_cards(
     if not hardware.others:
         plan = make_plan(hardware, model, advise=advise, **options)
         return CardChoice(plan, hardware, ())
-    priced: list[tuple[Hardware, Plan | PlanError]] = []
-    for card in hardware.cards:
-        if not any(_is_alike(card, other) for other, _ in priced):
-            priced.append((card, _price(card, model, options)))
-    speeds = [
-        next(_speed(plan) for other, plan in priced if _is_alike(card, other))
-        for card in hardware.cards
-    ]
-    order = sorted(range(len(speeds)), key=lambda number: -speeds[number])
-    ranked = [hardware.cards[number] for number in order]
+    priced = [(card, _price(card, model, options)) for card in hardware.cards]
+    priced.sort(key=lambda way: -_speed(way[1]))
+    ranked = [card for card, _ in priced]
     for count in range(2, min(len(ranked), step_sequences) + 1):
         several = replace(ranked[0], others=tuple(ranked[1:count]))
         priced.append((several, _price(several, model, options)))
@@ -105,15 +97,10 @@ def _speed(way: Plan | PlanError) -> float:
     return 0.0 if isinstance(way, PlanError) else way.tokens_per_second
 
 
-def _is_alike(one: Hardware, other: Hardware) -> bool:
-    """Return whether two cards are of one kind, so that one plan stands for both."""
-    fast, slow = (max(rate for _, rate in card.matmul) for card in (one, other))
-    has_same_size = one.device_memory == other.device_memory
-    return one.name == other.name and has_same_size and abs(fast / slow - 1) <= ALIKE
-
-
 def _describe(machine: Hardware, way: Plan | PlanError, taken: Plan) -> PricedChoice:
     name = name_cards((machine, *machine.others))
+    if not machine.others:
+        name = f"{name} alone ({machine.device_name})"
     if isinstance(way, PlanError):
         return PricedChoice(name, 0.0, str(way))
     if way is taken:

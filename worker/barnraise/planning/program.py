@@ -326,11 +326,11 @@ class _Writer:
         )
 
     def _append(
-        self, kind: OperationKind, blocks: tuple[int, ...] = (), device: int = 0, **buffers: Any
+        self, kind: OperationKind, blocks: tuple[int, ...] = (), device: int = 0, **fields: Any
     ) -> None:
-        """Append an operation on its kind's lane; `buffers` are further fields of it."""
-        lane = MOVING_LANES.get(kind, LaneName.COMPUTE)
-        self.ops.append(Operation(kind, lane, blocks, device=device, **buffers))
+        """Append an operation on its kind's lane; `fields` are further ones of it, or that lane."""
+        lane = fields.pop("lane", MOVING_LANES.get(kind, LaneName.COMPUTE))
+        self.ops.append(Operation(kind, lane, blocks, device=device, **fields))
 
     def _compute(
         self, kind: OperationKind, blocks: tuple[int, ...], uses: Resources, changes: Resources
@@ -382,14 +382,30 @@ class _Writer:
             self._finish_gradient(i, self._gradient_of(i), self.gradient_of[i])
 
     def _finish_gradient(self, i: int, gradient: Resource, slot: int) -> None:
-        """Compute the norm of a complete gradient and move it to where it waits for its update."""
+        """Compute the norm of a complete gradient and move it to where it waits for its update.
+
+        Several devices' parts are added there in their order, and have one norm.
+        """
         plan = self.plan
+        moves = plan.staged and plan.weights[i] != "device"
+        norm: dict[str, Any] = dict(gradients=(slot,), changes=(("norm", i),))
+        if not plan.devices:
+            self._append(OperationKind.NORM, (i,), uses=(gradient,), **norm)
+        for device in self.devices if moves else ():
+            self._append(
+                OperationKind.OFFLOAD,
+                (i,),
+                device,
+                gradients=(slot,),
+                uses=(_on(device, gradient),),
+                changes=(self._offloaded(i, device),),
+            )
         if plan.devices:
-            self._add_gradients(i, gradient, slot)
-        else:
-            self._norm(i, LaneName.COMPUTE, gradient, slot)
-            if plan.staged and plan.weights[i] != "device":
-                self._offload(i, 0, gradient, slot)
+            parts = tuple(self._offloaded(i, device) for device in reversed(self.devices))
+            self._append(
+                OperationKind.ADD, (i,), lane=LaneName.OPTIMIZER, uses=parts, changes=parts[:1]
+            )
+            self._append(OperationKind.NORM, (i,), lane=LaneName.OPTIMIZER, uses=parts[:1], **norm)
         if plan.spills_gradient(i):
             source = self._host_gradient(i) if plan.staged else gradient
             self._append(
@@ -399,43 +415,6 @@ class _Writer:
                 uses=(source,),
                 changes=(("spilled", i),),
             )
-
-    def _norm(self, i: int, lane: LaneName, gradient: Resource, slot: int) -> None:
-        """Compute the norm of a complete gradient."""
-        self.ops.append(
-            Operation(
-                OperationKind.NORM,
-                lane,
-                (i,),
-                gradients=(slot,),
-                uses=(gradient,),
-                changes=(("norm", i),),
-            )
-        )
-
-    def _offload(self, i: int, device: int, gradient: Resource, slot: int) -> None:
-        """Copy a device's gradient to memory."""
-        self._append(
-            OperationKind.OFFLOAD,
-            (i,),
-            device,
-            gradients=(slot,),
-            uses=(_on(device, gradient),),
-            changes=(self._offloaded(i, device),),
-        )
-
-    def _add_gradients(self, i: int, gradient: Resource, slot: int) -> None:
-        """Move all devices' parts of a gradient to memory, and add them there in device order."""
-        for device in self.devices:
-            self._offload(i, device, gradient, slot)
-        others = tuple(self._offloaded(i, device) for device in reversed(self.devices) if device)
-        total = self._host_gradient(i)
-        self.ops.append(
-            Operation(
-                OperationKind.ADD, LaneName.OPTIMIZER, (i,), uses=(*others, total), changes=(total,)
-            )
-        )
-        self._norm(i, LaneName.OPTIMIZER, total, slot)
 
     # ---- updates ----
 
