@@ -208,9 +208,9 @@ def measure_unequal_share(hardware: Hardware) -> float:
 
 def choice_cases(quick: bool) -> list[ChoiceCase]:
     """Return the decisions that are measured."""
-    nano = replace(preset("gpt-nano", 512), context=128)
     micro = replace(preset("gpt-micro", 512), context=128)
-    models, sequences = (nano, micro), (2, 8) if quick else (2, 4, 8, 16)
+    mini = replace(preset("gpt-mini", 512), layers=4, context=128)
+    models, sequences = (micro, mini), (2, 8) if quick else (2, 4, 8, 16)
     return [
         ChoiceCase(model, count, slowness)
         for model in models

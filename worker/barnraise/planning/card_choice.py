@@ -67,7 +67,9 @@ def choose_cards(
     Raises:
         PlanError: the model fits in no way; the sentence is about the card that fits it best.
     """
-    options = dict(limits=limits, step_sequences=step_sequences, optimizer=optimizer)
+    options: dict[str, Any] = dict(
+        limits=limits, step_sequences=step_sequences, optimizer=optimizer
+    )
     if hardware.device == "cpu" and (limits is None or limits.device_memory is None):
         hardware = replace(hardware, others=())  # only windows of the RAM can be several
     if not hardware.others:

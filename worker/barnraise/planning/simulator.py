@@ -168,16 +168,18 @@ class StepSimulation:
         plan = self.plan
         if not plan.devices:
             return 0.0
-        size = 0.0
+        copied = {
+            OperationKind.LOAD: plan.streamed_bytes,
+            OperationKind.OFFLOAD: cost_model.FP32_BYTES,
+        }
+        seconds = 0.0
         for span in self.spans:
-            match span.op.kind:
-                case OperationKind.LOAD:
-                    size += self._count_elements(span.op) * plan.streamed_bytes
-                case OperationKind.OFFLOAD:
-                    size += self._count_elements(span.op) * cost_model.FP32_BYTES
-                case OperationKind.ADD | OperationKind.NORM | OperationKind.UPDATE:
-                    size += (span.end - span.begin) * self.hardware.stream
-        return size / self.hardware.stream
+            if span.op.kind in copied:
+                size = self._count_elements(span.op) * copied[span.op.kind]
+                seconds += size / self.hardware.stream
+            elif span.op.lane is LaneName.OPTIMIZER:
+                seconds += span.end - span.begin
+        return seconds
 
     @cached_property
     def _sustained_disk_seconds(self) -> float:

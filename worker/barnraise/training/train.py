@@ -34,7 +34,7 @@ from barnraise.planning.hardware import Hardware, return_freed_memory
 from barnraise.planning.limits import Limits
 from barnraise.planning.memory_model import HELD_OUT
 from barnraise.planning.plan import Plan
-from barnraise.planning.render import build_plan_view
+from barnraise.planning.render import build_plan_view, find_cards
 from barnraise.planning.round_schedule import RoundSchedule
 from barnraise.planning.write_advice import PlanRequest, describe_write_limit
 from barnraise.protocol.enums import Activity, JoinPurpose, PauseReason, RunStatus
@@ -159,7 +159,7 @@ class Worker:
         spool.skip_to(joined.acknowledged)
         self.monitor = MachineMonitor(
             describe_limits(self.limits),
-            hardware.device_index if hardware.device == "cuda" else None,
+            find_cards(self.plan, hardware)[0].device_index if self.plan.device != "cpu" else None,
         )
         self._log_handler = OwnersLogHandler(self.monitor)
         self.reporter = Reporter(

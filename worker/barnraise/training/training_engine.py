@@ -11,6 +11,7 @@ from typing import Protocol
 from torch import Tensor
 
 from barnraise.ledger import codec
+from barnraise.planning.quantization_scheme import QuantizationScheme
 from barnraise.swap.engine import EncodedFragment, StepStats
 from barnraise.swap.executor import DecodableUpdate, EngineProgress
 from barnraise.swap.sampler import SamplingSettings, TokenRange
@@ -21,10 +22,10 @@ class Encoder:
     """Compresses a fragment's part of an update.
 
     Attributes:
-        scheme: the name of the compression, for engines whose fragments lie on other machines.
+        scheme: names the compression, for engines whose fragments lie on other machines.
     """
 
-    scheme: str
+    scheme: QuantizationScheme
 
     def __call__(self, units: Tensor) -> tuple[bytes, Tensor]:
         """Return the payload of int32 [n] units, and the int32 [n] units that it decodes to."""
