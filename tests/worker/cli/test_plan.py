@@ -129,8 +129,3 @@ def test_cards_that_are_not_here_are_priced_with_the_reasons(home):
 def test_cards_that_no_machine_has_are_refused(home, devices):
     with pytest.raises((StateError, PlanError)):
         run_plan(home, "--model", "gpt-nano", "--devices", devices)
-
-
-def test_one_device_and_several_at_once_are_refused(home):
-    with pytest.raises(StateError, match="leave one of them out"):
-        run_plan(home, "--model", "gpt-nano", "--device", "cuda", "--devices", "cuda:0,cuda:1")

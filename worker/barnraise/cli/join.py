@@ -119,7 +119,7 @@ def join(
     memberships = [open_site(state_dir, run) for run in runs]
     names = [run.name for run in runs]
     chosen = find_runs(state_dir, names, skip_ended=turns.follow_next)
-    if machine.requested or new_limits.has_sizes:
+    if machine.device or new_limits.has_sizes:
         for run in chosen:
             _check_request(run.view, machine, new_limits, state_dir.path)
 
@@ -289,7 +289,7 @@ def _check_request(
     """
     from barnraise.swap.device import choose_device
 
-    device = choose_device(machine.requested).name
+    device = choose_device(machine.device).name
     if device == "cpu" and view is not None:
         check_fit(RunSpec.from_json(view.spec), limits, folder)
 

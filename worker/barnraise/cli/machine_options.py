@@ -10,7 +10,6 @@ from filelock import FileLock
 from rich.markup import escape
 
 from barnraise.cli.console import errors
-from barnraise.errors import StateError
 from barnraise.planning.hardware import Hardware, printable_name, usable_cpus
 from barnraise.planning.limits import Limits
 from barnraise.protocol.reports import HardwareView
@@ -40,13 +39,12 @@ class MachineOptions:
 
     home: HomeOption = None
     device: Annotated[
-        str, typer.Option(help="cpu, cuda or cuda:1 (default: all GPUs that help).")
-    ] = ""
-    devices: Annotated[
         str,
         typer.Option(
-            help="Several GPUs, like cuda:0,cuda:2. `plan` also takes sizes of GPUs that are not "
-            "here, like 2x24GB,12GB."
+            "--device",
+            "--devices",
+            help="cpu, cuda:1, or several like cuda:0,cuda:2 (default: all GPUs that help); for "
+            "`plan` also sizes of GPUs that are not here, like 2x24GB,12GB.",
         ),
     ] = ""
     threads: Annotated[
@@ -56,23 +54,6 @@ class MachineOptions:
         ),
     ] = 0
     hardware: HardwareOption = None
-
-    def __post_init__(self) -> None:
-        """Refuse one device and several at once.
-
-        Raises:
-            StateError: names the way that works.
-        """
-        if self.device and self.devices:
-            raise StateError(
-                f"--device {self.device} is one device and --devices {self.devices} are several: "
-                "leave one of them out"
-            )
-
-    @property
-    def requested(self) -> str:
-        """Return the devices that either option names; "" for the default."""
-        return self.devices or self.device
 
     def apply_to(self, limits: Limits) -> Limits:
         """Return the limits with the threads that are given here, if any are."""
@@ -102,7 +83,7 @@ def measure_machine(state_dir: StateDir, machine: MachineOptions) -> Hardware:
 
     threads = machine.threads or state_dir.limits.threads or torch.get_num_threads()
     torch.set_num_threads(min(threads, usable_cpus()))
-    choice = choose_device(machine.requested)
+    choice = choose_device(machine.device)
     if choice.note:
         errors.print(f"[yellow]{escape(choice.note)}.[/]", soft_wrap=True)
     cache = (machine.hardware or state_dir.path / "hardware.json").absolute()

@@ -102,12 +102,12 @@ def plan(
     line = assumed.parse_line()
     state_dir = open_state_dir(machine.home)
     limits = resources.apply_to(state_dir.limits)
-    sizes = parse_card_sizes(machine.devices)
-    is_for_gpu = machine.requested.lower().startswith("cuda")
+    sizes = parse_card_sizes(machine.device)
+    is_for_gpu = machine.device.lower().startswith("cuda")
     # A GPU may be planned for that is not here: measure what is.
     present = machine
     if sizes or is_for_gpu:
-        present = dataclasses.replace(machine, device="", devices="")
+        present = dataclasses.replace(machine, device="")
     hardware = measure_machine(state_dir, present)
     note = ""
     if sizes:

@@ -336,14 +336,15 @@ class _Writer:
         self, kind: OperationKind, blocks: tuple[int, ...], uses: Resources, changes: Resources
     ) -> None:
         """Append a computation of each device on its own micro-batches and buffers."""
-        has_slots = kind in (OperationKind.FORWARD, OperationKind.BACKWARD)
+        is_backward = kind is OperationKind.BACKWARD
+        has_slots = is_backward or kind is OperationKind.FORWARD
         for device in self.devices:
             self._append(
                 kind,
                 blocks,
                 device,
                 slots=self._slots_of(blocks) if has_slots else (),
-                gradients=self._gradients_of(blocks) if kind is OperationKind.BACKWARD else (),
+                gradients=tuple(self.gradient_of[i] for i in blocks) if is_backward else (),
                 uses=tuple(_on(device, resource) for resource in uses),
                 changes=tuple(_on(device, resource) for resource in (("stream",), *changes)),
             )
@@ -532,9 +533,6 @@ class _Writer:
 
     def _slots_of(self, blocks: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(self.slot_of.get(i, -1) for i in blocks)
-
-    def _gradients_of(self, blocks: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(self.gradient_of[i] for i in blocks)
 
     def _gradient_of(self, i: int) -> Resource:
         slot = self.gradient_of.get(i, -1)

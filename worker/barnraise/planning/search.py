@@ -219,7 +219,13 @@ class _Search:
         """
         plans = [placed]
         if placed.devices:  # what remains of their memory keeps weights for the backward
-            return [self._largest_that_fits(placed, self.model.layers, _with_slots)]
+            return [
+                self._largest_that_fits(
+                    placed,
+                    self.model.layers,
+                    lambda plan, count: replace(plan, slots=max(plan.slots, count)),
+                )
+            ]
         if self.cuda:
             # The device updates resident fragments between its computations, so the largest number
             # that fits is not always the fastest. The counts do not depend on the budget: more
@@ -623,11 +629,6 @@ def deal_micro_batches(count: int, seconds: Sequence[float]) -> list[int]:
         ends = [(number + 1) * each for number, each in zip(dealt, seconds, strict=True)]
         dealt[ends.index(min(ends))] += 1
     return dealt
-
-
-def _with_slots(plan: Plan, count: int) -> Plan:
-    """Return a plan with at least so many slots."""
-    return replace(plan, slots=max(plan.slots, count))
 
 
 def compute_seconds(steps: StepSimulation, device: int = 0) -> dict[OperationKind, float]:
