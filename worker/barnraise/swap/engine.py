@@ -316,13 +316,15 @@ class Engine:
     def _loss_and_norm(self, passes: Sequence[ForwardBackward]) -> tuple[float, float]:
         """Return the step's mean loss and its gradient's norm, once they are computed."""
         self.executor.wait_for_gradients()
-        first, *others = passes
-        norms = [first.norms[i] for i in range(len(self.fragments))]
-        scalars = [scalar.double().to(self.device) for scalar in (*first.losses, *norms)]
-        values = torch.stack(scalars).tolist()  # the step's only wait for a device
-        losses, norms = values[: len(first.losses)], values[len(first.losses) :]
-        for each in others:
-            losses += torch.stack(each.losses).tolist()
+        norms = [passes[0].norms[i] for i in range(len(self.fragments))]
+        if self.plan.devices:  # whose gradients are added in memory
+            groups = [*(each.losses for each in passes), norms]
+        else:
+            losses = passes[0].losses
+            groups = [[scalar.double().to(self.device) for scalar in (*losses, *norms)]]
+        # Each of these is a wait for a device, the step's only ones.
+        values = [value for group in groups for value in torch.stack(group).tolist()]
+        losses, norms = values[: -len(norms)], values[-len(norms) :]
         return sum(losses), math.sqrt(sum(value * value for value in norms))
 
     def _attach_arrivals(self, update: PendingUpdate) -> None:
