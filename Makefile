@@ -83,6 +83,11 @@ test-all: setup
 bench-swap: .venv/.installed
 	@$(BIN)/python benchmarks/swap/bench_swap.py $(if $(QUICK),--quick)
 
+# Several devices over one host copy of the state: exactness, speed, memory and the planner's choice, 20 minutes. QUICK=1: 5 minutes.
+.PHONY: bench-devices
+bench-devices: .venv/.installed
+	@PYTHONPATH=worker:tests $(BIN)/python benchmarks/swap/bench_devices.py $(if $(QUICK),--quick)
+
 # What a GPU says about the swap engine, in nine minutes; CALL=second: 2.7B and other plans; CALL=third: the study with 32 M
 # parameters. A bare checkout on a machine with torch needs no make: python3 benchmarks/swap/gpu_first.py
 CALL ?= first

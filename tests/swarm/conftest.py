@@ -16,6 +16,7 @@ from helpers.network.memory_transport import MemoryNetwork
 from single_site import SingleSite
 
 from barnraise.ledger.blob_store import BlobStore
+from barnraise.planning.hardware import Hardware
 from barnraise.planning.limits import Limits
 from barnraise.protocol.coordinator_messages import Directive, TextManifest
 from barnraise.protocol.enums import Role, RunStatus, Standing
@@ -107,6 +108,7 @@ class Swarm:
         self._person = ""
         self._trust_one = False
         self._standings: dict[str, Standing] = {}
+        self._machines: dict[str, Hardware] = {}
         signed = MIRROR.sign("manifest", self.manifest)
         self.spec = RunSpec(
             model or ModelSpec(layers=2, width=32, heads=2, context=32, vocabulary=256),
@@ -125,6 +127,10 @@ class Swarm:
     def set_standings(self, **standings: Standing) -> None:
         """Let the tickets of machines, by name, that are started from now on state these."""
         self._standings |= standings
+
+    def set_machine(self, name: str, hardware: Hardware) -> None:
+        """Let the worker of this name train on another machine from now on."""
+        self._machines[name] = hardware
 
     def trust_peers(self) -> None:
         """Let all machines that are started from now on take weights that no site confirms."""
@@ -204,7 +210,8 @@ class Swarm:
 
         transport = self.network.transport(key)
         worker_class = MixingWorker if self.spec.recipe.mixes_weights else Worker
-        worker = worker_class(joined, leaving, ONE_CORE_MACHINE, limits, on_status, transport)
+        hardware = self._machines.get(name, ONE_CORE_MACHINE)
+        worker = worker_class(joined, leaving, hardware, limits, on_status, transport)
 
         def run_worker() -> None:
             torch.set_num_threads(1)

@@ -58,7 +58,14 @@ class MemoryShortageError(StateError):
 
 
 class DeviceLostError(StateError):
-    """Report that a GPU no longer works in this process. A new process may use it again."""
+    """Report that a GPU no longer works in this process. A new process may use it again.
+
+    `device` is the one of several that was lost, as torch names it.
+    """
+
+    def __init__(self, sentence: str, device: str = "") -> None:
+        self.device = device
+        super().__init__(sentence)
 
 
 class PlanError(BarnraiseError):

@@ -73,6 +73,8 @@ DAMAGES: dict[str, Callable[[], contextlib.AbstractContextManager]] = {
     "load ignores its slot": partial(forget, OperationKind.LOAD, uses=False),
     "offload ignores the gradient": partial(forget, OperationKind.OFFLOAD, uses=True),
     "offload ignores its target": partial(forget, OperationKind.OFFLOAD, uses=False),
+    "add ignores what it adds": partial(forget, OperationKind.ADD, uses=True),
+    "add ignores its sum": partial(forget, OperationKind.ADD, uses=False),
     "update ignores the gradient": partial(
         forget, OperationKind.UPDATE, uses=True, resource="host gradient"
     ),

@@ -14,7 +14,7 @@ from helpers.worker.plans import bitwise
 
 from barnraise.models import gpt2
 from barnraise.models.weights import views
-from barnraise.planning.plan import Plan, tile_elements
+from barnraise.planning.plan import DeviceShare, Plan, tile_elements
 from barnraise.spec import MAX_PROMPTS, ModelSpec, Recipe, preset
 from barnraise.swap.engine import Engine
 from barnraise.swap.sampler import SamplingSettings, TokenRange
@@ -68,6 +68,12 @@ def card_plan(
     return replace(plan, **changes)
 
 
+def on_two_cards(plan: Plan, second: int = 1) -> Plan:
+    """Return the plan on two cards; the second takes so many of the micro-batches."""
+    first = plan.micro_batches - second
+    return replace(plan, devices=(DeviceShare("cuda", first), DeviceShare("cuda:1", second)))
+
+
 def on_disk(plan: Plan, weights: str = "disk", crash_safety: str = "exact", **changes) -> Plan:
     """Return the plan with its state on disk, but for what lies on the card."""
     blocks = [weights if tier == "host" else tier for tier in plan.weights[1:-1]]
@@ -103,6 +109,7 @@ class Phase:
     """What the card counted during one part of a life."""
 
     peak: int
+    peaks: Counter[int]
     peak_place: str
     waits: list[str]
     copies: list[Copy]
@@ -124,6 +131,10 @@ class Life:
     def peak(self) -> int:
         """Return the most bytes alive on the card."""
         return max(phase.peak for phase in self.phases.values())
+
+    def peak_of(self, card: int) -> int:
+        """Return the most bytes alive on one of several cards."""
+        return max(phase.peaks[card] for phase in self.phases.values())
 
     @property
     def highest(self) -> str:
@@ -170,7 +181,9 @@ def _live(plan: Plan, folder: Path | None, card: Card) -> Life:
 
 def _phase_of(card: Card) -> Phase:
     launches = sum(card.launches.values())
-    return Phase(card.peak, card.peak_place, card.waits, card.copies, launches, card.unaligned)
+    return Phase(
+        card.peak, card.peaks, card.peak_place, card.waits, card.copies, launches, card.unaligned
+    )
 
 
 def _acts(engine: Engine, plan: Plan) -> dict[str, Callable[[], object]]:

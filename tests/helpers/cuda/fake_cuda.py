@@ -58,7 +58,8 @@ PRODUCTS = ("mm", "addmm", "addmm_", "bmm")
 class FakeStream:
     """A stream on which everything happens at once."""
 
-    device = torch.device("cuda", 0)
+    def __init__(self, device: torch.device | None = None) -> None:
+        self.device = torch.device("cuda", (device.index if device else None) or 0)
 
     def wait_event(self, event: "FakeEvent") -> None:
         """Wait for nothing: all is done."""
@@ -155,8 +156,9 @@ class Card(TorchDispatchMode):
     """The card's counters. A subclass may give it other streams, events and lanes.
 
     Attributes:
-        allocated: bytes alive now.
+        allocated: bytes alive now, on all cards.
         peak: the most bytes alive since `reset`.
+        peaks: the same of each card.
         peak_place: the operation and the place in the engine that reached the peak.
         launches: kernels by operation since `reset`.
         waits: places where the host read a number from the card since `reset`.
@@ -174,12 +176,14 @@ class Card(TorchDispatchMode):
         self.event_type = type("Event", (FakeEvent,), {"behind": behind})
         self.allocated = 0
         self.mixes: list[str] = []
-        self._alive: dict[int, int] = {}
+        self._alive: dict[int, tuple[int, int]] = {}  # storage → its card and bytes
+        self._on_card: Counter[int] = Counter()
         self.reset()
 
     def reset(self) -> None:
         """Begin to count again; what is alive stays alive."""
         self.peak, self.peak_place = self.allocated, ""
+        self.peaks = Counter(self._on_card)
         self.launches: Counter[str] = Counter()
         self.waits: list[str] = []
         self.copies: list[Copy] = []
@@ -201,6 +205,9 @@ class Card(TorchDispatchMode):
         name = func.overloadpacket.__name__
         devices = {x.device.type for x in inputs if x.dim() or x.device.type == "cuda"}
         touched = devices | {x.device.type for x in outputs}
+        cards = {x.device for x in (*inputs, *outputs) if x.device.type == "cuda"}
+        if len(cards) > 1:
+            self.mixes.append(f"{func} between cards at {place()}")
         if name in ("copy_", "_to_copy") and len(touched) > 1:
             non_blocking = args[2] if len(args) > 2 else kwargs.get("non_blocking", False)
             source = inputs[1] if name == "copy_" else inputs[0]
@@ -235,23 +242,28 @@ class Card(TorchDispatchMode):
         if key in self._alive:
             return
         size = -(-storage.nbytes() // GRANULE) * GRANULE
-        self._alive[key] = size
+        index = tensor.device.index or 0
+        self._alive[key] = index, size
         self.allocated += size
+        self._on_card[index] += size
+        self.peaks[index] = max(self.peaks[index], self._on_card[index])
         weakref.finalize(storage, self._count_release, key)
         if self.allocated > self.peak:
             self.peak = self.allocated
             self.peak_place = f"{operation} {tuple(tensor.shape)} {tensor.dtype} at {place()}"
 
     def _count_release(self, key: int) -> None:
-        self.allocated -= self._alive.pop(key, 0)
+        index, size = self._alive.pop(key, (0, 0))
+        self.allocated -= size
+        self._on_card[index] -= size
 
     def patches(self) -> Iterator[contextlib.AbstractContextManager]:
         """Yield what torch and the engine see of the card."""
         yield mock.patch.multiple(
             torch.cuda,
-            Stream=lambda device=None: FakeStream(),
+            Stream=FakeStream,
             Event=self.event_type,
-            current_stream=lambda device=None: FakeStream(),
+            current_stream=FakeStream,
             stream=lambda stream: contextlib.nullcontext(),
         )
         yield mock.patch.object(executor, "WorkerLane", InlineLane)

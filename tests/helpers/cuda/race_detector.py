@@ -81,7 +81,7 @@ class Clocks:
     def new_stream(self, device: Any = None) -> "ClockStream":
         """Return a stream of its own."""
         self.streams += 1
-        return ClockStream(self, f"stream {self.streams}")
+        return ClockStream(self, f"stream {self.streams}", device)
 
     @contextlib.contextmanager
     def use(self, stream: "ClockStream") -> Iterator[None]:
@@ -106,10 +106,9 @@ class Clocks:
 class ClockStream:
     """A stream with a clock."""
 
-    device = torch.device("cuda", 0)
-
-    def __init__(self, clocks: Clocks, name: str) -> None:
+    def __init__(self, clocks: Clocks, name: str, device: torch.device | None = None) -> None:
         self.clocks, self.name = clocks, name
+        self.device = torch.device("cuda", (device.index if device else None) or 0)
 
     def wait_event(self, event: "ClockEvent") -> None:
         """Let later kernels wait for an event."""
@@ -152,7 +151,7 @@ def lane_type(clocks: Clocks) -> type[lanes.WorkerLane]:
             self._is_caller, self._chooses = inline, eager
             self._actors: list[str] = []
             if device is not None and not inline:
-                self.stream = clocks.new_stream()
+                self.stream = clocks.new_stream(device)
 
         def submit(self, call, after=(), label="", urgency=0.0):
             before = clocks.thread, clocks.stream, clocks.label
@@ -241,7 +240,7 @@ class RaceDetector(Card):
             torch.cuda,
             Stream=clocks.new_stream,
             Event=lambda **options: ClockEvent(clocks, self._behind),
-            current_stream=lambda device=None: ClockStream(clocks, clocks.stream),
+            current_stream=lambda device=None: ClockStream(clocks, clocks.stream, device),
             stream=clocks.use,
         )
         yield mock.patch.object(executor, "WorkerLane", lane_type(clocks))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from barnraise.ledger.anchor import Anchor, initial_weights
 from barnraise.ledger.codec import decode, encode
-from barnraise.planning.plan import Plan
+from barnraise.planning.plan import DeviceShare, Plan
 from barnraise.protocol.messages import FragmentUpdate
 from barnraise.spec import ModelSpec, Recipe
 from barnraise.swap.engine import Engine
@@ -166,4 +166,23 @@ def arbitrary_plans(draw) -> Plan:
         ring=draw(st.integers(1, 4)),
         tile=2048,
         host_gradient_slots=layers if waits else largest + draw(st.integers(0, 2)),
+    )
+
+
+@st.composite
+def plans_of_several_devices(draw) -> Plan:
+    """Draw any plan of two or three devices that a program can be compiled for."""
+    plan = draw(arbitrary_plans().filter(lambda plan: plan.staged))
+    count = draw(st.integers(2, 3))
+    weights, moments = (
+        tuple("host" if tier == "device" else tier for tier in tiers)
+        for tiers in (plan.weights, plan.moments)
+    )
+    return dataclasses.replace(
+        plan,
+        weights=weights,
+        moments=moments,
+        micro_batches=count,
+        devices=(DeviceShare("cpu", 1),) * count,
+        host_gradient_slots=plan.model.layers,
     )

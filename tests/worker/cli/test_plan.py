@@ -111,3 +111,21 @@ def test_plan_that_waits_for_the_next_day_names_what_lifts_the_limit(home):
     assert fields["advice"].startswith("Training pauses for a part of each day")
     unlimited = run_plan(home, *SMALL_MACHINE, "--disk-writes-per-day", "unlimited")
     assert "Training pauses" not in unlimited
+
+
+def test_cards_that_are_not_here_are_priced_with_the_reasons(home):
+    several = ("--model", "gpt2-1.5b", "--devices", "2x24GB,12GB", "--sequences", "32")
+    memory = ("--memory", "64GB")
+    output = " ".join(run_plan(home, *several, *memory).split())
+    assert "on 2 × an assumed GPU of 24 GB" in output and "an assumed GPU of 12 GB" in output
+    assert "slower, limited by" in output and "taken" in output and "GPUs are assumed" in output
+    fields = json.loads(run_plan(home, *several, *memory, "--json"))
+    assert len(fields["devices"]) == 2 and len(fields["card_bytes"]) == 2
+    verdicts = [each["verdict"] for each in fields["cards"]]
+    assert verdicts.count("taken") == 1 and all(verdicts)
+
+
+@pytest.mark.parametrize("devices", ["0x24GB", "24 cards", "99x24GB", "9x1GB,9x1GB"])
+def test_cards_that_no_machine_has_are_refused(home, devices):
+    with pytest.raises((StateError, PlanError)):
+        run_plan(home, "--model", "gpt-nano", "--devices", devices)

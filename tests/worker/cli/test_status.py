@@ -2,14 +2,20 @@
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from example_hardware import cpu_machine
 from helpers.worker.command_line import EXCHANGE, RUN
 from helpers.worker.fake_coordinator import enrol
 from typer.testing import CliRunner
 
 from barnraise.cli.main import app
+from barnraise.planning.limits import Limits
+from barnraise.planning.render import build_plan_view
+from barnraise.planning.search import make_plan
+from barnraise.spec import preset
 from barnraise.state_dir import StateDir
 from barnraise.training.local_control import LocalControl
 
@@ -81,6 +87,17 @@ def test_status_shows_the_exchange_and_each_peer(folder):
     rows = [line.split() for line in output.splitlines()]
     assert ["aaaaaaaa", "0", "50", "kB/s", "1.5", "MB/s", "yes"] in rows
     assert ["bbbbbbbb", "2", "0", "kB/s", "0", "kB/s", "NO"] in rows
+
+
+def test_status_names_all_cards_of_a_worker(folder):
+    hardware = cpu_machine(name="RTX 4090")
+    hardware = replace(hardware, others=(hardware,))
+    plan = make_plan(hardware, preset("gpt-nano"), Limits(device_memory=10**9), step_sequences=8)
+    view = build_plan_view(plan, hardware).model_dump(mode="json")
+    write_status(folder.path, plan=view, device="cuda, cuda:1")
+    assert "Cards      2 × RTX 4090: cuda, cuda:1" in show_status()
+    write_status(folder.path, plan=view, device="cuda")
+    assert "Cards" not in show_status()
 
 
 def test_status_of_a_worker_that_ended_shows_nothing_of_now(folder):

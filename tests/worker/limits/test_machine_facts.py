@@ -128,6 +128,20 @@ def test_rules_that_a_machine_cannot_obey_are_named(monkeypatch):
     assert reader.read(Limits(max_temperature=85)).celsius == 61.0
 
 
+def test_hottest_of_several_gpus_counts(monkeypatch):
+    class Sensor:
+        def __init__(self, index: int) -> None:
+            self.index = index
+
+        def measure(self) -> dict[str, float]:
+            return {"gpu_celsius": 50.0 + 10 * self.index} if self.index else {}
+
+    monkeypatch.setattr(machine_facts, "GpuSensor", Sensor)
+    monkeypatch.setattr(machine_facts, "read_cpu_celsius", lambda: 55.0)
+    for indices, celsius in (((), 55.0), ((0,), 55.0), ((0, 2, 1), 70.0)):
+        assert FactsReader(HeadlessFacts(), indices).read_celsius() == celsius
+
+
 def test_only_what_a_rule_needs_is_read():
     facts = FactsReader(HeadlessFacts()).read(Limits())
     assert facts.idle_seconds is facts.other_cpu is facts.celsius is None and not facts.programs

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 import pytest
 from helpers.effort import examples
-from helpers.worker.plans import arbitrary_plans, from_disk, resident
+from helpers.worker.plans import arbitrary_plans, from_disk, plans_of_several_devices, resident
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from barnraise.planning import program as program_module
 from barnraise.planning.plan import Plan
-from barnraise.planning.program import Hazards, LaneName, Operation, OperationKind
+from barnraise.planning.program import ADDED_SLOTS, Hazards, LaneName, Operation, OperationKind
 from barnraise.spec import ModelSpec
 
 STEPS = 3
@@ -96,7 +96,8 @@ class BufferModel:
         self.moments: dict[tuple, tuple] = {}
         for i in range(plan.last_fragment + 1):
             fresh = (i, (0,) * plan.tile_count(i))
-            for buffer in (("home", i), ("end", i), ("record", i)):
+            ends = (("end", i, device) for device in range(len(plan.device_plans)))
+            for buffer in (("home", i), ("record", i), *ends):
                 self.weights[buffer] = fresh
             self.moments["home", i] = self.moments["record", i] = fresh
         self.gradients: dict[tuple, tuple] = {}
@@ -114,6 +115,7 @@ class BufferModel:
             OperationKind.EMBED_BACKWARD: self._embed_backward,
             OperationKind.NORM: self._norm,
             OperationKind.OFFLOAD: self._offload,
+            OperationKind.ADD: self._add,
             OperationKind.SPILL: self._spill,
             OperationKind.FETCH: self._fetch,
             OperationKind.UPDATE: self._update,
@@ -126,28 +128,31 @@ class BufferModel:
         """Execute one operation, and fail if a buffer does not contain what it needs."""
         self._methods[numbered.operation.kind](numbered)
 
-    def _computing_buffer(self, i: int, slot: int) -> tuple:
-        """Return the buffer of fragment i's weights during forward and backward."""
+    def _computing_buffer(self, op: Operation, i: int, slot: int) -> tuple:
+        """Return the buffer of fragment i's weights during a device's forward and backward."""
         if slot >= 0:
-            return "slot", slot
+            return ("slot", slot, op.device) if self.plan.staged else ("slot", slot)
         is_end = i in (0, self.plan.last_fragment)
-        return ("end", i) if is_end and self._is_copied_to_device(i) else ("home", i)
+        return ("end", i, op.device) if is_end and self._is_copied_to_device(i) else ("home", i)
 
     def _is_copied_to_device(self, i: int) -> bool:
         return self.plan.staged and self.plan.weights[i] != "device"
 
-    def _check_weights(self, i: int, slot: int, updates: int) -> None:
-        contents = self.weights.get(self._computing_buffer(i, slot))
+    def _check_weights(self, numbered: NumberedOperation, i: int, slot: int) -> None:
+        contents = self.weights.get(self._computing_buffer(numbered.operation, i, slot))
+        updates = numbered.updates
         assert contents == (i, (updates,) * self.plan.tile_count(i)), (
             f"{i} is computed with {contents} after {updates} updates"
         )
 
-    def _gradient_buffer(self, i: int, slot: int) -> tuple:
-        return ("pool", slot) if slot >= 0 else ("own", i)
+    def _gradient_buffer(self, op: Operation, i: int, slot: int) -> tuple:
+        return ("pool", slot, op.device) if slot >= 0 else ("own", i, op.device)
 
-    def _host_gradient_buffer(self, i: int) -> tuple:
+    def _host_gradient_buffer(self, i: int, device: int = 0) -> tuple:
         if i in (0, self.plan.last_fragment):
-            return ("end", i)
+            return ("end", i, device)
+        if device:
+            return ("added", i % ADDED_SLOTS, device)
         return ("host", self.plan.host_gradient_slot(i))
 
     def _read(self, numbered: NumberedOperation) -> None:
@@ -160,45 +165,57 @@ class BufferModel:
         i = op.blocks[0]
         on_disk = self.plan.weights[i] == "disk"
         source = ("stage", i % self.plan.host_slots) if on_disk else ("home", i)
-        self.weights[self._computing_buffer(i, op.slots[0])] = self.weights[source]
+        self.weights[self._computing_buffer(op, i, op.slots[0])] = self.weights[source]
 
     def _embed(self, numbered: NumberedOperation) -> None:
-        self._check_weights(0, -1, numbered.updates)
+        self._check_weights(numbered, 0, -1)
 
     def _forward(self, numbered: NumberedOperation) -> None:
         op = numbered.operation
         for block, slot in zip(op.blocks, op.slots, strict=True):
-            self._check_weights(block, slot, numbered.updates)
+            self._check_weights(numbered, block, slot)
 
     def _head(self, numbered: NumberedOperation) -> None:
         last = self.plan.last_fragment
-        self._check_weights(0, -1, numbered.updates)
-        self._check_weights(last, -1, numbered.updates)
-        self.gradients["own", last] = (last, numbered.step)
+        self._check_weights(numbered, 0, -1)
+        self._check_weights(numbered, last, -1)
+        self.gradients["own", last, numbered.operation.device] = (last, numbered.step)
 
     def _backward(self, numbered: NumberedOperation) -> None:
         op = numbered.operation
         pooled = [slot for slot in op.gradients if slot >= 0]
         assert len(set(pooled)) == len(pooled)
         for block, slot, gradient in zip(op.blocks, op.slots, op.gradients, strict=True):
-            self._check_weights(block, slot, numbered.updates)
-            self.gradients[self._gradient_buffer(block, gradient)] = (block, numbered.step)
+            self._check_weights(numbered, block, slot)
+            self.gradients[self._gradient_buffer(op, block, gradient)] = (block, numbered.step)
 
     def _embed_backward(self, numbered: NumberedOperation) -> None:
-        self.gradients["own", 0] = (0, numbered.step)
+        self.gradients["own", 0, numbered.operation.device] = (0, numbered.step)
 
     def _norm(self, numbered: NumberedOperation) -> None:
         op = numbered.operation
         i = op.blocks[0]
-        gradient = self.gradients[self._gradient_buffer(i, op.gradients[0])]
-        assert gradient == (i, numbered.step)
+        buffer = self._gradient_buffer(op, i, op.gradients[0])
+        if self.plan.devices:
+            buffer = self._host_gradient_buffer(i)
+        assert self.gradients[buffer] == self._whole(i, numbered.step)
         self.norms[numbered.step].add(i)
 
     def _offload(self, numbered: NumberedOperation) -> None:
         op = numbered.operation
         i = op.blocks[0]
-        source = self._gradient_buffer(i, op.gradients[0])
-        self.gradients[self._host_gradient_buffer(i)] = self.gradients[source]
+        source = self._gradient_buffer(op, i, op.gradients[0])
+        self.gradients[self._host_gradient_buffer(i, op.device)] = self.gradients[source]
+
+    def _add(self, numbered: NumberedOperation) -> None:
+        i = numbered.operation.blocks[0]
+        for device in range(len(self.plan.devices)):
+            assert self.gradients[self._host_gradient_buffer(i, device)] == (i, numbered.step)
+        self.gradients[self._host_gradient_buffer(i)] = self._whole(i, numbered.step)
+
+    def _whole(self, i: int, step: int) -> tuple:
+        """Return a complete gradient, to which all of several devices have added."""
+        return (i, step, "of all devices") if self.plan.devices else (i, step)
 
     def _spill(self, numbered: NumberedOperation) -> None:
         op = numbered.operation
@@ -206,7 +223,7 @@ class BufferModel:
         if self.plan.staged:
             source = self._host_gradient_buffer(i)
         else:
-            source = self._gradient_buffer(i, op.gradients[0])
+            source = self._gradient_buffer(op, i, op.gradients[0])
         self.gradients["spilled", i] = self.gradients[source]
 
     def _fetch(self, numbered: NumberedOperation) -> None:
@@ -249,7 +266,7 @@ class BufferModel:
         ring_tile = self.ring[op.ring_slot] if op.ring_slot >= 0 else None
         assert ring_tile is None or ring_tile.tile == (i, tile)
         gradient = self._gradient_of_update(op, ring_tile)
-        assert gradient == (i, step), f"{op} of step {step} uses the gradient {gradient}"
+        assert gradient == self._whole(i, step), f"{op} of step {step} uses the gradient {gradient}"
         if ring_tile:
             assert ring_tile.moments == step
             ring_tile.moments += 1
@@ -268,7 +285,7 @@ class BufferModel:
             return ring_tile.gradient
         if self._is_copied_to_device(i):
             return self.gradients[self._host_gradient_buffer(i)]
-        return self.gradients[self._gradient_buffer(i, gradient_slot)]
+        return self.gradients[self._gradient_buffer(op, i, gradient_slot)]
 
     @staticmethod
     def _with_update(contents: tuple, i: int, tile: int, version: int) -> tuple:
@@ -305,18 +322,22 @@ def dependencies_of(programs: list[tuple[Operation, ...]]) -> list[set[int]]:
     """Return the operations that each operation of all programs waits for.
 
     Each lane works in its own order, except the optimizer's, which starts whatever is ready. A
-    program starts after the computations of those before it, whose losses the engine reads.
+    program starts after the first device's computations of those before it, and after the losses
+    and norms of all devices, which the engine reads.
     """
-    hazards, dependencies, newest_of_lane, computed = Hazards(), [], {}, set()
+    hazards, dependencies, newest_of_lane, read = Hazards(), [], {}, []
     for operations in programs:
-        if LaneName.COMPUTE in newest_of_lane:
-            computed = {newest_of_lane[LaneName.COMPUTE]}
+        before = {*read, newest_of_lane.get((LaneName.COMPUTE, 0))} - {None}
+        read = []
         for op in operations:
-            waits_for = {*hazards.dependencies(op), *computed}
-            if op.lane is not LaneName.OPTIMIZER and op.lane in newest_of_lane:
-                waits_for.add(newest_of_lane[op.lane])
-            newest_of_lane[op.lane] = Token(len(dependencies))
-            hazards.record(op, newest_of_lane[op.lane])
+            lane = op.lane, op.device
+            waits_for = {*hazards.dependencies(op), *before}
+            if op.lane is not LaneName.OPTIMIZER and lane in newest_of_lane:
+                waits_for.add(newest_of_lane[lane])
+            newest_of_lane[lane] = Token(len(dependencies))
+            if op.kind in (OperationKind.HEAD, OperationKind.NORM):
+                read.append(newest_of_lane[lane])
+            hazards.record(op, newest_of_lane[lane])
             dependencies.append({int(token) for token in waits_for})
     return dependencies
 
@@ -359,7 +380,7 @@ def check_final_state(plan: Plan, buffers: BufferModel) -> None:
 
 
 @settings(max_examples=examples(50, 150), deadline=None)
-@given(plan=arbitrary_plans(), seed=st.integers(0, 2**32))
+@given(plan=arbitrary_plans() | plans_of_several_devices(), seed=st.integers(0, 2**32))
 def test_program_executed_in_any_legal_order_of_lanes_is_correct(plan, seed):
     buffers, operations = BufferModel(plan), numbered_operations(plan)
     for n in legal_order([ops for _, ops in programs_of(plan)], random.Random(seed)):

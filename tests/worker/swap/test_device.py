@@ -61,8 +61,40 @@ def test_gpu_is_named_as_torch_names_it(gpus):
     assert choose_device("cpu").name == "cpu"
     assert choose_device("cuda") == choose_device("CUDA:0") == devices.DeviceChoice("cuda")
     assert choose_device("cuda:1") == devices.DeviceChoice("cuda:1")
-    both = choose_device()
-    assert both.name == "cuda" and "one of 2 GPUs" in both.note
+    assert choose_device() == devices.DeviceChoice("cuda", others=("cuda:1",))
+
+
+def test_several_devices_are_chosen_by_name(gpus, monkeypatch):
+    assert choose_device("cuda:1, cuda:0") == devices.DeviceChoice("cuda:1", others=("cuda",))
+    with pytest.raises(StateError, match="'cuda' is named twice in 'cuda,cuda:0'"):
+        choose_device("cuda,cuda:0")
+    monkeypatch.setenv(devices.SAME_CARD, "1")
+    assert choose_device("cpu,cpu") == devices.DeviceChoice("cpu", others=("cpu",))
+    gpus[1] = "CUDA out of memory"
+    choice = choose_device("cuda:0,cuda:1")
+    assert (choice.name, choice.others) == ("cuda", ()) and "cuda:1 cannot be used" in choice.note
+    gpus[0] = gpus[1]
+    assert choose_device("cuda:0,cuda:1").name == "cpu"
+
+
+@pytest.mark.parametrize("requested", ["", "cuda:0,cuda:1"])
+def test_card_that_was_lost_is_left_out_while_there_are_others(gpus, monkeypatch, requested):
+    monkeypatch.setenv(devices.LOST_CARDS, "cuda")
+    choice = choose_device(requested)
+    assert (choice.name, choice.others) == ("cuda:1", ())
+    assert "cuda failed while it trained: training goes on without it" in choice.note
+    assert choose_device("cuda").name == "cuda", "there is no other"
+
+
+def test_card_that_returns_zeros_is_not_used(gpus, monkeypatch):
+    """As RTX 4090s have done, without an error."""
+    to = torch.Tensor.to
+
+    def send(tensor, device):
+        return torch.zeros_like(tensor) if tensor.numel() > 1 else to(tensor, device)
+
+    monkeypatch.setattr(torch.Tensor, "to", send)
+    assert "computes wrong results" in choose_device("cuda").note
 
 
 def test_number_of_no_gpu_is_refused_with_those_there_are(gpus):

@@ -118,7 +118,7 @@ def test_slots_hold_nothing_after_an_operation_failed(executor):
 
 def test_interrupted_step_ends_after_its_last_change_of_the_state(executor):
     tasks = {op: lambda: None for op in (READ, WRITE, FORWARD, LOAD)}
-    finished = run(executor, tasks, SimpleNamespace(is_interrupted=True))
+    finished = run(executor, tasks, [SimpleNamespace(is_interrupted=True)])
     executor.drain()
     assert set(finished) == {READ, WRITE}, "the write belongs to the step before"
 

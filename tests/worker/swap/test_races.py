@@ -2,7 +2,7 @@
 
 import pytest
 from helpers.cuda.card_damages import DAMAGES
-from helpers.cuda.card_plans import card_plan, find_races, on_disk
+from helpers.cuda.card_plans import card_plan, find_races, on_disk, on_two_cards
 from helpers.effort import one_in
 
 from barnraise.spec import ModelSpec
@@ -118,6 +118,8 @@ def test_plans_on_disk_have_no_races(changes, weights, safety, more, card, tmp_p
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_every_damage_to_the_order_is_found(damage, card, tmp_path):
     plan = plan_of(boundaries="host")
+    if damage.startswith("add"):
+        plan = on_two_cards(plan)
     if damage.startswith(("fetch", "store", "read")):
         plan = on_disk(plan_of(clipping="layer"), tile=8192)
     assert not card(find_races, plan, tmp_path)

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from helpers.cuda.card_plans import card_plan, on_two_cards
 from helpers.worker.plans import tiny_plan
 
 from barnraise.errors import MemoryShortageError
@@ -36,6 +37,19 @@ def test_memory_that_another_program_took_since_the_plan_is_a_shortage(card):
     with pytest.raises(MemoryShortageError, match="has 4 GB of memory free, and the plan") as e:
         claim_card_memory(PLAN, Recipe())
     assert e.value.device and "takes 5 GB" in str(e.value) and not card[1]
+
+
+def test_each_of_several_cards_is_bound_to_what_it_is_dealt(card, monkeypatch):
+    plan = replace(
+        on_two_cards(card_plan(), second=1), device_bytes=5 * GB, card_bytes=(5 * GB, 3 * GB)
+    )
+    monkeypatch.setattr(card_memory, "total_memory", lambda device: 8 * GB)
+    claim_card_memory(plan, Recipe())
+    first, second = card[1]
+    assert second < 4 * GB < first
+    card[0][0] = 4 * GB
+    with pytest.raises(MemoryShortageError, match="the GPU cuda has 4 GB of memory free"):
+        claim_card_memory(plan, Recipe())
 
 
 def test_moments_that_wait_for_steps_count_where_machines_agree(card):

@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from barnraise.errors import DeviceLostError, MemoryShortageError
+from barnraise.swap.device import LOST_CARDS
+from barnraise.training import card_restart
 from barnraise.training.card_restart import (
     RESTARTS,
     RESTARTS_SECONDS,
@@ -54,6 +56,18 @@ def test_card_that_is_lost_again_and_again_ends_the_worker_with_a_sentence(monke
     done = run_python(PROGRAM, 100)  # restarts once more, then ends
     assert f"the GPU was lost {RESTARTS + 1} times within an hour" in done.stdout
     assert "an illegal memory access" in done.stdout and "--device cpu" in done.stdout
+
+
+def test_lost_card_of_several_is_named_to_the_next_process(monkeypatch):
+    restarted = []
+    monkeypatch.setattr(card_restart, "restart_process", restarted.append)
+    monkeypatch.setenv(LOST_CARDS, "cuda:2")
+
+    def train() -> None:
+        raise DeviceLostError("the backward of block.3 on cuda:1 failed: it is gone", "cuda:1")
+
+    run_with_restarts(train, lambda seconds: False, lambda: 0.0)
+    assert restarted == [[0.0]] and os.environ[LOST_CARDS] == "cuda:1,cuda:2"
 
 
 def test_machine_that_leaves_is_not_restarted():

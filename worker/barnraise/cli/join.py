@@ -192,8 +192,8 @@ class TrainingSession:
         display: "StatusDisplay",
     ) -> None:
         self.last_words: dict[str, list[str]] = {}
-        gpu_index = hardware.device_index if hardware.device == "cuda" else None
-        self.rules = RuleWatch(state_dir, FactsReader(gpu_index=gpu_index))
+        gpus = [card.device_index for card in hardware.cards if card.device == "cuda"]
+        self.rules = RuleWatch(state_dir, FactsReader(gpu_indices=gpus))
         self._state_dir = state_dir
         self._hardware = hardware
         self._limits = limits

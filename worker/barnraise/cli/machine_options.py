@@ -10,7 +10,6 @@ from filelock import FileLock
 from rich.markup import escape
 
 from barnraise.cli.console import errors
-from barnraise.errors import StateError
 from barnraise.planning.hardware import Hardware, printable_name, usable_cpus
 from barnraise.planning.limits import Limits
 from barnraise.protocol.reports import HardwareView
@@ -40,7 +39,13 @@ class MachineOptions:
 
     home: HomeOption = None
     device: Annotated[
-        str, typer.Option(help="cpu, cuda or cuda:1 (default: fastest available).")
+        str,
+        typer.Option(
+            "--device",
+            "--devices",
+            help="cpu, cuda:1, or several like cuda:0,cuda:2 (default: all GPUs that help); for "
+            "`plan` also sizes of GPUs that are not here, like 2x24GB,12GB.",
+        ),
     ] = ""
     threads: Annotated[
         int,
@@ -49,21 +54,6 @@ class MachineOptions:
         ),
     ] = 0
     hardware: HardwareOption = None
-
-    def __post_init__(self) -> None:
-        """Refuse several devices.
-
-        Raises:
-            StateError: names the way that works.
-        """
-        first, comma, second = self.device.partition(",")
-        if comma:
-            raise StateError(
-                f"a worker trains on one device, not on {self.device}: start one for each, with a "
-                f"home of its own. `barnraise join RUN --device {first.strip()}` and, in another "
-                f"terminal, `barnraise join RUN --device {second.split(',')[0].strip()} --home "
-                "~/.barnraise-2`, which enrols as a machine of its own"
-            )
 
     def apply_to(self, limits: Limits) -> Limits:
         """Return the limits with the threads that are given here, if any are."""
@@ -101,7 +91,12 @@ def measure_machine(state_dir: StateDir, machine: MachineOptions) -> Hardware:
     if not cache.exists():
         errors.print("Measuring this machine, once …")
     with FileLock(cache.with_suffix(".lock")):
-        return probe(cache.parent, choice.name, cache)
+        first = probe(cache.parent, choice.name, cache)
+        others = [
+            probe(cache.parent, name, cache.with_stem(f"{cache.stem}-{name.replace(':', '-')}"))
+            for name in choice.others
+        ]
+    return dataclasses.replace(first, others=tuple(others))
 
 
 def hardware_view(hardware: Hardware) -> HardwareView:

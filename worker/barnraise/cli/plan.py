@@ -24,7 +24,6 @@ from barnraise.planning.hardware import FP32_SHARE, Hardware, MatmulRates, Updat
 from barnraise.planning.lines import HOME_LINE, Line, parse_line
 from barnraise.planning.plan import Plan
 from barnraise.planning.runtime_model import Choice, StepTime, Swarm, choose_strategy
-from barnraise.planning.search import make_plan
 from barnraise.planning.write_advice import PlanRequest, describe_write_limit
 from barnraise.spec import preset
 
@@ -32,6 +31,7 @@ SWARM_PANEL = "Machines that train together"
 GPU_PANEL = "A GPU that is not here (with --device cuda)"
 ASSUMED_GPU_MEMORY = 24 * 10**9
 ASSUMED_LAUNCHES = 150_000  # kernels/s that Python starts on a PC
+MOST_CARDS = 16  # of a machine that is planned for
 SHORT_TRAFFIC = 10_000  # bytes; less is shown in bytes
 # AdamW's parameters per second on an assumed GPU, by dtype and bits of the moments.
 ASSUMED_UPDATE_RATES = (
@@ -102,12 +102,21 @@ def plan(
     line = assumed.parse_line()
     state_dir = open_state_dir(machine.home)
     limits = resources.apply_to(state_dir.limits)
+    sizes = parse_card_sizes(machine.device)
     is_for_gpu = machine.device.lower().startswith("cuda")
     # A GPU may be planned for that is not here: measure what is.
-    present = dataclasses.replace(machine, device="") if is_for_gpu else machine
+    present = machine
+    if sizes or is_for_gpu:
+        present = dataclasses.replace(machine, device="")
     hardware = measure_machine(state_dir, present)
     note = ""
-    if is_for_gpu and hardware.device == "cpu":
+    if sizes:
+        hardware = assume_cards(hardware, assumed, sizes)
+        note = (
+            f"The GPUs are assumed: {assumed.gpu_tflops:g} TFLOP/s each, and {assumed.gpu_link}/s "
+            "to it."
+        )
+    elif is_for_gpu and hardware.device == "cpu":
         hardware = assume_gpu(hardware, assumed, limits.device_memory or ASSUMED_GPU_MEMORY)
         note = (
             f"No GPU was measured here: {assumed.gpu_tflops:g} TFLOP/s and {assumed.gpu_link}/s "
@@ -121,16 +130,19 @@ def plan(
             "--device cuda assumes a GPU."
         )
     hardware = extend_to_limits(hardware, limits)
-    training_plan = make_plan(hardware, shape, limits, sequences, optimizer=assumed.optimizer)
+    request = PlanRequest(hardware, shape, limits, sequences, assumed.optimizer)
+    cards = request.choose_cards(advise=True)
+    training_plan = cards.plan
     step = StepTime(training_plan.step_seconds, 0.0, training_plan.step_tokens)
     choice = choose_strategy(Swarm(assumed.machines, shape.parameters, line, step))
-    request = PlanRequest(hardware, shape, limits, sequences, assumed.optimizer)
     advice = describe_write_limit(request, training_plan)
     if as_json:
         fields = _plan_fields(training_plan, note) | {"advice": advice}
-        print_json(fields | {"exchange": dataclasses.asdict(choice)})
+        priced = [dataclasses.asdict(each) for each in cards.choices]
+        print_json(fields | {"cards": priced, "exchange": dataclasses.asdict(choice)})
         return
-    heading = f"[bold]{model}[/] on {escape(hardware.name)}, {format_parameters(shape.parameters)}"
+    names = render.name_cards(render.find_cards(training_plan, hardware))
+    heading = f"[bold]{model}[/] on {escape(names)}, {format_parameters(shape.parameters)}"
     out.print(heading, "", sep="\n")
     out.print(
         render.build_figures_table(training_plan),
@@ -139,7 +151,9 @@ def plan(
         "",
         sep="\n",
     )
-    timeline = render.draw_timeline(training_plan, hardware, out.width)
+    if cards.choices:
+        out.print(render.build_choices_table(cards), "", sep="\n")
+    timeline = render.draw_timeline(training_plan, cards.hardware, out.width)
     out.print(*timeline, sep="\n", no_wrap=True, crop=True)
     _print_choice(choice, assumed.machines, line)
     for remark in filter(None, (advice, note)):
@@ -176,6 +190,36 @@ def _format_traffic(bytes_per_token: float) -> str:
     if bytes_per_token < SHORT_TRAFFIC:
         return f"{bytes_per_token:,.0f} B"
     return format_bytes(bytes_per_token)
+
+
+def parse_card_sizes(text: str) -> list[int]:
+    """Return the bytes of memory of assumed cards, like "2x24GB,12GB"; none for names of cards.
+
+    Raises:
+        StateError: a part is no size, or there are too many.
+    """
+    if not text[:1].isdigit():
+        return []
+    sizes: list[int] = []
+    for part in text.lower().split(","):
+        count, _, size = part.strip().rpartition("x")
+        sizes += [parse_bytes(size)] * int(count) if count.isdigit() else [parse_bytes(part)]
+    if not 0 < len(sizes) <= MOST_CARDS:
+        raise StateError(f"--devices: a machine has 1 to {MOST_CARDS} cards, not {len(sizes)}")
+    return sizes
+
+
+def assume_cards(host: Hardware, gpu: PlanningOptions, sizes: list[int]) -> Hardware:
+    """Return the host with assumed GPUs of so many bytes of free memory."""
+    first, *others = (
+        dataclasses.replace(
+            assume_gpu(host, gpu, size),
+            device_index=index,
+            name=f"an assumed GPU of {format_bytes(size)}",
+        )
+        for index, size in enumerate(sizes)
+    )
+    return dataclasses.replace(first, others=tuple(others))
 
 
 def assume_gpu(host: Hardware, gpu: PlanningOptions, memory: int) -> Hardware:

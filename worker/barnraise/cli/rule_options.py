@@ -62,7 +62,7 @@ class RuleOptions:
         new_limits = dataclasses.replace(limits, **changes)
         readable = {name: changes[name] for name in ("idle", "max_temperature") if name in changes}
         checked = dataclasses.replace(Limits(), **readable)
-        if reason := FactsReader(gpu_index=0).explain_missing(checked):
+        if reason := FactsReader(gpu_indices=(0,)).explain_missing(checked):
             raise StateError(reason)
         return new_limits
 

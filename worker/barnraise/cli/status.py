@@ -84,6 +84,9 @@ def _print_run(folder: RunFolder, limits: str, is_ascii: bool) -> None:
         sep="\n",
     )
     if run_status is not None and running:
+        if run_status.plan and "," in run_status.device:
+            cards = f"{run_status.plan.device}: {run_status.device}"
+            out.print(Text.assemble(("Cards      ", "dim"), cards))
         if run_status.exchange:
             out.print(Text.assemble(("Rounds     ", "dim"), _describe_rounds(run_status.exchange)))
         if run_status.neighbours:

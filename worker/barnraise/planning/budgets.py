@@ -37,6 +37,7 @@ class Budgets:
         device_overhead: bytes of the device's memory that are left to what no plan counts.
         disk: bytes of disk.
         disk_writes_per_day: bytes a day; None for no limit.
+        other_devices: bytes of the memory of each further device.
     """
 
     memory: int
@@ -44,6 +45,7 @@ class Budgets:
     device_overhead: int
     disk: int
     disk_writes_per_day: int | None
+    other_devices: tuple[int | None, ...] = ()
 
 
 def compute_budgets(hardware: Hardware, limits: Limits) -> Budgets:
@@ -58,6 +60,7 @@ def compute_budgets(hardware: Hardware, limits: Limits) -> Budgets:
         device_overhead=overhead,
         disk=int(hardware.disk * FREE_DISK) if limits.disk is None else limits.disk,
         disk_writes_per_day=daily_write_limit(hardware.disk_size or hardware.disk, limits),
+        other_devices=tuple(_device_budget(other, limits)[0] for other in hardware.others),
     )
 
 
@@ -129,6 +132,7 @@ def extend_to_limits(hardware: Hardware, limits: Limits) -> Hardware:
         memory_available=_extend_available(hardware, limits),
         disk=max(hardware.disk, limits.disk or 0),
         disk_size=max(hardware.disk_size, limits.disk or 0) if hardware.disk_size else 0,
+        others=tuple(extend_to_limits(other, limits) for other in hardware.others),
     )
     free = _free_device_memory(hardware)
     needed = (limits.device_memory or 0) - CONTEXT_BYTES

@@ -110,6 +110,8 @@ class Hardware:
         processor: the CPU's name, also where a GPU computes; "" in older measurements.
         memory_available: bytes of RAM that other programs leave; 0 if not measured.
         launches: kernels/s that a GPU's host starts; 0 without a GPU, or if not measured.
+        others: this machine with each further GPU in the place of this one, if a worker may use
+            several.
     """
 
     device: str
@@ -141,11 +143,17 @@ class Hardware:
     processor: str = ""
     memory_available: int = 0
     launches: float = 0.0
+    others: tuple["Hardware", ...] = ()
 
     @property
     def device_name(self) -> str:
         """Return the device as torch names it: "cpu", "cuda" or "cuda:1"."""
         return f"{self.device}:{self.device_index}" if self.device_index else self.device
+
+    @property
+    def cards(self) -> tuple["Hardware", ...]:
+        """Return this machine with each of its devices, as if it had that one alone."""
+        return tuple(dataclasses.replace(each, others=()) for each in (self, *self.others))
 
     @property
     def compute_stream(self) -> float:

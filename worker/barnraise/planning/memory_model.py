@@ -8,6 +8,7 @@ import math
 
 from barnraise.planning import cost_model
 from barnraise.planning.plan import Plan, round_to_pages
+from barnraise.planning.program import ADDED_SLOTS
 from barnraise.spec import MAX_PROMPT_TOKENS, MAX_PROMPTS
 from barnraise.spec.architectures import architecture_of
 
@@ -45,7 +46,12 @@ TILE_BUFFERS = {
 
 
 def device_bytes(plan: Plan) -> int:
-    """Return the bytes of device memory apart from RAM; 0 on a machine without a device."""
+    """Return the bytes of device memory apart from RAM; 0 on a machine without a device.
+
+    Of several devices it is the one that needs most.
+    """
+    if plan.devices:
+        return max(all_device_bytes(plan))
     if not plan.staged:
         return 0
     size = _compute_bytes(plan) + _state_bytes(plan, "device")
@@ -56,6 +62,21 @@ def device_bytes(plan: Plan) -> int:
     return size + scratch_bytes(plan, plan.device) + temporary + ROUNDING_BYTES
 
 
+def all_device_bytes(plan: Plan) -> list[int]:
+    """Return the bytes of memory of each device. Only the first one works between the steps.
+
+    Several devices leave the norms to the host.
+    """
+    first, *others = plan.device_plans
+    sizes = [device_bytes(first)]
+    if others and first.device != "cpu" and not plan.any_on_device:
+        sizes[0] -= scratch_bytes(first, first.device)
+    for each in others:
+        rounding = 0 if each.device == "cpu" else ROUNDING_BYTES
+        sizes.append(_compute_bytes(each) + activations(each) + rounding)
+    return sizes
+
+
 def host_bytes(plan: Plan) -> int:
     """Return the bytes of RAM at the worst moment."""
     size = _state_bytes(plan, "host") + _transfer_bytes(plan)
@@ -64,6 +85,7 @@ def host_bytes(plan: Plan) -> int:
         size += matrix_bytes(plan)
     if plan.staged:
         size += _waiting_bytes(plan) + _scalar_bytes(plan)
+        size += _added_bytes(plan)
         return size + max(between_steps(plan), saving_bytes(plan))
     return size + _compute_bytes(plan) + max(activations(plan), between_steps(plan))
 
@@ -137,6 +159,12 @@ def _end_indices(plan: Plan) -> tuple[int, int]:
     return 0, plan.last_fragment
 
 
+def _added_bytes(plan: Plan) -> int:
+    """Return the bytes of the buffers in which other devices' gradients wait to be added."""
+    sizes = [plan.fragments[i].size for i in (*[1] * ADDED_SLOTS, *_end_indices(plan))]
+    return (len(plan.device_plans) - 1) * sum(round_to_pages(4 * size) for size in sizes)
+
+
 def _transfer_bytes(plan: Plan) -> int:
     """Return the bytes of the ring, of blocks between disk and device, and of spare tiles."""
     size = 0
@@ -178,7 +206,8 @@ def saving_bytes(plan: Plan) -> int:
 
 def _scalar_bytes(plan: Plan) -> int:
     """Return the bytes of the norms that a GPU copies to RAM for clipping layer by layer."""
-    return round_to_pages(8 * (plan.last_fragment + 2)) if copies_norms(plan) else 0
+    scalars = plan.last_fragment + 1 + len(plan.device_plans)
+    return round_to_pages(8 * scalars) if copies_norms(plan) else 0
 
 
 def copies_norms(plan: Plan) -> bool:

@@ -60,6 +60,9 @@ def reserve_memory(
             memory_available=max(1, available - size) if available else 0,
             device_memory=max(0, hardware.device_memory - device_size),
             device_memory_free=max(1, free - device_size) if free else 0,
+            others=tuple(
+                reserve_memory(other, limits, size, device_size)[0] for other in hardware.others
+            ),
         ),
         replace(
             limits,

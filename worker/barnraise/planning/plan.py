@@ -7,7 +7,7 @@ operations, and the engine executes these.
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from barnraise.planning.tile_layout import TILE_GRAIN, TileLayout, lay_out_tiles
@@ -21,6 +21,19 @@ STATE_KINDS = ("weights", "moments", "anchor", "momentum", "feedback")
 def round_to_pages(size: int) -> int:
     """Round a number of bytes up to whole pages."""
     return -(-size // PAGE) * PAGE
+
+
+@dataclass(frozen=True)
+class DeviceShare:
+    """What one of several devices does in each step.
+
+    Attributes:
+        name: the device, as torch names it.
+        micro_batches: how many it computes; the devices' runs follow each other in this order.
+    """
+
+    name: str
+    micro_batches: int
 
 
 @dataclass(frozen=True)
@@ -70,12 +83,15 @@ class Plan:
     deterministic: bool = False  # whether a GPU gives the same bits each time
     compiled: bool = False  # whether torch.compile joins a block's kernels
     daily_write_limit: int | None = None  # bytes to disk; None for no limit
+    # Several devices over one host copy, `device` being the first; none: that one alone.
+    devices: tuple[DeviceShare, ...] = ()
     # The following fields are predictions.
     step_seconds: float = 0.0
     # The busiest resource: "compute", "disk", "link" or "optimizer"; "disk writes a day" if that
     # limit slows the steps down.
     bottleneck: str = ""
-    device_bytes: int = 0
+    device_bytes: int = 0  # of the device that needs most
+    card_bytes: tuple[int, ...] = ()  # of each of several devices
     host_bytes: int = 0
     disk_bytes: int = 0
     written_per_step: int = 0  # bytes to disk
@@ -96,6 +112,16 @@ class Plan:
         """Return the index of the final norm."""
         return self.model.layers + 1
 
+    @cached_property
+    def device_plans(self) -> tuple["Plan", ...]:
+        """Return the plan of each device's own micro-batches; for one device, the plan itself."""
+        if not self.devices:
+            return (self,)
+        return tuple(
+            replace(self, device=share.name, micro_batches=share.micro_batches, devices=())
+            for share in self.devices
+        )
+
     @property
     def step_tokens(self) -> int:
         """Return the tokens of one step."""
@@ -105,6 +131,11 @@ class Plan:
     def tokens_per_second(self) -> float:
         """Return the predicted speed."""
         return self.step_tokens / self.step_seconds
+
+    @property
+    def all_device_bytes(self) -> int:
+        """Return the predicted bytes of the memory of all devices."""
+        return sum(self.card_bytes) or self.device_bytes
 
     @property
     def on_disk(self) -> bool:
@@ -173,6 +204,13 @@ class Plan:
             AssertionError: the planner made a plan that cannot be executed.
         """
         assert self.staged or self.device == "cpu", "a GPU computes with staged weights"
+        if self.devices:
+            assert self.staged and "device" not in self.weights, (
+                "what several devices compute with has its master copy in memory"
+            )
+            assert self.devices[0].name == self.device, "the plan's device is the first of them"
+            assert sum(share.micro_batches for share in self.devices) == self.micro_batches
+            assert all(share.micro_batches > 0 for share in self.devices)
         assert self.optimizer == ADAMW or self.moments_bits == 32, "Muon's momentum has 32 bits"
         ends = (self.weights[0], self.weights[-1])
         moved = [i for i in self.blocks if self.weights[i] != "device"]

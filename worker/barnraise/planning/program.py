@@ -6,6 +6,11 @@ sequential program. It also defines what may overlap: each operation names the b
 and changes, runs on one lane, and waits for the earlier operations that touch the same buffers
 (`Hazards`). The engine runs the list by these rules, and `simulator.py` predicts with them.
 
+With several devices over one host copy, each has the operations that copy and compute, with lanes
+and buffers of its own, and the same blocks in its slots. What the others add to a gradient is
+summed on the host in the order of the devices, whichever is ready first. The first device's
+computation comes last in each stage: the thread that submits the list computes it.
+
 The future uses of all blocks are known, so paging is optimal (Belady 1966): a buffer is taken from
 the block whose next use is farthest. The last blocks of forward are therefore still in memory when
 backward begins.
@@ -32,6 +37,7 @@ class OperationKind(StrEnum):
     EMBED_BACKWARD = "embed backward"  # also adds the two gradients of the tied table
     NORM = "norm"  # the norm of one fragment's gradient
     OFFLOAD = "offload"  # a gradient: device → memory
+    ADD = "add"  # the other devices' parts of a gradient, in their order, to the first one's
     SPILL = "spill"  # a gradient: memory → disk
     FETCH = "fetch"  # the parts of a tile that an update needs and memory lacks: disk → ring
     UPDATE = "update"  # AdamW on a fragment or a tile of it, with the updates of other machines
@@ -63,7 +69,10 @@ MOVING_LANES = {
     OperationKind.COMMIT: LaneName.WRITE,
 }
 
+ADDED_SLOTS = 2  # buffers in RAM for blocks' gradients of each device but the first
+
 Resource = tuple[str | int, ...]  # a buffer's name: ("slot", 2), ("ring", 0), ("tile", 7, 1)
+Resources = tuple[Resource, ...]
 Token = TypeVar("Token")
 
 
@@ -78,12 +87,14 @@ class Operation:
     gradients: tuple[int, ...] = ()  # the same for gradients
     tile: int = -1  # -1 is the whole fragment
     ring_slot: int = -1  # the buffer of the ring; -1 is none
+    device: int = 0  # the number of the device that copies or computes
     uses: tuple[Resource, ...] = ()
     changes: tuple[Resource, ...] = ()
 
     def __str__(self) -> str:
         tile = f" tile {self.tile}" if self.tile >= 0 else ""
-        return f"{self.kind} {','.join(map(str, self.blocks))}{tile}".strip()
+        device = f" on device {self.device}" if self.device else ""
+        return f"{self.kind} {','.join(map(str, self.blocks))}{tile}{device}".strip()
 
 
 @dataclass(frozen=True)
@@ -169,6 +180,7 @@ class _Writer:
         self.gradient_of: dict[int, int] = {}
         self.next_gradient = 0
         self.last = len(plan.weights) - 1
+        self.devices = range(len(plan.device_plans) - 1, -1, -1)  # the first one comes last
         # All (fragment, tile) that pass through the ring, in order of use.
         self.tiles: list[tuple[int, int]] = []
         self.fetched = 0  # tiles requested so far
@@ -297,9 +309,15 @@ class _Writer:
             host_slot = i % plan.host_slots
             source = ("stage", host_slot)
             self._read(i, host_slot, source)
-        self._append(
-            OperationKind.LOAD, (i,), slots=(slot,), uses=(source,), changes=(("slot", slot),)
-        )
+        self._load_everywhere(i, slot, source, ("slot", slot))
+
+    def _load_everywhere(self, i: int, slot: int, source: Resource, target: Resource) -> None:
+        """Copy weights in memory to each device."""
+        for device in self.devices:
+            targets = (_on(device, target),)
+            self._append(
+                OperationKind.LOAD, (i,), device, slots=(slot,), uses=(source,), changes=targets
+            )
 
     def _read(self, i: int, slot: int, target: Resource) -> None:
         """Read the weights of block i from disk."""
@@ -307,41 +325,45 @@ class _Writer:
             OperationKind.READ, (i,), slots=(slot,), uses=(("record", i),), changes=(target,)
         )
 
-    def _append(self, kind: OperationKind, blocks: tuple[int, ...] = (), **buffers: Any) -> None:
-        """Append an operation on its kind's lane; `buffers` are further fields of it."""
-        lane = MOVING_LANES.get(kind, LaneName.COMPUTE)
-        self.ops.append(Operation(kind, lane, blocks, **buffers))
+    def _append(
+        self, kind: OperationKind, blocks: tuple[int, ...] = (), device: int = 0, **fields: Any
+    ) -> None:
+        """Append an operation on its kind's lane; `fields` are further ones of it, or that lane."""
+        lane = fields.pop("lane", MOVING_LANES.get(kind, LaneName.COMPUTE))
+        self.ops.append(Operation(kind, lane, blocks, device=device, **fields))
+
+    def _compute(
+        self, kind: OperationKind, blocks: tuple[int, ...], uses: Resources, changes: Resources
+    ) -> None:
+        """Append a computation of each device on its own micro-batches and buffers."""
+        is_backward = kind is OperationKind.BACKWARD
+        has_slots = is_backward or kind is OperationKind.FORWARD
+        for device in self.devices:
+            self._append(
+                kind,
+                blocks,
+                device,
+                slots=self._slots_of(blocks) if has_slots else (),
+                gradients=tuple(self.gradient_of[i] for i in blocks) if is_backward else (),
+                uses=tuple(_on(device, resource) for resource in uses),
+                changes=tuple(_on(device, resource) for resource in (("stream",), *changes)),
+            )
 
     def _emit(self, stage: _Stage) -> None:
         blocks = stage.blocks
         match stage.kind:
             case OperationKind.EMBED:
-                self._append(
-                    OperationKind.EMBED, (0,), uses=(self._end(0),), changes=(("stream",),)
-                )
+                self._compute(stage.kind, (0,), (self._end(0),), ())
             case OperationKind.FORWARD:
-                self._append(
-                    OperationKind.FORWARD,
-                    blocks,
-                    slots=self._slots_of(blocks),
-                    uses=tuple(self._weights_of(i) for i in blocks),
-                    changes=(("stream",),),
-                )
+                self._compute(stage.kind, blocks, tuple(map(self._weights_of, blocks)), ())
             case OperationKind.HEAD:
-                self._append(
-                    OperationKind.HEAD,
-                    (self.last,),
-                    uses=(self._end(0), self._end(self.last)),
-                    changes=(("stream",), ("head gradient",), ("gradient", "own", self.last)),
-                )
+                ends = (self._end(0), self._end(self.last))
+                gradients = (("head gradient",), ("gradient", "own", self.last))
+                self._compute(stage.kind, (self.last,), ends, gradients)
             case OperationKind.BACKWARD:
                 self._backward(blocks)
             case OperationKind.EMBED_BACKWARD:
-                self._append(
-                    OperationKind.EMBED_BACKWARD,
-                    (0,),
-                    changes=(("stream",), ("head gradient",), ("gradient", "own", 0)),
-                )
+                self._compute(stage.kind, (0,), (), (("head gradient",), ("gradient", "own", 0)))
                 for i in (self.last, 0):
                     self._finish_gradient(i, ("gradient", "own", i), -1)
             case OperationKind.UPDATE:
@@ -355,31 +377,36 @@ class _Writer:
             if not self.plan.has_gradient_buffer(i):
                 self.gradient_of[i] = self.next_gradient % self.plan.gradient_slots
                 self.next_gradient += 1
-        self._append(
-            OperationKind.BACKWARD,
-            blocks,
-            slots=self._slots_of(blocks),
-            gradients=tuple(self.gradient_of[i] for i in blocks),
-            uses=tuple(self._weights_of(i) for i in blocks),
-            changes=(("stream",), *(self._gradient_of(i) for i in blocks)),
-        )
+        weights, gradients = map(self._weights_of, blocks), map(self._gradient_of, blocks)
+        self._compute(OperationKind.BACKWARD, blocks, tuple(weights), tuple(gradients))
         for i in reversed(blocks):
             self._finish_gradient(i, self._gradient_of(i), self.gradient_of[i])
 
     def _finish_gradient(self, i: int, gradient: Resource, slot: int) -> None:
-        """Compute the norm of a complete gradient and move it to where it waits for its update."""
+        """Compute the norm of a complete gradient and move it to where it waits for its update.
+
+        Several devices' parts are added there in their order, and have one norm.
+        """
         plan = self.plan
-        self._append(
-            OperationKind.NORM, (i,), gradients=(slot,), uses=(gradient,), changes=(("norm", i),)
-        )
-        if plan.staged and plan.weights[i] != "device":
+        moves = plan.staged and plan.weights[i] != "device"
+        norm: dict[str, Any] = dict(gradients=(slot,), changes=(("norm", i),))
+        if not plan.devices:
+            self._append(OperationKind.NORM, (i,), uses=(gradient,), **norm)
+        for device in self.devices if moves else ():
             self._append(
                 OperationKind.OFFLOAD,
                 (i,),
+                device,
                 gradients=(slot,),
-                uses=(gradient,),
-                changes=(self._host_gradient(i),),
+                uses=(_on(device, gradient),),
+                changes=(self._offloaded(i, device),),
             )
+        if plan.devices:
+            parts = tuple(self._offloaded(i, device) for device in reversed(self.devices))
+            self._append(
+                OperationKind.ADD, (i,), lane=LaneName.OPTIMIZER, uses=parts, changes=parts[:1]
+            )
+            self._append(OperationKind.NORM, (i,), lane=LaneName.OPTIMIZER, uses=parts[:1], **norm)
         if plan.spills_gradient(i):
             source = self._host_gradient(i) if plan.staged else gradient
             self._append(
@@ -424,9 +451,7 @@ class _Writer:
         if not lies_on_host:
             return
         if i in (0, self.last):
-            self._append(
-                OperationKind.LOAD, (i,), slots=(-1,), uses=(weights,), changes=(("end", i),)
-            )
+            self._load_everywhere(i, -1, weights, ("end", i))
         elif i in self.slot_of:
             # The device's copy is from before the update.
             self.free.append(self.slot_of.pop(i))
@@ -517,3 +542,15 @@ class _Writer:
         if i in (0, self.last):
             return ("host gradient", "end", i)
         return ("host gradient", self.plan.host_gradient_slot(i))
+
+    def _offloaded(self, i: int, device: int) -> Resource:
+        """Name the buffer in memory to which a device's part of a gradient goes."""
+        if device == 0:
+            return self._host_gradient(i)
+        place = ("end", i) if i in (0, self.last) else (i % ADDED_SLOTS,)
+        return ("added gradient", device, *place)
+
+
+def _on(device: int, resource: Resource) -> Resource:
+    """Name a device's own buffer of a kind that all devices have; what memory holds they share."""
+    return (*resource, "device", device) if device and resource[0] != "home" else resource

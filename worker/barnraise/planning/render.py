@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from barnraise.formats import format_bytes, format_seconds
+from barnraise.planning.card_choice import CardChoice, name_cards
 from barnraise.planning.hardware import Hardware, printable_name
 from barnraise.planning.plan import STATE_KINDS, Plan
 from barnraise.planning.program import LaneName, OperationKind
@@ -55,6 +56,9 @@ def describe_plan(plan: Plan) -> str:
     resident = count_blocks_in_memory(plan)
     groups = len(plan.forward_groups)
     where = "on the CPU" if plan.device == "cpu" else "on the GPU, fed from memory"
+    if plan.devices:
+        kind = "windows of RAM" if plan.device == "cpu" else "GPUs"
+        where = f"on {len(plan.devices)} {kind}, fed from one copy in memory"
     if not plan.on_disk:
         state = "all state stays in memory"
     elif resident:
@@ -66,14 +70,16 @@ def describe_plan(plan: Plan) -> str:
         f"{plan.micro_batches} micro-batch{'es' if plan.micro_batches > 1 else ''} "
         f"of {plan.sequences}"
     )
+    if plan.devices:
+        passes += f" ({' + '.join(str(share.micro_batches) for share in plan.devices)})"
     return f"{layers} layers {where}, {passes}; {state}; limited by {plan.bottleneck}."
 
 
 def build_plan_view(plan: Plan, hardware: Hardware) -> PlanView:
     """Build the description of the plan that the worker reports to the coordinator."""
     return PlanView(
-        device=printable_name(hardware.name),
-        device_bytes=plan.device_bytes,
+        device=printable_name(name_cards(find_cards(plan, hardware))),
+        device_bytes=plan.all_device_bytes,
         host_bytes=plan.host_bytes,
         disk_bytes=plan.disk_bytes,
         groups=len(plan.forward_groups),
@@ -88,6 +94,13 @@ def build_plan_view(plan: Plan, hardware: Hardware) -> PlanView:
         disk_written_per_day=plan.written_per_day,
         sentence=describe_plan(plan)[:300],
     )
+
+
+def find_cards(plan: Plan, hardware: Hardware) -> list[Hardware]:
+    """Return the machine with each of the devices that a plan uses."""
+    by_name = {card.device_name: card for card in hardware.cards}
+    names = [share.name for share in plan.devices] or [plan.device]
+    return [by_name.get(name, hardware) for name in names]
 
 
 # ---- tables ----
@@ -117,7 +130,7 @@ def build_state_table(plan: Plan) -> Table:
     rows = sum_state_bytes(plan)
     for kind, row in rows.items():
         table.add_row(kind, *(format_bytes(row[tier]) if row[tier] else "·" for tier in shown))
-    whole = {"device": plan.device_bytes, "host": plan.host_bytes, "disk": plan.disk_bytes}
+    whole = {"device": plan.all_device_bytes, "host": plan.host_bytes, "disk": plan.disk_bytes}
     rest = {tier: whole[tier] - sum(row[tier] for row in rows.values()) for tier in shown}
     names = "buffers and activations" if not plan.on_disk else "buffers, activations, second slots"
     table.add_row(names, *(format_bytes(rest[tier]) if rest[tier] > 0 else "·" for tier in shown))
@@ -126,6 +139,18 @@ def build_state_table(plan: Plan) -> Table:
         *(format_bytes(whole[tier]) if whole[tier] else "·" for tier in shown),
         style="bold",
     )
+    return table
+
+
+def build_choices_table(choice: CardChoice) -> Table:
+    """Build the table of the ways to use several cards, with why each was not taken."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("cards", style="bold", overflow="fold")
+    table.add_column("tokens/s", justify="right", no_wrap=True)
+    table.add_column("", overflow="fold")
+    for each in choice.choices:
+        speed = f"{each.tokens_per_second:,.0f}" if each.tokens_per_second else "·"
+        table.add_row(each.cards, speed, each.verdict)
     return table
 
 

@@ -13,7 +13,7 @@ A model that cannot fit is refused before anything is allocated, with the neares
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -24,7 +24,7 @@ from barnraise.planning import memory_model
 from barnraise.planning.budgets import compute_budgets, extend_to_limits
 from barnraise.planning.hardware import Hardware
 from barnraise.planning.limits import Limits
-from barnraise.planning.plan import Plan, tile_elements
+from barnraise.planning.plan import DeviceShare, Plan, tile_elements
 from barnraise.planning.program import LaneName, Operation, OperationKind
 from barnraise.planning.simulator import StepSimulation
 from barnraise.spec import ADAMW, MUON, PRESETS, ModelSpec, preset
@@ -87,7 +87,8 @@ class _Search:
         self.budgets = compute_budgets(hardware, limits)
         self.dtype = limits.precision
         if self.dtype == "auto":
-            self.dtype = hardware.dtype if self.staged else "float32"
+            is_common = all(other.dtype == hardware.dtype for other in hardware.others)
+            self.dtype = hardware.dtype if self.staged and is_common else "float32"
         # The bytes (host, device, disk) of the plan that came nearest to fit, and its need divided
         # by the budget on the tier that lacks most.
         self.shortest: tuple[int, int, int] | None = None
@@ -160,6 +161,8 @@ class _Search:
         clippings = ("exact", "layer") if wanted == "auto" else (wanted,)
         sizes = [s for s in range(self.step_sequences, 0, -1) if self.step_sequences % s == 0]
         for sequences in sizes:
+            if self.step_sequences // sequences <= len(self.hardware.others):
+                continue  # each device computes at least one micro-batch
             for clipping in clippings:
                 for group in GROUPS:
                     if group > max(1, self.model.layers // 2):
@@ -168,7 +171,7 @@ class _Search:
                         tuple(range(first, min(first + group, self.model.layers + 1)))
                         for first in range(1, self.model.layers + 1, group)
                     )
-                    yield Plan(
+                    plan = Plan(
                         model=self.model,
                         device=self.hardware.device_name,
                         threads=max(1, self.hardware.cores),
@@ -192,6 +195,7 @@ class _Search:
                         gradient_slots=group + 1,
                         tile=tile_elements(self.model, whole=False),
                     )
+                    yield deal_step(plan, self.hardware)
 
     # ---- 2 fill tiers ----
 
@@ -214,6 +218,14 @@ class _Search:
             Plans that fit; the plan itself comes first.
         """
         plans = [placed]
+        if placed.devices:  # what remains of their memory keeps weights for the backward
+            return [
+                self._largest_that_fits(
+                    placed,
+                    self.model.layers,
+                    lambda plan, count: replace(plan, slots=max(plan.slots, count)),
+                )
+            ]
         if self.cuda:
             # The device updates resident fragments between its computations, so the largest number
             # that fits is not always the fastest. The counts do not depend on the budget: more
@@ -248,15 +260,17 @@ class _Search:
 
     def _check_fit(self, plan: Plan) -> bool:
         """Return whether a plan fits; remember it if it came nearest so far."""
-        needs = memory_model.host_bytes(plan), memory_model.device_bytes(plan), plan.file_bytes()
-        budgets = self.budgets.memory, self.budgets.device_memory, self.budgets.disk
+        sizes = memory_model.all_device_bytes(plan)
+        needs = memory_model.host_bytes(plan), *sizes, plan.file_bytes()
+        budgets = self.budgets.memory, self.budgets.device_memory
+        budgets = *budgets, *self.budgets.other_devices, self.budgets.disk
         missing = max(
             need / max(1, budget)
             for need, budget in zip(needs, budgets, strict=True)
             if budget is not None
         )
         if missing < self.missing:
-            self.missing, self.shortest = missing, needs
+            self.missing, self.shortest = missing, (needs[0], max(sizes), needs[-1])
         return missing <= 1
 
     def _largest_that_fits(
@@ -409,9 +423,10 @@ class _Search:
         for each other: no simulated step is shorter. The latter are the sum over all resources.
         """
         steps = StepSimulation(plan, self.hardware)
-        seconds = dict.fromkeys(OperationKind, 0.0)
-        for op in _compute_operations(plan):
-            seconds[op.kind] += steps.operation_seconds(op)
+        seconds = max(
+            (compute_seconds(steps, device) for device in range(len(plan.device_plans))),
+            key=lambda by_kind: sum(by_kind.values()),
+        )
         compute = sum(seconds.values())
         read = sum(
             (2 * plan.total_bytes("weights", i) if plan.weights[i] == "disk" else 0)
@@ -468,7 +483,7 @@ class _Search:
         groups = {
             "compute": busy[LaneName.COMPUTE],
             "disk": busy[LaneName.READ] + busy[LaneName.WRITE],
-            "link": max(busy[LaneName.IN], busy[LaneName.OUT]),
+            "link": max(busy[LaneName.IN], busy[LaneName.OUT], steps.shared_memory_seconds),
             "optimizer": busy[LaneName.OPTIMIZER],
         }
         binding = max(groups, key=lambda name: groups[name])
@@ -480,6 +495,7 @@ class _Search:
             step_seconds=seconds,
             bottleneck=binding,
             device_bytes=memory_model.device_bytes(plan),
+            card_bytes=tuple(memory_model.all_device_bytes(plan)) if plan.devices else (),
             host_bytes=memory_model.host_bytes(plan),
             disk_bytes=plan.file_bytes(),
             written_per_step=written,
@@ -588,16 +604,51 @@ def _sum_update_seconds(steps: StepSimulation) -> tuple[float, float]:
     return seconds[False], seconds[True]
 
 
-def _compute_operations(plan: Plan) -> Iterator[Operation]:
-    """Yield the computations of a step."""
+def deal_step(plan: Plan, hardware: Hardware) -> Plan:
+    """Return a plan of one device with its micro-batches dealt to all that a machine has."""
+    if not hardware.others:
+        return plan
+    alone = replace(plan, micro_batches=1)
+    seconds = [
+        sum(compute_seconds(StepSimulation(alone, card)).values()) for card in hardware.cards
+    ]
+    counts = deal_micro_batches(plan.micro_batches, seconds)
+    names = (card.device_name for card in hardware.cards)
+    return replace(plan, devices=tuple(map(DeviceShare, names, counts)))
+
+
+def deal_micro_batches(count: int, seconds: Sequence[float]) -> list[int]:
+    """Deal micro-batches to devices so that the last one is done soonest; at least one each.
+
+    Args:
+        count: of the micro-batches; at least as many as devices.
+        seconds: that each device takes for one.
+    """
+    dealt = [1] * len(seconds)
+    for _ in range(count - len(seconds)):
+        ends = [(number + 1) * each for number, each in zip(dealt, seconds, strict=True)]
+        dealt[ends.index(min(ends))] += 1
+    return dealt
+
+
+def compute_seconds(steps: StepSimulation, device: int = 0) -> dict[OperationKind, float]:
+    """Return the seconds that a device computes in a step, by the kind of operation."""
+    seconds = dict.fromkeys(OperationKind, 0.0)
+    for op in _compute_operations(steps.plan, device):
+        seconds[op.kind] += steps.operation_seconds(op)
+    return seconds
+
+
+def _compute_operations(plan: Plan, device: int) -> Iterator[Operation]:
+    """Yield a device's computations of a step."""
     for kind, groups in (
         (OperationKind.FORWARD, plan.forward_groups),
         (OperationKind.BACKWARD, plan.backward_groups),
     ):
         for group in groups:
-            yield Operation(kind, LaneName.COMPUTE, group)
-    yield Operation(OperationKind.EMBED, LaneName.COMPUTE, (0,))
-    yield Operation(OperationKind.HEAD, LaneName.COMPUTE, (plan.last_fragment,))
+            yield Operation(kind, LaneName.COMPUTE, group, device=device)
+    yield Operation(OperationKind.EMBED, LaneName.COMPUTE, (0,), device=device)
+    yield Operation(OperationKind.HEAD, LaneName.COMPUTE, (plan.last_fragment,), device=device)
 
 
 def _spread_evenly(plan: Plan, count: int, kind: str) -> Plan:

@@ -55,7 +55,8 @@ class Timeline:
         """
         self._seconds = seconds
         self._eager = eager
-        self._lane_free = dict.fromkeys(LaneName, 0.0)  # when each lane ends its last operation
+        # When each device's lane ends its last operation.
+        self._lane_free: dict[tuple[LaneName, int], float] = {}
         self._compute_end = 0.0
         self._changed: dict[Resource, float] = {}  # when a buffer's last change ends
         self._used: dict[Resource, float] = {}  # when its last use since that change ends
@@ -66,7 +67,7 @@ class Timeline:
 
     def _append_operation(self, op: Operation) -> Span:
         changed, used = self._changed, self._used
-        begin = self._lane_free[op.lane]
+        begin = self._lane_free.get((op.lane, op.device), 0.0)
         if not self._eager and self._compute_end > begin:
             begin = self._compute_end
         for resource in (*op.uses, *op.changes):
@@ -76,10 +77,10 @@ class Timeline:
             if (used_until := used.get(resource, 0.0)) > begin:
                 begin = used_until
         end = begin + self._seconds(op)
-        self._lane_free[op.lane] = end
+        self._lane_free[op.lane, op.device] = end
         if op.lane in DISK_LANES:  # both lanes share one disk
-            self._lane_free[LaneName.READ] = self._lane_free[LaneName.WRITE] = end
-        elif op.lane is LaneName.COMPUTE:
+            self._lane_free[LaneName.READ, 0] = self._lane_free[LaneName.WRITE, 0] = end
+        elif op.lane is LaneName.COMPUTE and op.device == 0:
             self._compute_end = end
         for resource in op.uses:
             if end > used.get(resource, 0.0):
@@ -108,6 +109,7 @@ class StepSimulation:
     def __init__(self, plan: "Plan", hardware: Hardware) -> None:
         self.plan = _merge_tiles(plan)
         self.hardware = hardware
+        self._machines = (hardware, *hardware.others)  # by the number of the device
         self._seconds_of: dict[tuple[object, ...], float] = {}  # durations computed so far
 
     @cached_property
@@ -139,7 +141,11 @@ class StepSimulation:
 
     @staticmethod
     def _end(spans: Sequence[Span]) -> float:
-        return max(span.end for span in spans if span.op.lane is LaneName.COMPUTE)
+        return max(
+            span.end
+            for span in spans
+            if span.op.lane is LaneName.COMPUTE or span.op.kind is OperationKind.NORM
+        )
 
     @property
     def step_seconds(self) -> float:
@@ -153,7 +159,27 @@ class StepSimulation:
             self._end(self.spans) + self._deferred_update_seconds,
             *busy.values(),
             self._sustained_disk_seconds,
+            self.shared_memory_seconds,
         )
+
+    @property
+    def shared_memory_seconds(self) -> float:
+        """Return the seconds of RAM's traffic if several devices share it; 0 for one."""
+        plan = self.plan
+        if not plan.devices:
+            return 0.0
+        copied = {
+            OperationKind.LOAD: plan.streamed_bytes,
+            OperationKind.OFFLOAD: cost_model.FP32_BYTES,
+        }
+        seconds = 0.0
+        for span in self.spans:
+            if span.op.kind in copied:
+                size = self._count_elements(span.op) * copied[span.op.kind]
+                seconds += size / self.hardware.stream
+            elif span.op.lane is LaneName.OPTIMIZER:
+                seconds += span.end - span.begin
+        return seconds
 
     @cached_property
     def _sustained_disk_seconds(self) -> float:
@@ -178,15 +204,18 @@ class StepSimulation:
         return sum(map(self.update_seconds, range(plan.last_fragment + 1)))
 
     def busy_seconds(self) -> dict[LaneName, float]:
-        """Return the seconds each lane works in a step."""
-        seconds = dict.fromkeys(LaneName, 0.0)
+        """Return the seconds each lane works in a step, on the device where it works longest."""
+        by_device = [dict.fromkeys(LaneName, 0.0) for _ in self.plan.device_plans]
         for span in self.spans:
-            seconds[span.op.lane] += span.end - span.begin
-        seconds[LaneName.COMPUTE] += self._deferred_update_seconds
-        waiting = self.plan.stored_activations - self.plan.micro_batches
-        seconds[LaneName.OUT] += waiting * self._input_seconds(self.hardware.from_device)
-        seconds[LaneName.IN] += waiting * self._input_seconds(self.hardware.to_device)
-        return seconds
+            by_device[span.op.device][span.op.lane] += span.end - span.begin
+        by_device[0][LaneName.COMPUTE] += self._deferred_update_seconds
+        for seconds, plan, hardware in zip(
+            by_device, self.plan.device_plans, self._machines, strict=False
+        ):
+            waiting = plan.stored_activations - plan.micro_batches
+            seconds[LaneName.OUT] += waiting * self._input_seconds(hardware.from_device)
+            seconds[LaneName.IN] += waiting * self._input_seconds(hardware.to_device)
+        return {lane: max(seconds[lane] for seconds in by_device) for lane in LaneName}
 
     def _input_seconds(self, rate: float) -> float:
         """Return the seconds in which a block's input goes to RAM or back, if it waits there."""
@@ -196,13 +225,13 @@ class StepSimulation:
 
     def _inputs_seconds(self, op: Operation) -> float:
         """Return the seconds of the copies of inputs that a group's computation waits for."""
-        plan = self.plan
+        plan, hardware = self.plan.device_plans[op.device], self._machines[op.device]
         inputs = plan.recomputed_blocks(op.blocks)
         if plan.kept_inputs == "group":
             inputs = min(1, inputs)
-        rate = self.hardware.to_device
+        rate = hardware.to_device
         if op.kind is OperationKind.FORWARD:
-            rate = self.hardware.from_device
+            rate = hardware.from_device
         return plan.micro_batches * inputs * self._input_seconds(rate)
 
     def operation_seconds(self, op: Operation) -> float:
@@ -214,7 +243,7 @@ class StepSimulation:
             cost_key = (len(op.blocks), plan.recomputed_blocks(op.blocks))
         elif 0 < i < plan.last_fragment:
             cost_key = (plan.weights[i], plan.spills_gradient(i))
-        key = (op.kind, cost_key, op.tile, op.ring_slot >= 0)
+        key = (op.kind, cost_key, op.tile, op.ring_slot >= 0, op.device)
         if key not in self._seconds_of:
             self._seconds_of[key] = self._seconds(op)
         return self._seconds_of[key]
@@ -226,11 +255,17 @@ class StepSimulation:
             case OperationKind.STORE | OperationKind.WRITE | OperationKind.SPILL:
                 return self._bytes_written(op) / self.hardware.disk_write
             case OperationKind.LOAD:
-                return self._count_elements(op) * self.plan.streamed_bytes / self.hardware.to_device
+                rate = self._machines[op.device].to_device
+                return self._count_elements(op) * self.plan.streamed_bytes / rate
             case OperationKind.OFFLOAD:
-                return self._count_elements(op) * 4 / self.hardware.from_device
+                return self._count_elements(op) * 4 / self._machines[op.device].from_device
+            case OperationKind.ADD:
+                added = (len(self.plan.devices) - 1) * cost_model.ADDED_GRADIENT_BYTES
+                return self._count_elements(op) * added / self.hardware.stream
             case OperationKind.NORM:
-                return self._count_elements(op) * SQUARED_BYTES / self.hardware.compute_stream
+                on_host = op.lane is LaneName.OPTIMIZER
+                rate = self.hardware.stream if on_host else self.hardware.compute_stream
+                return self._count_elements(op) * SQUARED_BYTES / rate
             case OperationKind.UPDATE:
                 return self.update_seconds(op.blocks[0], op.tile)
             case OperationKind.COMMIT:
@@ -259,9 +294,8 @@ class StepSimulation:
         return self.plan.total_bytes("moments", op.blocks[0])
 
     def _computation_seconds(self, op: Operation) -> float:
-        """Return the seconds of a computation for all micro-batches of a step."""
-        plan = self.plan
-        hardware = self.hardware
+        """Return the seconds of a computation for all micro-batches of its device in a step."""
+        plan, hardware = self.plan.device_plans[op.device], self._machines[op.device]
         model = plan.model
         match op.kind:
             case OperationKind.EMBED | OperationKind.EMBED_BACKWARD:
@@ -288,6 +322,7 @@ class StepSimulation:
     def _launch_seconds(self, op: Operation) -> float:
         """Return the seconds in which a GPU's host starts an operation's kernels.
 
+        One thread of Python runs at a time, so that several devices' launches take turns.
         How many kernels `torch.compile` leaves depends on the GPU: they are not priced.
         """
         plan = self.plan
@@ -308,8 +343,7 @@ class StepSimulation:
         of the group, all but one of these blocks also run a whole forward, which gives the inputs
         of the others.
         """
-        plan = self.plan
-        hardware = self.hardware
+        plan, hardware = self.plan, self._machines[op.device]
         model = plan.model
         forward = cost_model.block_forward_seconds(
             hardware, model, plan.sequences, dtype=plan.dtype

@@ -5,10 +5,11 @@ from typing import Any
 
 from barnraise.errors import PlanError
 from barnraise.formats import format_bytes
+from barnraise.planning.card_choice import CardChoice, choose_cards
 from barnraise.planning.hardware import Hardware
 from barnraise.planning.limits import UNLIMITED, Limits
 from barnraise.planning.plan import Plan
-from barnraise.planning.search import WRITES_LIMIT, make_plan
+from barnraise.planning.search import WRITES_LIMIT
 from barnraise.spec import ADAMW, ModelSpec
 
 LARGER_STEPS = 8  # times as many sequences a step, as an example
@@ -31,7 +32,11 @@ class PlanRequest:
         Raises:
             PlanError: the model does not fit.
         """
-        return make_plan(
+        return self.choose_cards(advise).plan
+
+    def choose_cards(self, advise: bool = False) -> CardChoice:
+        """Find the fastest plan on one of the machine's cards or on several; see `make_plan`."""
+        return choose_cards(
             self.hardware, self.model, self.limits, self.step_sequences, advise, self.optimizer
         )
 

@@ -3,29 +3,24 @@
 import torch
 from torch import Tensor
 
-from barnraise.models.weights import views
 from barnraise.planning import memory_model
 from barnraise.planning.plan import Plan
-from barnraise.planning.program import Operation
+from barnraise.planning.program import ADDED_SLOTS, Operation
 from barnraise.swap.arena import Arena
-from barnraise.swap.leaves import Leaves
+from barnraise.swap.device_buffers import DeviceBuffers
 from barnraise.swap.muon_moments import view_moments
 from barnraise.swap.state_store import StateStore
-from barnraise.swap.tiles import Tile, streamed_dtype
+from barnraise.swap.tiles import Tile
 
 TILE_SCRATCH_BUFFERS = 4  # tiles of four bytes an element, for work between steps
 DEVICE_SCRATCH_BUFFERS = 2  # more of these, for a device's updates while the optimizer works
 
 
-class Buffers:
-    """Find the buffer of each operation.
-
-    "Compute memory" is the device's, or RAM where there is no device.
+class Buffers(DeviceBuffers):
+    """Find the buffer of each operation: of the first device, and of memory, which all share.
 
     Attributes:
-        head_gradient: the head's gradient of its table, fp32 [vocabulary, width]. That of a tied
-            table is added to the embedding's; another is a part of the last fragment's.
-        streams: host buffers for activations, fp32, if they wait in host memory.
+        others: the buffers of the other devices.
         host_scalars: host copies of norms and losses, fp64, if updates read them during a step.
     """
 
@@ -35,64 +30,34 @@ class Buffers:
         Raises:
             StateError: memory does not suffice; the message names what is missing.
         """
-        self._plan, self._store = plan, store
-        self._dtype = streamed_dtype(plan)
-        compute = store.device if plan.staged else store.host
-        self._allocate_weights(compute)
-        self._allocate_gradients(compute)
+        first, *others = plan.device_plans
+        super().__init__(first, store, store.device if plan.staged else store.host)
+        self._plan = plan
+        self.others = [
+            DeviceBuffers(each, store, Arena(torch.device(each.device))) for each in others
+        ]
         self._allocate_staging()
         self._tile_scratch = [store.host.allocate(size) for size in self._tile_scratch_sizes()]
 
-        waiting = plan.stored_activations if plan.boundaries == "host" else 0
-        stream = plan.sequences * plan.model.context * plan.model.width
-        # The losses' sum comes last, after the norm of each fragment.
+        # The sum of each device's losses comes after the norm of each fragment.
         self.host_scalars: Tensor | None = None
         if memory_model.copies_norms(plan):
-            size = 8 * (len(plan.fragments) + 1)
+            size = 8 * (len(plan.fragments) + 1 + len(others))
             self.host_scalars = store.host.allocate(size, True)[:size].view(torch.float64)
-        self.streams = [store.host.allocate_floats(stream, True) for _ in range(waiting)]
         store.host.warn_if_unpinned()
-
-    def _allocate_weights(self, compute: Arena) -> None:
-        """Allocate the slots of paged blocks, and copies of other fragments to compute with."""
-        plan, block = self._plan, self._plan.fragments[1]
-        record_bytes = plan.record_bytes("weights", block.size)
-        self._slots = [compute.allocate(record_bytes) for _ in range(plan.slots)]
-        self._slot_leaves = [
-            Leaves(block, self._view_streamed(raw, block.size)) for raw in self._slots
-        ]
-        self._leaves: dict[int, Leaves] = {}
-        for fragment in plan.fragments:
-            i = fragment.index
-            raw = self._store.memory_buffer("weights", i)
-            if raw is not None and (not plan.staged or plan.weights[i] == "device"):
-                self._leaves[i] = Leaves(fragment, self._view_streamed(raw, fragment.size))
-            elif i in (0, plan.last_fragment):
-                raw = compute.allocate(plan.record_bytes("weights", fragment.size))
-                self._leaves[i] = Leaves(fragment, self._view_streamed(raw, fragment.size))
-
-    def _allocate_gradients(self, compute: Arena) -> None:
-        """Allocate the pool of gradients, and gradients of fragments that have one of their own."""
-        plan, block = self._plan, self._plan.fragments[1]
-        pooled = any(not plan.has_gradient_buffer(i) for i in plan.blocks)
-        pool_size = plan.gradient_slots if pooled else 0
-        self._pool = [compute.allocate(4 * block.size) for _ in range(pool_size)]
-        self._gradients = {
-            fragment.index: compute.allocate(4 * fragment.size)
-            for fragment in plan.fragments
-            if plan.has_gradient_buffer(fragment.index)
-        }
-        table = (plan.model.vocabulary, plan.model.width)
-        if plan.model.tied_head:
-            self.head_gradient = compute.allocate_floats(table[0] * table[1]).view(table)
-        else:
-            final = self.gradient(plan.last_fragment, -1)
-            self.head_gradient = views(plan.fragments[-1], final)["head"]
 
     def _allocate_staging(self) -> None:
         """Allocate host memory for gradients, weights and tiles that pass between tiers."""
         plan, host = self._plan, self._store.host
         block = plan.fragments[1]
+        # For each device but the first: two blocks' gradients, then those of the ends.
+        self._added = [
+            [
+                host.allocate(4 * plan.fragments[i].size, True)
+                for i in (*[1] * ADDED_SLOTS, 0, plan.last_fragment)
+            ]
+            for _ in self.others
+        ]
         self._host_gradients: list[Tensor] = []
         self._host_end_gradients: dict[int, Tensor] = {}
         if plan.staged:
@@ -127,30 +92,21 @@ class Buffers:
 
     def close(self) -> None:
         """Free the memory. What other objects still refer to the buffers cannot keep it alive."""
-        for leaves in (*self._slot_leaves, *self._leaves.values()):
-            leaves.close()
-        for buffers in (self._slots, self._slot_leaves, self._pool, self._host_gradients):
+        super().close()
+        for device in self.others:
+            device.close()
+        for buffers in (self._read_slots, self._ring, self._tile_scratch, self._host_gradients):
             buffers.clear()
-        for buffers in (self._read_slots, self._ring, self._tile_scratch, self.streams):
-            buffers.clear()
-        for by_fragment in (self._leaves, self._gradients, self._host_end_gradients):
-            by_fragment.clear()
-        self.head_gradient = torch.empty(0)
+        self.others.clear()
+        self._added.clear()
+        self._host_end_gradients.clear()
         self.host_scalars = None
 
-    def _view_streamed(self, raw: Tensor, n: int) -> Tensor:
-        """View the first n elements of a uint8 buffer in the streamed type."""
-        return raw[: n * self._dtype.itemsize].view(self._dtype)
+    def on(self, device: int) -> DeviceBuffers:
+        """Return the buffers of a device by its number."""
+        return self.others[device - 1] if device else self
 
     # ---- weights -------------------------------------------------------------------------------
-
-    def leaves(self, i: int, slot: int) -> Leaves:
-        """Return the leaves that fragment i is computed with: a slot's, or for -1 its own."""
-        return self._slot_leaves[slot] if slot >= 0 else self._leaves[i]
-
-    def end_leaves(self, i: int) -> Leaves:
-        """Return the leaves of the embedding (0) or final norm, which stay in compute memory."""
-        return self._leaves[i]
 
     def read_target(self, op: Operation) -> Tensor:
         """Return the buffer, uint8, that a READ fills."""
@@ -166,7 +122,7 @@ class Buffers:
     def load_endpoints(self, op: Operation) -> tuple[Tensor, Tensor]:
         """Return (target on the device, source in host memory) of a LOAD."""
         (i,), (slot,) = op.blocks, op.slots
-        return self.leaves(i, slot).flat, self.host_weights(i)
+        return self.on(op.device).leaves(i, slot).flat, self.host_weights(i)
 
     def host_weights(self, i: int) -> Tensor:
         """Return fragment i's streamed weights in host memory: at home, or from a READ."""
@@ -177,13 +133,16 @@ class Buffers:
 
     # ---- gradients -----------------------------------------------------------------------------
 
-    def gradient(self, i: int, slot: int) -> Tensor:
-        """Return fragment i's gradient, fp32 [n], where it is computed."""
-        return self._view_floats(self._gradients[i] if slot < 0 else self._pool[slot], i)
-
     def host_gradient(self, i: int) -> Tensor:
         """Return fragment i's gradient, fp32 [n], in host memory, for a staged update."""
         return self._view_floats(self._host_gradient_buffer(i), i)
+
+    def offload_target(self, i: int, device: int) -> Tensor:
+        """Return the buffer, fp32 [n], to which a device's gradient of fragment i goes."""
+        if device == 0:
+            return self.host_gradient(i)
+        ends = {0: ADDED_SLOTS, self._plan.last_fragment: ADDED_SLOTS + 1}
+        return self._view_floats(self._added[device - 1][ends.get(i, i % ADDED_SLOTS)], i)
 
     def spill_source(self, i: int, slot: int) -> Tensor:
         """Return the buffer, uint8 of whole pages, that a SPILL writes to disk."""
@@ -193,9 +152,6 @@ class Buffers:
         if i in self._host_end_gradients:
             return self._host_end_gradients[i]
         return self._host_gradients[self._plan.host_gradient_slot(i)]
-
-    def _view_floats(self, raw: Tensor, i: int) -> Tensor:
-        return raw[: 4 * self._plan.fragments[i].size].view(torch.float32)
 
     # ---- scratch -------------------------------------------------------------------------------
 

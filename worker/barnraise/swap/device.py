@@ -8,6 +8,7 @@ with these a machine trains on its CPU, and says so.
 
 import contextlib
 import importlib.util
+import os
 import shutil
 import sys
 from contextlib import AbstractContextManager
@@ -21,6 +22,9 @@ from barnraise.errors import StateError
 # Devices that torch names and that do not train here yet.
 UNSUPPORTED = {"mps": "Apple's GPU (MPS)", "xpu": "Intel's GPU (XPU)"}
 TRIAL_WIDTH = 64  # of the products that show whether a GPU computes at all
+TRIAL_RANGE = 31  # of their integers: the products are exact, also with 11 bits (TF32)
+SAME_CARD = "BARNRAISE_SAME_CARD"  # "1" lets tests name a device twice
+LOST_CARDS = "BARNRAISE_LOST_CARDS"  # by name, with commas: a restarted worker leaves them out
 CUDA_BUILDS = "https://download.pytorch.org/whl/cu130"  # PyTorch's builds for NVIDIA's GPUs
 # Programs that come with the driver of a GPU, whether PyTorch can use it or not.
 DRIVER_PROGRAMS = ("nvidia-smi", "amd-smi", "rocm-smi")
@@ -31,15 +35,17 @@ StreamEvent = torch.cuda.Event
 
 @dataclass(frozen=True)
 class DeviceChoice:
-    """The device that a worker trains on.
+    """The device that a worker trains on, or those that it may use together.
 
     Attributes:
         name: as torch names it: "cpu", "cuda" or "cuda:1".
         note: a sentence for people, why it is not the device that they might expect; "" otherwise.
+        others: further devices.
     """
 
     name: str
     note: str = ""
+    others: tuple[str, ...] = ()
 
 
 # ---- choice --------------------------------------------------------------------------------------
@@ -53,12 +59,14 @@ def choose_device(requested: str = "") -> DeviceChoice:
     would help.
 
     Args:
-        requested: "cpu", "cuda" or "cuda:1"; "" for the first GPU that can be used, or else the
-            CPU.
+        requested: "cpu", "cuda" or "cuda:1", or several with commas; "" for all GPUs that can be
+            used, or else the CPU.
 
     Raises:
-        StateError: there is no device with this name.
+        StateError: there is no device with this name, or it is named twice.
     """
+    if "," in requested:
+        return _choose_several([name.strip() for name in requested.split(",")])
     kind, _, number = requested.lower().partition(":")
     is_numbered = kind == "cuda" and number.isdigit()
     if kind not in ("", "cpu", "cuda", *UNSUPPORTED) or (":" in requested and not is_numbered):
@@ -77,27 +85,47 @@ def choose_device(requested: str = "") -> DeviceChoice:
     if number and int(number) >= count:
         names = ", ".join(f"cuda:{i} ({torch.cuda.get_device_name(i)})" for i in range(count))
         raise StateError(f"there is no device '{requested}': this machine has {names}")
-    candidates = [int(number or 0)] if kind else list(range(count))
-    return _first_usable(candidates, count)
+    return _choose_usable([int(number or 0)] if kind else list(range(count)))
 
 
-def _first_usable(candidates: list[int], count: int) -> DeviceChoice:
-    """Return the first GPU of the candidates that computes, or the CPU, with the reasons."""
+def _choose_several(names: list[str]) -> DeviceChoice:
+    """Choose the devices that a list names, without those that cannot be used.
+
+    Raises:
+        StateError: there is no such device, or it is named twice.
+    """
+    choices = [choose_device(name) for name in names]
+    found = [choice.name for choice in choices if not choice.note]
+    twice = next((name for name in found if found.count(name) > 1), "")
+    if twice and os.environ.get(SAME_CARD) != "1":
+        raise StateError(f"'{twice}' is named twice in '{','.join(names)}': name each device once")
+    return _without_lost(found or ["cpu"], [choice.note for choice in choices if choice.note])
+
+
+def _choose_usable(candidates: list[int]) -> DeviceChoice:
+    """Return the GPUs of the candidates that compute, or the CPU, with the reasons."""
     obstacles: list[str] = []
+    usable: list[str] = []
     for index in candidates:
-        obstacle = find_obstacle(index)
-        if not obstacle:
-            name = f"cuda:{index}" if index else "cuda"
-            if not obstacles and count > len(candidates):
-                return DeviceChoice(name)
-            if not obstacles and count > 1:
-                obstacles.append(
-                    f"This worker trains on one of {count} GPUs; another one, with a --home of its "
-                    f"own and --device cuda:{(index + 1) % count}, can use the next"
-                )
-            return DeviceChoice(name, ". ".join(obstacles))
-        obstacles.append(obstacle)
-    return DeviceChoice("cpu", f"Training on the CPU: {'; '.join(obstacles)}")
+        name = f"cuda:{index}" if index else "cuda"
+        if obstacle := find_obstacle(index):
+            obstacles.append(obstacle)
+        else:
+            usable.append(name)
+    if not usable:
+        return DeviceChoice("cpu", f"Training on the CPU: {'; '.join(obstacles)}")
+    return _without_lost(usable, obstacles)
+
+
+def _without_lost(names: list[str], notes: list[str]) -> DeviceChoice:
+    """Return the devices without those that this worker has lost, if others are left."""
+    lost = os.environ.get(LOST_CARDS, "").split(",")
+    left = [name for name in names if name not in lost]
+    if left and len(left) < len(names):
+        gone = ", ".join(name for name in names if name in lost)
+        notes = [*notes, f"{gone} failed while it trained: training goes on without it"]
+    first, *others = left or names
+    return DeviceChoice(first, ". ".join(notes), tuple(others))
 
 
 def _unsupported_note(kind: str) -> str:
@@ -149,16 +177,20 @@ def find_obstacle(index: int) -> str:
     """Return why a GPU cannot compute and what would help; "" if it can.
 
     Products of small matrices are computed, because torch also lists GPUs that it has no kernels
-    for, or that another program has taken.
+    for, or that another program has taken. One is of integers, which every card and the CPU compute
+    alike to the bit: it goes to the card and comes back, as weights and gradients will.
     """
     name = f"cuda:{index}"
+    numbers = torch.arange(float(TRIAL_WIDTH**2)).view(TRIAL_WIDTH, TRIAL_WIDTH) % TRIAL_RANGE
     try:
         x = torch.ones(TRIAL_WIDTH, TRIAL_WIDTH, device=name)
         total = float((x @ x).sum())
+        copy = numbers.to(x.device)
+        is_right = torch.equal((copy @ copy).cpu(), numbers @ numbers)
         label = torch.cuda.get_device_name(index)
     except (RuntimeError, AssertionError) as error:
         return f"{name} cannot be used: {_explain_failure(error, index)}"
-    if total != float(TRIAL_WIDTH**3):
+    if total != float(TRIAL_WIDTH**3) or not is_right:
         return f"{name} ({label}) computes wrong results: it is broken, overheated or overclocked"
     return ""
 

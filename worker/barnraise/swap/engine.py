@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 from typing import Any, Protocol
 
 import torch
@@ -196,27 +197,22 @@ class Engine:
         """
         started = time.perf_counter()
         tokens = [batch.shape[0] * (batch.shape[1] - 1) for batch in batches]
-        activations = self.executor.new_activations()
-        passes = ForwardBackward(
-            self.plan,
-            [batch.to(self.device) for batch in batches],
-            [count / sum(tokens) for count in tokens],
-            activations,
-            should_stop,
-        )
+        passes = self._deal_passes(batches, [count / sum(tokens) for count in tokens], should_stop)
         if self.plan.clipping == "exact":
             update = self._step_with_exact_clipping(passes, rate_scale, sum(tokens), position)
         else:
             update = self._step_with_layerwise_clipping(passes, rate_scale, sum(tokens), position)
-        if passes.is_interrupted:
+        if passes[0].is_interrupted:
             self.executor.drain()
-            activations.finish()
+            for each in passes:
+                each.finish()
             if update.is_interrupted:  # its program has applied what others sent
                 self.progress = self._progress_after(update)
             self.executor.invalidate_cached_weights()
             return StepStats(math.nan, 0, time.perf_counter() - started, math.nan, interrupted=True)
         loss, norm = self._loss_and_norm(passes)
-        activations.finish()
+        for each in passes:
+            each.finish()
         abandoned = not (math.isfinite(loss) and math.isfinite(norm))
         if abandoned:
             self.progress = replace(self.progress, position=position)
@@ -231,8 +227,31 @@ class Engine:
         seconds = time.perf_counter() - started
         return StepStats(loss, 0 if abandoned else sum(tokens), seconds, norm, abandoned)
 
+    def _deal_passes(
+        self, batches: list[Tensor], shares: list[float], should_stop: Callable[[], bool]
+    ) -> list[ForwardBackward]:
+        """Deal the micro-batches to the devices in contiguous runs, as the plan says.
+
+        The first device's passes ask whether to stop, in this thread; the others' follow them.
+        """
+        plans = self.plan.device_plans
+        counts = [plan.micro_batches for plan in plans] if self.plan.devices else [len(batches)]
+        passes: list[ForwardBackward] = []
+        for number, (plan, end) in enumerate(zip(plans, accumulate(counts), strict=True)):
+            device, run = torch.device(plan.device), slice(end - counts[number], end)
+            passes.append(
+                ForwardBackward(
+                    plan,
+                    [batch.to(device) for batch in batches[run]],
+                    shares[run],
+                    self.executor.new_activations(number),
+                    passes[0].has_ended_early if number else should_stop,
+                )
+            )
+        return passes
+
     def _step_with_exact_clipping(
-        self, passes: ForwardBackward, rate_scale: float, tokens: int, position: int
+        self, passes: Sequence[ForwardBackward], rate_scale: float, tokens: int, position: int
     ) -> PendingUpdate:
         """Compute a gradient, and apply the previous step's update on the way.
 
@@ -250,7 +269,7 @@ class Engine:
         return update
 
     def _step_with_layerwise_clipping(
-        self, passes: ForwardBackward, rate_scale: float, tokens: int, position: int
+        self, passes: Sequence[ForwardBackward], rate_scale: float, tokens: int, position: int
     ) -> PendingUpdate:
         """Compute a gradient, and update each fragment as soon as its own gradient is complete."""
         update = self._new_update(passes, rate_scale, tokens, position)
@@ -259,7 +278,7 @@ class Engine:
         return update
 
     def _run_step(
-        self, passes: ForwardBackward, update: PendingUpdate | None, pending: bool
+        self, passes: Sequence[ForwardBackward], update: PendingUpdate | None, pending: bool
     ) -> None:
         """Run one step's program, which applies `update` and the arrivals attached to it."""
         compile_program = partial(program.step_program, pending=pending)
@@ -272,7 +291,7 @@ class Engine:
         self._record_arrivals(update)
 
     def _new_update(
-        self, passes: ForwardBackward, rate_scale: float, tokens: int, position: int
+        self, passes: Sequence[ForwardBackward], rate_scale: float, tokens: int, position: int
     ) -> PendingUpdate:
         """Return the update of a step that is about to run."""
         before = self.progress_with_pending
@@ -291,17 +310,22 @@ class Engine:
             step_number=progress.optimizer_steps,
             prediction_growth=self._no_prediction,
             progress=progress,
-            norms=passes.norms,
+            norms=passes[0].norms,
         )
 
-    def _loss_and_norm(self, passes: ForwardBackward) -> tuple[float, float]:
+    def _loss_and_norm(self, passes: Sequence[ForwardBackward]) -> tuple[float, float]:
         """Return the step's mean loss and its gradient's norm, once they are computed."""
-        norms = [passes.norms[i] for i in range(len(self.fragments))]
-        scalars = [scalar.double().to(self.device) for scalar in (*passes.losses, *norms)]
-        values = torch.stack(scalars).tolist()  # the step's only wait
-        loss = sum(values[: len(passes.losses)])
-        norm = math.sqrt(sum(value * value for value in values[len(passes.losses) :]))
-        return loss, norm
+        self.executor.wait_for_gradients()
+        norms = [passes[0].norms[i] for i in range(len(self.fragments))]
+        if self.plan.devices:  # whose gradients are added in memory
+            groups = [*(each.losses for each in passes), norms]
+        else:
+            losses = passes[0].losses
+            groups = [[scalar.double().to(self.device) for scalar in (*losses, *norms)]]
+        # Each of these is a wait for a device, the step's only ones.
+        values = [value for group in groups for value in torch.stack(group).tolist()]
+        losses, norms = values[: -len(norms)], values[-len(norms) :]
+        return sum(losses), math.sqrt(sum(value * value for value in norms))
 
     def _attach_arrivals(self, update: PendingUpdate) -> None:
         """Attach queued updates and the growth of the prediction to an update about to run."""

@@ -3,7 +3,7 @@
 import contextlib
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -26,7 +26,7 @@ from barnraise.swap.device import (
     select_device,
 )
 from barnraise.swap.forward_backward import ForwardBackward
-from barnraise.swap.lanes import WorkerLane
+from barnraise.swap.lanes import LaneEvent, WorkerLane
 from barnraise.swap.leaves import Leaves
 from barnraise.swap.precision import units_to_float
 from barnraise.swap.state_store import FragmentSequence, StateStore
@@ -136,7 +136,8 @@ class Executor:
     """Run programs on lanes and buffers.
 
     Attributes:
-        lanes: the lanes by name.
+        lanes: the first device's lanes, and those that are no device's, by name.
+        device_lanes: the lanes of each device.
         buffers: the static buffers.
         mean_gradients: what Adam's moments have not absorbed yet.
         anchors: the anchor's fragments.
@@ -159,7 +160,10 @@ class Executor:
         self._device = torch.device(plan.device)
         self.buffers = Buffers(plan, store)
         self.anchors = FragmentSequence(store, "anchor")
-        self.lanes = _start_lanes(torch.device(plan.device))
+        # Each device's lanes; those that are no device's are the first one's.
+        self.device_lanes = _start_lanes([torch.device(each.device) for each in plan.device_plans])
+        self.lanes = self.device_lanes[0]
+        self._gradient_events: list[LaneEvent] = []  # of several devices' last step
         self._hazards = Hazards()
         self._cached: dict[int, int] = {}  # block → the slot that holds its weights
         # Fragment → the arrivals' units, and the number of tiles that still need them.
@@ -167,7 +171,7 @@ class Executor:
         self._failure: BaseException | None = None
         self.mean_gradients = MeanGradients(recipe.mixing_accumulation)
         self._running_update: PendingUpdate | None = None
-        self._running_passes: ForwardBackward | None = None
+        self._running_passes: Sequence[ForwardBackward] = ()
         self._device_loss = torch.zeros(())  # the step's loss, where the host does not wait for it
         self.handlers: dict[OperationKind, Callable[[Operation], Task]] = {
             OperationKind.READ: self._read,
@@ -179,6 +183,7 @@ class Executor:
             OperationKind.EMBED_BACKWARD: self._embed_backward,
             OperationKind.NORM: self._norm_task,
             OperationKind.OFFLOAD: self._offload,
+            OperationKind.ADD: self._add,
             OperationKind.SPILL: self._spill,
             OperationKind.FETCH: self._fetch,
             OperationKind.UPDATE: self._update,
@@ -191,7 +196,7 @@ class Executor:
         self,
         compile_program: Callable[..., Program],
         update: PendingUpdate | None,
-        passes: ForwardBackward | None = None,
+        passes: Sequence[ForwardBackward] = (),
     ) -> None:
         """Run a program; return when the calling thread's part is done. The other lanes go on."""
         assert update is None or update.is_ready, "the norm that clips this update is not known yet"
@@ -201,17 +206,29 @@ class Executor:
         changes = [k for k, op in enumerate(program.operations) if op.kind in STATE_CHANGES]
         last_change = max(changes, default=-1)
         for k, op in enumerate(program.operations):
-            if passes is not None and passes.is_interrupted and k > last_change:
+            if passes and passes[0].is_interrupted and k > last_change:
                 return
             task = self.handlers[op.kind](op)
-            event = self.lanes[op.lane].submit(
+            event = self.device_lanes[op.device][op.lane].submit(
                 self._guard_task(op, task),
                 self._hazards.dependencies(op),
                 label=op,
                 urgency=op.blocks[0] if op.blocks else 0,
             )
             self._hazards.record(op, event)
+            if self._plan.devices and op.kind in (OperationKind.HEAD, OperationKind.NORM):
+                self._gradient_events.append(event)
         self._cached = dict(program.cached)
+
+    def wait_for_gradients(self) -> None:
+        """Wait until all devices' losses, and the norms of what they add up to, are computed.
+
+        Raises:
+            BarnraiseError: an operation failed.
+        """
+        events, self._gradient_events = self._gradient_events, []
+        for event in events:
+            event.wait()
 
     def _guard_task(self, op: Operation, task: Task) -> Callable[[], None]:
         """Return a task that remembers the first failure, and fails if there was one before."""
@@ -223,8 +240,7 @@ class Executor:
                 task()
             except (OSError, RuntimeError, MemoryError) as error:
                 if self._failure is None:
-                    subject = f"the {op.kind} of {self._describe_subject(op)} failed"
-                    self._failure = _as_state_error(error, subject)
+                    self._failure = _as_state_error(error, *self._describe_failure(op))
                 raise self._failure from error
             except BaseException as error:
                 self._failure = self._failure or error
@@ -232,8 +248,14 @@ class Executor:
 
         return run
 
-    def _describe_subject(self, op: Operation) -> str:
-        return self._plan.fragments[op.blocks[0]].name if op.blocks else "the state"
+    def _describe_failure(self, op: Operation) -> tuple[str, str]:
+        """Return the beginning of a sentence, and the device that it names; "" if it is clear."""
+        subject = self._plan.fragments[op.blocks[0]].name if op.blocks else "the state"
+        device = ""
+        if self._plan.devices and op.lane in DEVICE_LANES:
+            device = self._plan.devices[op.device].name
+        where = f" on {device}" if device else ""
+        return f"the {op.kind} of {subject}{where} failed", device
 
     def drain(self) -> None:
         """Wait until every lane is idle.
@@ -241,8 +263,9 @@ class Executor:
         Raises:
             BarnraiseError: an operation failed.
         """
-        for lane in self.lanes.values():
+        for lane in self._all_lanes():
             lane.wait_until_idle()
+        self._gradient_events.clear()
         if self._failure is not None:
             raise self._failure
         self._hazards = Hazards()
@@ -253,13 +276,19 @@ class Executor:
         if self._plan.staged:
             for i in (0, self._plan.last_fragment):
                 if self._plan.weights[i] != "device":
-                    self.buffers.end_leaves(i).flat.data.copy_(self.buffers.host_weights(i))
+                    for buffers in (self.buffers, *self.buffers.others):
+                        buffers.end_leaves(i).flat.data.copy_(self.buffers.host_weights(i))
 
-    def new_activations(self) -> Activations:
-        """Return an empty store of activations for one step."""
+    def new_activations(self, device: int) -> Activations:
+        """Return an empty store of a device's activations for one step."""
         if self._plan.boundaries == "host":
-            return HostActivations(self.lanes, self.buffers.streams)
+            return HostActivations(self.device_lanes[device], self.buffers.on(device).streams)
         return Activations()
+
+    def _all_lanes(self) -> list[WorkerLane]:
+        """List the lanes of all devices, and those that are no device's."""
+        others = [lanes[name] for lanes in self.device_lanes[1:] for name in DEVICE_LANES]
+        return [*self.lanes.values(), *others]
 
     def close(self) -> None:
         """Stop the lanes and free the buffers.
@@ -267,11 +296,13 @@ class Executor:
         Nothing is left that refers to the executor's owner or to itself, so that its memory is free
         at once, and not when the garbage collector runs.
         """
-        for lane in self.lanes.values():
+        for lane in self._all_lanes():
             lane.close()
         self.handlers.clear()
         self._describe_commit = lambda update: ""
-        self._running_update = self._running_passes = self._failure = None
+        self._running_update = self._failure = None
+        self._running_passes = ()
+        self._gradient_events.clear()
         self._arrival_units.clear()
         self.mean_gradients.clear()
         self._hazards = Hazards()
@@ -288,10 +319,9 @@ class Executor:
         assert self._running_update is not None, "this program has no update"
         return self._running_update
 
-    @property
-    def _active_passes(self) -> ForwardBackward:
-        assert self._running_passes is not None, "this program has no forward and backward"
-        return self._running_passes
+    def _passes_of(self, op: Operation) -> ForwardBackward:
+        assert self._running_passes, "this program has no forward and backward"
+        return self._running_passes[op.device]
 
     # ---- handlers ------------------------------------------------------------------------------
     # Each returns what its lane will run. Buffers are chosen on the calling thread, in order.
@@ -305,78 +335,87 @@ class Executor:
         return lambda: target.data.copy_(source, non_blocking=True)
 
     def _embed(self, op: Operation) -> Task:
-        return lambda: self._active_passes.embed(self.buffers.end_leaves(0))
+        passes, embedding = self._passes_of(op), self.buffers.on(op.device).end_leaves(0)
+        return lambda: passes.embed(embedding)
 
     def _forward(self, op: Operation) -> Task:
-        return lambda: self._active_passes.forward(op.blocks, self._leaves_of(op))
+        passes = self._passes_of(op)
+        return lambda: passes.forward(op.blocks, self._leaves_of(op))
 
     def _head_task(self, op: Operation) -> Task:
+        passes, buffers = self._passes_of(op), self.buffers.on(op.device)
+        place = len(self._plan.fragments) + op.device  # of the losses' sum among the scalars
+
         def head() -> None:
-            passes = self._active_passes
-            final = self.buffers.end_leaves(self._plan.last_fragment)
-            gradient = self.buffers.gradient(self._plan.last_fragment, -1)
+            final = buffers.end_leaves(self._plan.last_fragment)
+            gradient = buffers.gradient(self._plan.last_fragment, -1)
             gradient.zero_()
-            self.buffers.head_gradient.zero_()
+            buffers.head_gradient.zero_()
             final.accumulate_into(gradient)
-            passes.head(final, self.buffers.end_leaves(0), self.buffers.head_gradient)
+            passes.head(final, buffers.end_leaves(0), buffers.head_gradient)
             if self._plan.clipping == "exact":
                 return
-            if self._cancel_if_interrupted():
+            if self._cancel_if_interrupted(passes):
                 return
             # Updates follow soon: check the losses before.
             loss = torch.stack(passes.losses).sum()
             if self.buffers.host_scalars is None:
-                self._active_update.is_cancelled = not math.isfinite(float(loss))
+                if not math.isfinite(float(loss)):
+                    self._active_update.is_cancelled = True
             else:
                 self._device_loss = loss
-                self.buffers.host_scalars[-1].copy_(loss.double(), non_blocking=True)
+                self.buffers.host_scalars[place].copy_(loss.double(), non_blocking=True)
 
         return head
 
     def _backward(self, op: Operation) -> Task:
         leaves = self._leaves_of(op)
+        passes, buffers = self._passes_of(op), self.buffers.on(op.device)
 
         def backward() -> None:
             for i, fragment_leaves, slot in zip(op.blocks, leaves, op.gradients, strict=True):
-                gradient = self.buffers.gradient(i, slot)
+                gradient = buffers.gradient(i, slot)
                 gradient.zero_()
                 fragment_leaves.accumulate_into(gradient)
-            self._active_passes.backward(op.blocks, leaves)
-            self._cancel_if_interrupted()
+            passes.backward(op.blocks, leaves)
+            self._cancel_if_interrupted(passes)
 
         return backward
 
-    def _cancel_if_interrupted(self) -> bool:
+    def _cancel_if_interrupted(self, passes: ForwardBackward) -> bool:
         """Return whether the step was interrupted; if it was, cancel its own update.
 
         With exact clipping, the program's update is the one of the step before, which goes on.
         """
-        is_interrupted = self._active_passes.is_interrupted
+        is_interrupted = passes.is_interrupted
         if is_interrupted and self._plan.clipping != "exact":
             self._active_update.is_cancelled = True
             self._active_update.is_interrupted = True
         return is_interrupted
 
     def _leaves_of(self, op: Operation) -> list[Leaves]:
-        return [self.buffers.leaves(i, slot) for i, slot in zip(op.blocks, op.slots, strict=True)]
+        buffers = self.buffers.on(op.device)
+        return [buffers.leaves(i, slot) for i, slot in zip(op.blocks, op.slots, strict=True)]
 
     def _embed_backward(self, op: Operation) -> Task:
+        passes, buffers = self._passes_of(op), self.buffers.on(op.device)
+
         def backward() -> None:
-            gradient = self.buffers.gradient(0, -1)
+            gradient = buffers.gradient(0, -1)
             gradient.zero_()
-            self._active_passes.embed_backward(
-                views(self._plan.fragments[0], gradient), self.buffers.head_gradient
-            )
-            self._cancel_if_interrupted()
+            passes.embed_backward(views(self._plan.fragments[0], gradient), buffers.head_gradient)
+            self._cancel_if_interrupted(passes)
 
         return backward
 
     def _norm_task(self, op: Operation) -> Task:
         (i,), (slot,) = op.blocks, op.gradients
-        norms = self._active_passes.norms
+        norms = self._passes_of(op).norms
+        has_many = bool(self._plan.devices)
+        gradient = self.buffers.host_gradient(i) if has_many else self.buffers.gradient(i, slot)
 
         def norm() -> None:
-            norms[i] = sum_of_squares(self.buffers.gradient(i, slot)).sqrt_()
+            norms[i] = sum_of_squares(gradient).sqrt_()
             if self.buffers.host_scalars is not None:
                 # Readers wait for this copy, and for nothing that is launched after it.
                 self.buffers.host_scalars[i].copy_(norms[i], non_blocking=True)
@@ -385,8 +424,20 @@ class Executor:
 
     def _offload(self, op: Operation) -> Task:
         (i,), (slot,) = op.blocks, op.gradients
-        source, target = self.buffers.gradient(i, slot), self.buffers.host_gradient(i)
+        source = self.buffers.on(op.device).gradient(i, slot)
+        target = self.buffers.offload_target(i, op.device)
         return lambda: target.copy_(source, non_blocking=True)
+
+    def _add(self, op: Operation) -> Task:
+        (i,) = op.blocks
+        total = self.buffers.host_gradient(i)
+        parts = [self.buffers.offload_target(i, d) for d in range(1, len(self._plan.devices))]
+
+        def add() -> None:
+            for part in parts:
+                total.add_(part)
+
+        return add
 
     def _spill(self, op: Operation) -> Task:
         (i,), (slot,) = op.blocks, op.gradients
@@ -414,7 +465,8 @@ class Executor:
                 weight_decay=self._recipe.weight_decay,
                 matrix_rate=update.matrix_rate,
             )
-            if op.lane is LaneName.COMPUTE and self.buffers.host_scalars is not None:
+            norm_is_on_device = self.buffers.host_scalars is not None and not self._plan.devices
+            if op.lane is LaneName.COMPUTE and norm_is_on_device:
                 step = self._clip_on_device(step, update, i)
             else:
                 step = replace(step, gradient_divisor=self._gradient_divisor(update, i))
@@ -451,7 +503,8 @@ class Executor:
             return update.gradient_divisor
         norm, loss = update.norms[i], 0.0
         if self.buffers.host_scalars is not None:
-            norm, loss = self.buffers.host_scalars[i], float(self.buffers.host_scalars[-1])
+            losses = self.buffers.host_scalars[len(self._plan.fragments) :]
+            norm, loss = self.buffers.host_scalars[i], float(losses.sum())
         norm = float(norm)
         if not (math.isfinite(norm) and math.isfinite(loss)):
             update.is_cancelled = True
@@ -548,11 +601,13 @@ class Executor:
         return lambda: self._store.commit(header)
 
 
-def _start_lanes(device: torch.device) -> dict[LaneName, WorkerLane]:
-    """Start one lane for each name. Only the optimizer's computes with several threads.
+def _start_lanes(devices: Sequence[torch.device]) -> list[dict[LaneName, WorkerLane]]:
+    """Start one lane for each name, and those of `DEVICE_LANES` for each further device.
 
-    With a GPU it leaves a core or two: one thread launches all kernels, and one waits for copies.
+    Besides computations in RAM, only the optimizer's use several threads. With a GPU it leaves a
+    core or two: one thread launches all kernels, and one waits for copies.
     """
+    device, *others = devices
     threads = optimizer_threads = torch.get_num_threads()
     select_device(device)  # for this thread, which launches the kernels
     if has_streams(device):
@@ -568,8 +623,16 @@ def _start_lanes(device: torch.device) -> dict[LaneName, WorkerLane]:
         )
         for name in LaneName
     }
+    own_threads = {LaneName.COMPUTE: 1 if has_streams(device) else threads}
+    further = [
+        {
+            name: WorkerLane(f"{name} {number}", other, threads=own_threads.get(name, 1))
+            for name in DEVICE_LANES
+        }
+        for number, other in enumerate(others, 1)
+    ]
     torch.set_num_threads(threads)  # each lane's thread has set its own number
-    return lanes
+    return [lanes, *(lanes | own for own in further)]
 
 
 def sum_of_updates(updates: list[DecodableUpdate], i: int) -> Tensor | None:
@@ -604,13 +667,16 @@ def _describe_shortage(reason: str, on_device: bool) -> str:
     return f"{shortage}; another program may have taken it"
 
 
-def _as_state_error(error: BaseException, summary: str) -> BarnraiseError:
-    """Return a failure as an error whose message is one sentence about the resource that failed."""
+def _as_state_error(error: BaseException, summary: str, device: str = "") -> BarnraiseError:
+    """Return a failure as an error whose message is one sentence about the resource that failed.
+
+    `device` is that of several on which it failed.
+    """
     if isinstance(error, BarnraiseError):
         return error
     reason = getattr(error, "strerror", None) or str(error)
     if is_device_lost(error):
-        return DeviceLostError(f"{summary}: {reason.splitlines()[0]}")
+        return DeviceLostError(f"{summary}: {reason.splitlines()[0]}", device)
     on_device = is_device_memory_error(error)
     if on_device or isinstance(error, MemoryError) or "allocate memory" in reason:
         return MemoryShortageError(f"{summary}: {_describe_shortage(reason, on_device)}", on_device)

@@ -130,6 +130,14 @@ class ForwardBackward:
         self.is_interrupted = self.is_interrupted or self._should_stop()
         return self.is_interrupted
 
+    def has_ended_early(self) -> bool:
+        """Return whether the step has been interrupted: what other devices' passes ask."""
+        return self.is_interrupted
+
+    def finish(self) -> None:
+        """End the step: wait until no copy uses memory that is about to be freed."""
+        self._activations.finish()
+
     def _autocast_context(self) -> contextlib.AbstractContextManager:
         if self._plan.dtype == "bfloat16":
             return torch.autocast(torch.device(self._plan.device).type, torch.bfloat16)

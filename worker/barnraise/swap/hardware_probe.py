@@ -136,6 +136,7 @@ def measure_free(hardware: Hardware) -> Hardware:
         hardware,
         memory_available=available_memory(),
         device_memory_free=free_memory(hardware.device_name),
+        others=tuple(map(measure_free, hardware.others)),
     )
 
 

@@ -18,16 +18,18 @@ def claim_card_memory(plan: Plan, recipe: Recipe) -> None:
     Raises:
         MemoryShortageError: other programs have taken memory since the plan was made.
     """
-    if not total_memory(plan.device):
-        return
-    used = plan.device_bytes
-    if recipe.mixes_weights:
-        used += mean_gradient_bytes(plan.model, recipe)
-    free = free_memory(plan.device)
-    if free < used:
-        raise MemoryShortageError(
-            f"the GPU has {format_bytes(free)} of memory free, and the plan takes "
-            f"{format_bytes(used)}: another program has taken memory since the plan was made",
-            device=True,
-        )
-    limit_memory(plan.device, device_allowance(used))
+    sizes = plan.card_bytes or (plan.device_bytes,)
+    for each, used in zip(plan.device_plans, sizes, strict=True):
+        if not total_memory(each.device):
+            continue
+        if recipe.mixes_weights and each is plan.device_plans[0]:
+            used += mean_gradient_bytes(plan.model, recipe)
+        free = free_memory(each.device)
+        if free < used:
+            raise MemoryShortageError(
+                f"the GPU {each.device} has {format_bytes(free)} of memory free, and the plan "
+                f"takes {format_bytes(used)}: another program has taken memory since the plan was "
+                "made",
+                device=True,
+            )
+        limit_memory(each.device, device_allowance(used))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NoReturn, TypeVar
 
 from barnraise.errors import DeviceLostError
-from barnraise.swap.device import is_device_lost
+from barnraise.swap.device import LOST_CARDS, is_device_lost
 
 log = logging.getLogger("barnraise")
 
@@ -59,6 +59,9 @@ def run_with_restarts(
         len(restarts) + 1,
         RESTARTS,
     )
+    if isinstance(lost, DeviceLostError) and lost.device:  # the others of several go on
+        named = {*filter(None, os.environ.get(LOST_CARDS, "").split(",")), lost.device}
+        os.environ[LOST_CARDS] = ",".join(sorted(named))
     if should_leave(PAUSE_SECONDS):
         raise DeviceLostError(f"the GPU was lost ({reason}); what was saved is whole")
     restart_process([*restarts, now])

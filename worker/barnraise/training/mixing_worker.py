@@ -31,6 +31,7 @@ from barnraise.planning.mixing_topology import find_topology
 from barnraise.planning.plan import Plan
 from barnraise.planning.round_schedule import RoundSchedule
 from barnraise.spec import RunSpec
+from barnraise.swap.engine import Engine
 from barnraise.swap.lr_schedule import learning_rate_scale
 from barnraise.training.train import Worker
 
@@ -49,6 +50,7 @@ class MixingWorker(Worker):
 
     # Its neighbours may request its weights, which a paused machine must have.
     frees_when_paused = False
+    engine: Engine  # whose replica the machines average
     mesh: MeshLinks  # `train` sets both
     mixing: NeighbourMixing
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 
 from barnraise.planning.plan import STATE_KINDS, Plan
-from barnraise.swap.engine import Engine
 from barnraise.swap.state_store import StateStore
 from barnraise.training.checkpoint import CheckpointSlots, StateHeader
 
@@ -43,12 +42,11 @@ class PausedRound:
         )
         return shutil.disk_usage(self._slots.folder.parent).free > SPARE_SHARE * size
 
-    def save(self, engine: Engine, header: StateHeader) -> None:
-        """Make all of an engine's memory durable. Nothing is pending in it, or queued for it."""
-        engine.executor.drain()
+    def save(self, store: StateStore, header: StateHeader) -> None:
+        """Make all of a store's memory durable, after `apply_queued`: nothing works on it."""
         tensors = {LAYOUT: _describe_layout(self._plan)}
         for kind, i in _records(self._plan):
-            buffer = engine.store.memory_buffer(kind, i)
+            buffer = store.memory_buffer(kind, i)
             assert buffer is not None, "a plan without state on disk has all of it in memory"
             tensors[f"{kind}.{i}"] = buffer.cpu()
         self._slots.clear()

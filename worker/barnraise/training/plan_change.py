@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from barnraise.errors import PlanError
 from barnraise.formats import format_bytes
+from barnraise.planning.hardware import Hardware
 from barnraise.planning.limits import Limits
 from barnraise.planning.memory_pressure import MemoryFacts, smaller_budget
 from barnraise.planning.plan import Plan
@@ -34,13 +35,11 @@ def find_other_plan(request: PlanRequest, plan: Plan, watch: MemoryWatch) -> Pla
 
 def find_larger_plan(request: PlanRequest, plan: Plan, limits: Limits) -> Plan | None:
     """Find a faster plan that uses more of the memory, and log what changes."""
-    available, free = request.hardware.memory_available, request.hardware.device_memory_free
+    machine = _with_taken(request.hardware, plan)
     larger_request = replace(
         request,
-        hardware=replace(  # 0 stands for what is not known
-            request.hardware,
-            memory_available=available + plan.host_bytes if available else 0,
-            device_memory_free=free + plan.device_bytes if free else 0,
+        hardware=replace(
+            machine, others=tuple(_with_taken(other, plan) for other in machine.others)
         ),
         limits=replace(request.limits, memory=limits.memory, device_memory=limits.device_memory),
     )
@@ -53,10 +52,22 @@ def find_larger_plan(request: PlanRequest, plan: Plan, limits: Limits) -> Plan |
         return None
     log.info(
         "memory has sufficed for long: training goes on with a plan that uses %s instead of %s",
-        format_bytes(larger.host_bytes + larger.device_bytes),
-        format_bytes(plan.host_bytes + plan.device_bytes),
+        format_bytes(larger.host_bytes + larger.all_device_bytes),
+        format_bytes(plan.host_bytes + plan.all_device_bytes),
     )
     return larger
+
+
+def _with_taken(machine: Hardware, plan: Plan) -> Hardware:
+    """Return a machine with what the plan takes of it now among what is free; 0: not known."""
+    takes = dict(zip([share.name for share in plan.devices], plan.card_bytes, strict=True))
+    takes = takes or {plan.device: plan.device_bytes}
+    available, free = machine.memory_available, machine.device_memory_free
+    return replace(
+        machine,
+        memory_available=available + plan.host_bytes if available else 0,
+        device_memory_free=free + takes.get(machine.device_name, 0) if free else 0,
+    )
 
 
 def find_smaller_plan(request: PlanRequest, plan: Plan, facts: MemoryFacts) -> Plan | None:

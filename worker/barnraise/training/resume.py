@@ -34,6 +34,7 @@ from barnraise.swap.muon_moments import find_optimizer, refuse_other_optimizer, 
 from barnraise.swap.state_store import TRAINING_KINDS, FragmentSequence, StateStore, read_manifest
 from barnraise.training.checkpoint import CheckpointSlots, StateHeader, remove_folder
 from barnraise.training.paused_round import PausedRound
+from barnraise.training.training_engine import TrainingEngine
 
 log = logging.getLogger("barnraise")
 
@@ -120,7 +121,7 @@ class SavedState:
             return None
         return _engine_progress(StateHeader.model_validate_json(store.header))
 
-    def load_into(self, engine: Engine) -> None:
+    def load_into(self, engine: TrainingEngine) -> None:
         """Load the saved state into an engine in memory.
 
         Raises:
@@ -129,7 +130,7 @@ class SavedState:
         with ExitStack() as open_state:
             engine.load_state_dict(self._open(open_state))
 
-    def save(self, engine: Engine, header: StateHeader, closing: bool) -> None:
+    def save(self, engine: TrainingEngine, header: StateHeader, closing: bool) -> None:
         """Make the engine's state durable; it describes itself where its state lies on disk."""
         if self.plan.on_disk:
             engine.commit(closing)

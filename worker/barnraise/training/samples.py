@@ -7,9 +7,9 @@ from barnraise.errors import TextError
 from barnraise.planning.memory_model import SAMPLE_TOKENS
 from barnraise.protocol.reports import SAMPLE_LENGTH, Sample, SamplesView
 from barnraise.protocol.signing import digest
-from barnraise.swap.engine import Engine
 from barnraise.swap.sampler import SamplingSettings, TokenRange
 from barnraise.text.prompt_codec import PromptCodec, make_printable
+from barnraise.training.training_engine import TrainingEngine
 
 SAMPLE_SECONDS = 5.0  # a machine writes for so long at least, if its texts are not complete before
 
@@ -50,7 +50,7 @@ class SampleWriter:
         self._settings = SamplingSettings(tokens=SAMPLE_TOKENS, seed=seed)
 
     def write(
-        self, engine: Engine, tokens: int, seconds: float, should_stop: Callable[[], bool]
+        self, engine: TrainingEngine, tokens: int, seconds: float, should_stop: Callable[[], bool]
     ) -> SamplesView:
         """Write with the anchor as it is now.
 

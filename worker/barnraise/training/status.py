@@ -112,7 +112,7 @@ class StatusPublisher:
         local = {
             "run": self._joined.run,
             "name": self._joined.name,
-            "device": self._plan.device,
+            "device": ", ".join(each.device for each in self._plan.device_plans),
             "token_budget": self.token_budget,
             "coordinator_bytes": self._joined.coordinator.body_bytes,
             "refused": self.refusal,

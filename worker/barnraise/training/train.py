@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from enum import Enum
-from functools import partial
 from typing import Any
 
 from safetensors import SafetensorError
@@ -25,7 +24,6 @@ from barnraise.coordinator_client.reporter import Reporter, ReportSpool
 from barnraise.errors import StateError, TextError
 from barnraise.exchange.exchange import Exchange, ExchangeConfig
 from barnraise.exchange.snapshots.snapshot_client import Snapshot, load_base_snapshot
-from barnraise.ledger import codec
 from barnraise.ledger.anchor import Anchor, Withdrawal, load_initial_fragment
 from barnraise.ledger.blob_store import BlobStore
 from barnraise.ledger.ledger import Ledger
@@ -36,7 +34,7 @@ from barnraise.planning.hardware import Hardware, return_freed_memory
 from barnraise.planning.limits import Limits
 from barnraise.planning.memory_model import HELD_OUT
 from barnraise.planning.plan import Plan
-from barnraise.planning.render import build_plan_view
+from barnraise.planning.render import build_plan_view, find_cards
 from barnraise.planning.round_schedule import RoundSchedule
 from barnraise.planning.write_advice import PlanRequest, describe_write_limit
 from barnraise.protocol.enums import Activity, JoinPurpose, PauseReason, RunStatus
@@ -71,6 +69,7 @@ from barnraise.training.resume import SavedState, progress_fields
 from barnraise.training.running_mark import RunningMark
 from barnraise.training.samples import SampleWriter, is_elected
 from barnraise.training.status import StatusPublisher, describe_limits
+from barnraise.training.training_engine import Encoder, TrainingEngine
 
 log = logging.getLogger("barnraise")
 
@@ -105,7 +104,7 @@ class Worker:
     frees_when_paused = True  # whether a long pause gives the model's memory back
     # `initialise_state` sets these two, and `prepare` the others.
     store: StateStore
-    engine: Engine
+    engine: TrainingEngine
     text: TokenDataset
     held_out: list[Any]
     _sample_writer: SampleWriter | None
@@ -160,7 +159,7 @@ class Worker:
         spool.skip_to(joined.acknowledged)
         self.monitor = MachineMonitor(
             describe_limits(self.limits),
-            hardware.device_index if hardware.device == "cuda" else None,
+            find_cards(self.plan, hardware)[0].device_index if self.plan.device != "cpu" else None,
         )
         self._log_handler = OwnersLogHandler(self.monitor)
         self.reporter = Reporter(
@@ -228,7 +227,10 @@ class Worker:
         request = PlanRequest(
             hardware, self.spec.model, limits, recipe.step_sequences, recipe.optimizer
         )
-        return request.make_plan(advise=True)
+        choice = request.choose_cards(advise=True)
+        for other in choice.refused:
+            log.info("not chosen: %s", other)
+        return choice.plan
 
     def end_after_round(self, is_over: Callable[[], bool]) -> None:
         """Leave after the round in which `is_over` becomes true: another run has its turn then."""
@@ -433,9 +435,8 @@ class Worker:
         self.log_probation()
         tokens = self.engine.round_tokens
         weight = self.exchange.compute_weight(self.metrics.tokens_per_second)
-        encode = partial(codec.encode, scheme=round_schedule.scheme)
         parts = self.engine.end_round(
-            encode,
+            Encoder(round_schedule.scheme),
             weight,
             fragments_due,
             round_schedule.carries_residual,
@@ -688,7 +689,7 @@ class Worker:
             self.engine.commit(closing=True)
         elif self.saved_state.paused_round.has_room():
             header = self.state_header(self.engine.progress)
-            self.saved_state.paused_round.save(self.engine, header)
+            self.saved_state.paused_round.save(self.store, header)
         else:
             log.warning("the disk has no room for this model's state: a pause keeps its memory")
             self.frees_when_paused = False
@@ -829,9 +830,7 @@ class Worker:
             self.anchor.load(self._initial_fragments(), {})
         self.exchange.start(self.anchor.vector, self.anchor.retracted)
         progress = self.saved_state.read_progress(self.store)
-        self.engine = Engine(
-            self.plan, self.spec.recipe, self.store, self.anchor, self._describe_state, progress
-        )
+        self.engine = self.open_engine(self.store, self.anchor, progress)
         self._open_state.callback(self.engine.close)
         if header is None:
             if snapshot is not None:
@@ -846,6 +845,12 @@ class Worker:
             # The ledger has a newer update of this machine than the saved state: that update may
             # already contain the residual, and it contains what the round had learnt.
             self.engine.reset_feedback()
+
+    def open_engine(
+        self, store: StateStore, anchor: Anchor, progress: EngineProgress | None
+    ) -> TrainingEngine:
+        """Build what trains under the plan; `progress` is that of the state in the store."""
+        return Engine(self.plan, self.spec.recipe, store, anchor, self._describe_state, progress)
 
     def _initial_fragments(self) -> Iterator[Tensor]:
         """Yield the fragments, int32 [n], with which the run begins."""

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -311,12 +311,12 @@ class OtherPrograms:
 class FactsReader:
     """Read the facts that a machine's rules need."""
 
-    def __init__(self, machine: SystemFacts | None = None, gpu_index: int | None = None) -> None:
-        """Read from this machine; `gpu_index` is that of the GPU on which it trains."""
+    def __init__(self, machine: SystemFacts | None = None, gpu_indices: Sequence[int] = ()) -> None:
+        """Read from this machine; `gpu_indices` are those of the GPUs on which it may train."""
         self.machine = machine or open_machine_facts()
         self._others = OtherPrograms()
-        self._gpu_index = gpu_index
-        self._gpu: GpuSensor | None = None
+        self._gpu_indices = gpu_indices
+        self._gpus: list[GpuSensor] | None = None
 
     def read(self, limits: Limits) -> Facts:
         """Read what these limits need."""
@@ -329,11 +329,11 @@ class FactsReader:
         )
 
     def read_celsius(self) -> float | None:
-        """Return the highest temperature of CPU and GPU; None where neither is revealed."""
-        if self._gpu is None and self._gpu_index is not None:
-            self._gpu = GpuSensor(self._gpu_index)
-        gpu = self._gpu.measure().get("gpu_celsius") if self._gpu is not None else None
-        known = [value for value in (read_cpu_celsius(), gpu) if value is not None]
+        """Return the highest temperature of CPU and GPUs; None where none is revealed."""
+        if self._gpus is None:
+            self._gpus = [GpuSensor(index) for index in self._gpu_indices]
+        gpus = (gpu.measure().get("gpu_celsius") for gpu in self._gpus)
+        known = [value for value in (read_cpu_celsius(), *gpus) if value is not None]
         return max(known, default=None)
 
     def explain_missing(self, limits: Limits) -> str:

@@ -1,0 +1,291 @@
+"""Measure several devices over one host copy of the state; the last line is one JSON object.
+
+    make bench-devices            QUICK=1 takes five minutes
+
+The devices are windows of RAM, each with a thread of its own, and one that is slowed sleeps after
+each of its computations. What two cards hold is counted on fake ones (`tests/helpers/cuda`). Two
+speeds that are compared are measured in turns.
+"""
+
+import argparse
+import itertools
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import torch
+from bitwise import CLIPPINGS, MODEL, Case, equal_bits, open_engine, run_plan
+from dealt_reference import dealt, run_one_after_the_other
+
+from barnraise.planning.card_choice import choose_cards
+from barnraise.planning.hardware import Hardware, MatmulRates, Rates
+from barnraise.planning.limits import Limits
+from barnraise.planning.plan import Plan
+from barnraise.planning.program import Operation, OperationKind
+from barnraise.planning.search import deal_step, make_plan
+from barnraise.spec import OPTIMIZERS, ModelSpec, preset
+from barnraise.swap.engine import Engine
+from barnraise.swap.executor import Task
+from barnraise.swap.hardware_probe import probe
+
+Handler = Callable[[Operation], Task]
+
+DEALS = ((1, 1), (3, 1), (2, 1, 1), (2, 2, 2, 2))
+COMPUTATIONS = (OperationKind.FORWARD, OperationKind.HEAD, OperationKind.BACKWARD)
+WINDOW = 3 * 10**9  # bytes of each device
+SPEEDUP_MODEL = replace(preset("gpt-mini", 2048), context=128)
+SLOWED = 3  # times as slow
+DEALT = 16  # micro-batches of the unequal deal
+NEAR = 0.9  # of the fastest choice's speed
+
+
+@dataclass(frozen=True)
+class ChoiceCase:
+    """One decision between one device and two.
+
+    Attributes:
+        model: what is trained.
+        sequences: of a step.
+        slowness: of the second device.
+    """
+
+    model: ModelSpec
+    sequences: int
+    slowness: float
+
+
+# ---- exactness -----------------------------------------------------------------------------------
+
+
+def count_inexact(steps: int, every: int) -> tuple[int, int]:
+    """Return how many of the dealt runs differ from one after the other, and how many there are."""
+    product = itertools.product(DEALS, ("memory", "staged disk"), CLIPPINGS, OPTIMIZERS)
+    cases = list(product)[::every]
+    inexact = 0
+    for counts, tier, clipping, optimizer in cases:
+        plan = dealt(Case(sum(counts), tier, clipping, 9, 20, optimizer).plan(), counts)
+        expected = run_one_after_the_other(MODEL, counts, clipping, steps, optimizer)
+        results = [run_plan(plan, steps) for _ in range(2)]
+        if not all(equal_bits(result, expected) for result in results):
+            inexact += 1
+            print(f"  differs: {counts}, {tier}, {clipping}, {optimizer}", flush=True)
+    return inexact, len(cases)
+
+
+# ---- speed ---------------------------------------------------------------------------------------
+
+
+def wrap_computations(
+    engine: Engine, device: int, wrap: Callable[[Callable[[], object]], object]
+) -> None:
+    """Let `wrap` call each of a device's computations."""
+    for kind in COMPUTATIONS:
+        original = engine.executor.handlers[kind]
+
+        def wrapped(op: Operation, original: Handler = original) -> Task:
+            call = original(op)
+            return partial(wrap, call) if op.device == device else call
+
+        engine.executor.handlers[kind] = wrapped
+
+
+def slow_down(engine: Engine, device: int, factor: float) -> None:
+    """Let a device take `factor` times as long for each of its computations."""
+
+    def slowly(call: Callable[[], object]) -> None:
+        started = time.thread_time()
+        call()
+        time.sleep((factor - 1) * (time.thread_time() - started))
+
+    wrap_computations(engine, device, slowly)
+
+
+def step_once(engine: Engine, seed: int) -> float:
+    """Make a step on random text, and return its seconds."""
+    plan = engine.plan
+    generator = torch.Generator().manual_seed(seed)
+    shape = plan.sequences * plan.micro_batches, plan.model.context + 1
+    batch = torch.randint(plan.model.vocabulary, shape, generator=generator)
+    started = time.perf_counter()
+    engine.step(list(batch.split(plan.sequences)), position=seed + 1)
+    return time.perf_counter() - started
+
+
+def compare_speeds(
+    plans: Sequence[Plan], rounds: int, slowness: float = 1.0
+) -> Iterator[list[float]]:
+    """Yield each plan's tokens/s in a round of steps; the last of several devices is slowed."""
+    engines = [open_engine(plan) for plan in plans]
+    try:
+        for engine in engines:
+            if slowness > 1 and engine.plan.devices:
+                slow_down(engine, len(engine.plan.devices) - 1, slowness)
+            step_once(engine, 0)
+        for number in range(1, rounds + 1):
+            yield [engine.plan.step_tokens / step_once(engine, number) for engine in engines]
+    finally:
+        for engine in engines:
+            engine.close()
+
+
+def measure_speedup(hardware: Hardware, rounds: int) -> float:
+    """Return the speed of two devices against one: gpt-mini's blocks, 8 micro-batches of two."""
+    one, two = (
+        plan_with(machine, SPEEDUP_MODEL, 16, 8)
+        for machine in (hardware, replace(hardware, others=(hardware,)))
+    )
+    ratios = [b / a for a, b in compare_speeds([one, two], rounds)]
+    return median(ratios)
+
+
+def plan_with(hardware: Hardware, model: ModelSpec, sequences: int, micro_batches: int) -> Plan:
+    """Return the planner's plan of windows of RAM, with so many micro-batches."""
+    plan = make_plan(hardware, model, Limits(device_memory=WINDOW, clipping="exact"), sequences)
+    size = sequences // micro_batches
+    plan = replace(plan, sequences=size, micro_batches=micro_batches, devices=())
+    return deal_step(plan, hardware)
+
+
+def scale(hardware: Hardware, factor: float) -> Hardware:
+    """Return a machine that computes blocks `factor` times as slowly."""
+
+    def scaled(rates: Rates) -> Rates:
+        return tuple((size, rate / factor) for size, rate in rates)
+
+    return replace(
+        hardware,
+        matmul=scaled(hardware.matmul),
+        products=tuple(
+            MatmulRates(each.dtype, scaled(each.forward), scaled(each.backward))
+            for each in hardware.products
+        ),
+        attention=hardware.attention / factor,
+        attention_contexts=scaled(hardware.attention_contexts),
+        attention_heads=scaled(hardware.attention_heads),
+        attention_backward=hardware.attention_backward / factor,
+        logits=scaled(hardware.logits),
+        elementwise=hardware.elementwise / factor,
+    )
+
+
+def measure_unequal_share(hardware: Hardware) -> float:
+    """Return the relative error of the share that a threefold slower device is dealt."""
+    model = replace(preset("gpt-micro", 512), context=128)
+    plan = plan_with(hardware, model, 4, 4)
+    seconds: list[list[float]] = []
+    for factor in (1, SLOWED):
+        engine = open_engine(plan)
+        spent: list[float] = []
+        slow_down(engine, 0, factor)
+
+        def timed(call: Callable[[], object], spent: list[float] = spent) -> None:
+            started = time.perf_counter()
+            call()
+            spent.append(time.perf_counter() - started)
+
+        wrap_computations(engine, 0, timed)
+        for number in range(4):
+            step_once(engine, number)
+        engine.close()
+        seconds.append(spent)
+    measured = sum(seconds[1]) / sum(seconds[0])
+    machine = replace(hardware, others=(scale(hardware, measured),))
+    shares = plan_with(machine, model, DEALT, DEALT).devices
+    print(f"  slowed {measured:.2f}-fold: {[share.micro_batches for share in shares]}", flush=True)
+    ideal = DEALT / (SLOWED + 1)
+    return abs(shares[1].micro_batches - ideal) / ideal
+
+
+# ---- the planner ---------------------------------------------------------------------------------
+
+
+def choice_cases(quick: bool) -> list[ChoiceCase]:
+    """Return the decisions that are measured."""
+    micro = replace(preset("gpt-micro", 512), context=128)
+    mini = replace(preset("gpt-mini", 512), layers=4, context=128)
+    models, sequences = (micro, mini), (2, 8) if quick else (2, 4, 8, 16)
+    return [
+        ChoiceCase(model, count, slowness)
+        for model in models
+        for count in sequences
+        for slowness in (1.0, 3.0, 12.0)
+    ]
+
+
+def measure_choice(hardware: Hardware, case: ChoiceCase, rounds: int) -> bool:
+    """Return whether the planner's choice is nearly the fastest of its alternatives."""
+    limits = Limits(device_memory=WINDOW)
+    second = replace(scale(hardware, case.slowness), name="the second")
+    both = replace(hardware, others=(second,))
+    alone, together = (
+        make_plan(machine, case.model, limits, case.sequences) for machine in (hardware, both)
+    )
+    chosen = choose_cards(both, case.model, limits, case.sequences).plan
+    speeds = list(compare_speeds([alone, together], rounds, case.slowness))
+    measured = [median(values) for values in zip(*speeds, strict=True)]
+    speed = measured[bool(chosen.devices)]
+    is_near = speed >= NEAR * max(measured)
+    print(
+        f"  {case.model.layers} layers, {case.sequences} sequences, second {case.slowness:g} times "
+        f"as slow: chose {1 + bool(chosen.devices)}; measured {measured[0]:,.0f} and "
+        f"{measured[1]:,.0f}, predicted {alone.tokens_per_second:,.0f} and "
+        f"{together.tokens_per_second:,.0f} tokens/s",
+        flush=True,
+    )
+    return is_near
+
+
+# ---- memory --------------------------------------------------------------------------------------
+
+
+def measure_cards() -> tuple[int, float]:
+    """Return the bytes by which two fake cards exceed their plans, and the least share used."""
+    command = [sys.executable, str(Path(__file__).with_name("card_bytes.py"))]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    over, least = json.loads(done.stdout.splitlines()[-1])
+    return over, least
+
+
+def main() -> None:
+    """Run all parts and print the results."""
+    parser = argparse.ArgumentParser(description="Measure several devices over one host copy.")
+    parser.add_argument("--quick", action="store_true", help="within five minutes")
+    quick = parser.parse_args().quick
+    torch.set_num_threads(1)
+    sys.setswitchinterval(1e-4)
+    started = time.perf_counter()
+    print("bits of the dealt runs …", flush=True)
+    inexact, cases = count_inexact(3 if quick else 20, 2 if quick else 1)
+    print("bytes on two fake cards …", flush=True)
+    over, least = measure_cards()
+    with tempfile.TemporaryDirectory() as folder:
+        hardware = replace(probe(Path(folder), "cpu"), disk=0)
+    print("two devices against one …", flush=True)
+    speedup = measure_speedup(hardware, 3 if quick else 15)
+    print("unequal devices …", flush=True)
+    share_error = measure_unequal_share(hardware)
+    print("the planner's choice …", flush=True)
+    near = [measure_choice(hardware, case, 3 if quick else 9) for case in choice_cases(quick)]
+    result = {
+        "devices_exact": not inexact,
+        "devices_cases": cases,
+        "devices_speedup": round(speedup, 2),
+        "unequal_share_error": round(share_error, 3),
+        "card_bytes_over": max(0, over),
+        "card_least_share": round(least, 3),
+        "plan_is_fastest": round(sum(near) / len(near), 2),
+        "plan_cases": len(near),
+        "seconds": round(time.perf_counter() - started),
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
