@@ -3,9 +3,9 @@
 import stat
 
 import pytest
-from helpers.python_code import start_python
 from helpers.worker.command_line import RUN, invoke
 from helpers.worker.fake_coordinator import enrol
+from helpers.worker.other_worker import other_worker
 
 from barnraise.cli import key_backup
 from barnraise.cli.key_backup import HEADER, KeyBackup, decrypt_backup, encrypt_backup
@@ -13,15 +13,6 @@ from barnraise.errors import StateError
 from barnraise.state_dir import StateDir
 
 PASSPHRASE = "correct horse 🐎 staple"
-REGISTER = """
-import sys
-from pathlib import Path
-from barnraise.training.local_control import LocalControl
-
-LocalControl(Path(sys.argv[1])).register_worker()
-print("registered", flush=True)
-sys.stdin.read()
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -126,13 +117,11 @@ def test_import_never_replaces_a_key_nor_one_that_trains(home, tmp_path):
         import_into(other.path, file)
     folder = other.open_run(RUN)
     folder.close()
-    worker = start_python(REGISTER, folder.path, stdin=-1)
-    try:
-        assert worker.stdout.readline() == "registered\n"
-        with pytest.raises(StateError, match="a worker of this machine is running"):
-            import_into(other.path, file)
-    finally:
-        worker.communicate("", timeout=60)
+    with (
+        other_worker(folder.path) as pid,
+        pytest.raises(StateError, match=f"process {pid} trains on this machine"),
+    ):
+        import_into(other.path, file)
     assert StateDir(other.path).identity.key == other.identity.key != home.identity.key
 
 

@@ -1,9 +1,9 @@
 """Test that `barnraise remove` deletes all that is ours and nothing else, after asking."""
 
 import pytest
-from helpers.python_code import start_python
 from helpers.worker.command_line import RUN, invoke
 from helpers.worker.fake_coordinator import MACHINE, FakeCoordinator, enrol
+from helpers.worker.other_worker import other_worker
 from helpers.worker.removal_drill import drill_removal
 from typer.testing import CliRunner
 
@@ -16,15 +16,6 @@ from barnraise.protocol.coordinator_messages import Problem
 from barnraise.state_dir import StateDir
 
 REVOKE = f"POST /machines/{MACHINE}/actions/revoke"
-REGISTER = """
-import sys
-from pathlib import Path
-from barnraise.training.local_control import LocalControl
-
-LocalControl(Path(sys.argv[1])).register_worker()
-print("registered", flush=True)
-sys.stdin.read()
-"""
 
 
 @pytest.fixture
@@ -99,14 +90,10 @@ def test_folder_that_is_ours_by_its_name_is_deleted_whole(tmp_path, site):
 
 def test_remove_is_refused_while_a_worker_trains(home):
     folder = home.path / "runs" / RUN
-    worker = start_python(REGISTER, folder, stdin=-1)
-    try:
-        assert worker.stdout.readline() == "registered\n"
-        with pytest.raises(StateError, match=rf"process {worker.pid} trains .*barnraise stop"):
+    with other_worker(folder) as pid:
+        with pytest.raises(StateError, match=rf"process {pid} trains .*barnraise stop"):
             invoke("remove", "--yes")
         assert folder.exists()
-    finally:
-        worker.communicate("", timeout=60)
 
 
 def test_folder_without_a_key_is_left_alone_and_gets_none(tmp_path):

@@ -6,6 +6,7 @@ import sys
 import pytest
 from helpers.worker.command_line import RUN, invoke
 from helpers.worker.fake_coordinator import FakeCoordinator, enrol
+from helpers.worker.other_worker import other_worker
 
 from barnraise import __version__
 from barnraise.cli import update as update_module
@@ -15,7 +16,6 @@ from barnraise.errors import CoordinatorError, MessageError, StateError
 from barnraise.protocol.coordinator_messages import WorkerRelease
 from barnraise.protocol.signing import Identity
 from barnraise.state_dir import StateDir
-from barnraise.training.local_control import LocalControl
 
 SHA256 = "5d" * 32
 
@@ -109,9 +109,9 @@ def test_site_without_a_worker_and_machine_without_a_site_are_sentences(home, si
 
 
 def test_running_worker_is_not_updated(home, recorded):
-    home.open_run(RUN).close()
-    LocalControl(home.path / "runs" / RUN).register_worker()
-    with pytest.raises(StateError, match="a worker of this machine is running"):
+    folder = home.open_run(RUN)
+    folder.close()
+    with other_worker(folder.path), pytest.raises(StateError, match="trains on this machine"):
         invoke("update", "--yes")
     assert not recorded.exists()
 

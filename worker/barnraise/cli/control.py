@@ -22,7 +22,7 @@ from barnraise.formats import format_bytes
 from barnraise.planning.pause_times import find_pause_end
 from barnraise.protocol.polling import PERSON_POLL_SECONDS
 from barnraise.training.limits.decision import format_until
-from barnraise.training.limits.system_zone import local_now
+from barnraise.training.limits.rule_watch import local_now
 from barnraise.training.local_control import LocalPause
 
 LocalRunArgument = Annotated[

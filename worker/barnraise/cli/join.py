@@ -16,6 +16,7 @@ import typer
 from rich.live import Live
 from rich.markup import escape
 
+from barnraise.cli.addresses import RunAddress
 from barnraise.cli.chosen_runs import (
     ChosenRun,
     RunsArgument,
@@ -109,6 +110,21 @@ def join(
     not enrolled yet enrols first. Limits given here are saved, as by `barnraise limits`.
 
     Example: barnraise join https://train.example.org/runs/first-barn
+    """
+    run_worker(runs, machine, worker_options, turns, resources)
+
+
+def run_worker(
+    runs: list[RunAddress],
+    machine: MachineOptions,
+    worker_options: WorkerOptions,
+    turns: TurnOptions,
+    resources: LimitOptions,
+) -> None:
+    """Train in runs as `barnraise join` does.
+
+    Raises:
+        BarnraiseError: there is a reason not to, which a person must remove.
     """
     if worker_options.polite:
         lower_priority()

@@ -20,7 +20,7 @@ from barnraise.durable_io import write_atomically
 from barnraise.errors import StateError
 from barnraise.protocol.signing import Identity
 from barnraise.state_dir import StateDir
-from barnraise.training.local_control import find_running
+from barnraise.training.local_control import refuse_other_worker
 
 key = HelpfulTyper(no_args_is_help=True, help="Back up this machine's key, or move it.")
 
@@ -60,8 +60,7 @@ def import_key(file: FileArgument, home: HomeOption = None) -> None:
     folder = home or StateDir.default_path()
     if (folder / "key").exists():
         state_dir = StateDir(folder)
-        if find_running(state_dir.run_folders()):
-            raise StateError("a worker of this machine is running: `barnraise stop` ends it")
+        refuse_other_worker(state_dir)
         raise StateError(
             f"{folder} has a key already ({state_dir.identity.key[:16]}…), which is not "
             "overwritten: import into another folder with --home FOLDER, or remove this machine "

@@ -15,9 +15,10 @@ from barnraise.cli.run_folders import RunFolder, count_disk_bytes, list_run_fold
 from barnraise.cli.service.command import remove_service
 from barnraise.cli.service.service_record import ServiceRecord
 from barnraise.coordinator_client.machine_requests import MachineRequests
-from barnraise.errors import CoordinatorError, StateError
+from barnraise.errors import CoordinatorError
 from barnraise.formats import format_bytes
 from barnraise.state_dir import StateDir
+from barnraise.training.local_control import refuse_other_worker
 
 KEY_FILE = "key"
 # What lies in a state directory, besides the key. In a folder that a person has named, nothing else
@@ -51,12 +52,7 @@ def remove(
         return
     state_dir = StateDir(folder)
     runs = list_run_folders(state_dir)
-    for run in runs:
-        if worker := run.other_worker:
-            raise StateError(
-                f"process {worker.pid} trains '{run.name}' now: `barnraise stop` lets it save its "
-                "work, and then `barnraise remove` goes on"
-            )
+    refuse_other_worker(state_dir)
     service = ServiceRecord.load(folder)
     _print_contents(state_dir, runs, service)
     if not yes:

@@ -17,7 +17,7 @@ from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.errors import StateError
 from barnraise.protocol.coordinator_messages import WorkerRelease
 from barnraise.state_dir import StateDir
-from barnraise.training.local_control import find_running
+from barnraise.training.local_control import refuse_other_worker
 
 
 def update(
@@ -59,8 +59,7 @@ def update(
     out.print(f"To update:\n\n  {escape(line)}\n", soft_wrap=True)
     if check:
         return
-    if find_running(state_dir.run_folders()):
-        raise StateError("a worker of this machine is running: `barnraise stop` ends it first")
+    refuse_other_worker(state_dir)
     if sys.platform == "win32":
         out.print("Windows replaces no program that runs: copy this line into a terminal.")
         return

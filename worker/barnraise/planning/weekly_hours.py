@@ -7,7 +7,7 @@ change: an hour that clocks skip does not come, and one that they repeat counts 
 
 import re
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 
 from barnraise.errors import StateError
 
@@ -60,13 +60,14 @@ class WeeklyHours:
         holds for all of them.
 
         Returns:
-            A moment in the zone of `now`; None where the whole week is alike.
+            A moment in the zone of `now`, or the machine's if it has none; None where the whole
+            week is alike.
         """
         before = self.contains(now)
         # Arithmetic within a zone ignores its changes, so the minutes are counted in UTC.
-        first = now.astimezone(UTC).replace(second=0, microsecond=0)
+        first = now.timestamp() // 60
         for minutes in range(1, WEEK_MINUTES + DAY_MINUTES + 1):
-            moment = (first + timedelta(minutes=minutes)).astimezone(now.tzinfo)
+            moment = datetime.fromtimestamp(60 * (first + minutes), now.tzinfo)
             if self.contains(moment) != before:
                 return moment
         return None

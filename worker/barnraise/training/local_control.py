@@ -4,6 +4,7 @@ Files work alike on every system and between users' sessions, where signals do n
 """
 
 import json
+import os
 import threading
 import time
 from collections.abc import Iterable
@@ -13,8 +14,9 @@ from pathlib import Path
 import psutil
 
 from barnraise.durable_io import write_atomically
+from barnraise.errors import StateError
 from barnraise.protocol.polling import PERSON_POLL_SECONDS
-from barnraise.state_dir import RunDir
+from barnraise.state_dir import RunDir, StateDir
 
 WORKER_FILE = "worker.json"  # the process that works in the folder
 PAUSE_FILE = "paused"  # the worker pauses while it exists; a `LocalPause`, or empty
@@ -132,6 +134,24 @@ class LocalControl:
         threading.Thread(target=watch, name="local control", daemon=True).start()
 
 
-def find_running(folders: Iterable[Path]) -> list[Path]:
-    """Return those of the runs' folders in which a worker works now."""
-    return [folder for folder in folders if LocalControl(folder).find_worker() is not None]
+def find_other_worker(folders: Iterable[Path]) -> WorkerProcess | None:
+    """Return another process that works in one of these runs' folders; None if there is none."""
+    found = (LocalControl(folder).find_worker() for folder in folders)
+    return next((worker for worker in found if worker and worker.pid != os.getpid()), None)
+
+
+def refuse_other_worker(home: StateDir, advice: str = "") -> None:
+    """Refuse what must not happen while another process trains for this machine.
+
+    Args:
+        home: the machine's state directory.
+        advice: more to do, as the end of the sentence.
+
+    Raises:
+        StateError: names the process.
+    """
+    if worker := find_other_worker(home.run_folders()):
+        raise StateError(
+            f"process {worker.pid} trains on this machine: `barnraise status` shows it, and "
+            f"`barnraise stop` ends it{advice}"
+        )

@@ -8,8 +8,7 @@ from barnraise.protocol.enums import Activity
 from barnraise.protocol.polling import PERSON_POLL_SECONDS
 from barnraise.protocol.reports import NO_FIGURES
 from barnraise.state_dir import RunDir, StateDir
-from barnraise.training.limits.rule_watch import RuleWatch
-from barnraise.training.limits.system_zone import local_now
+from barnraise.training.limits.rule_watch import RuleWatch, local_now
 from barnraise.training.local_control import LocalControl
 from barnraise.training.local_status import LocalStatus, read_status
 from barnraise.training.memory_return import return_memory

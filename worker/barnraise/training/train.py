@@ -56,8 +56,7 @@ from barnraise.training.checkpoint import StateHeader
 from barnraise.training.cpu_share import CpuShare
 from barnraise.training.join import JoinedRun
 from barnraise.training.limits.decision import TRAIN
-from barnraise.training.limits.rule_watch import RuleWatch
-from barnraise.training.limits.system_zone import local_now
+from barnraise.training.limits.rule_watch import RuleWatch, local_now
 from barnraise.training.local_control import LocalControl
 from barnraise.training.local_status import LocalStatus
 from barnraise.training.memory_return import return_memory

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime
@@ -14,12 +15,18 @@ from barnraise.state_dir import StateDir
 from barnraise.training.limits.decision import HOLD_SECONDS, TRAIN, Facts, TrainingDecision, decide
 from barnraise.training.limits.machine_facts import FactsReader
 from barnraise.training.limits.monthly_traffic import MonthlyTraffic
-from barnraise.training.limits.system_zone import local_now
 
 log = logging.getLogger("barnraise")
 
 READ_SECONDS = 2.0  # between two looks at the facts
 UNREADABLE_REASON = "paused: its limits cannot be read; `barnraise limits` says why"
+
+
+def local_now() -> datetime:
+    """Return the time without a zone: this machine's, also after somebody has set another one."""
+    if hasattr(time, "tzset"):
+        time.tzset()
+    return datetime.now()
 
 
 class RuleWatch:
