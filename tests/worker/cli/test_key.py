@@ -80,7 +80,9 @@ def test_import_with_the_wrong_passphrase_saves_nothing(home, tmp_path):
 
 
 def test_every_cut_of_the_file_is_refused(home, tmp_path):
-    content = encrypt_backup(KeyBackup(home.identity.secret, home.membership), PASSPHRASE)
+    content = encrypt_backup(
+        KeyBackup(secret=home.identity.secret.hex(), membership=home.membership), PASSPHRASE
+    )
     lengths = [0, 5, len(HEADER), len(HEADER) + 40, len(content) // 2, len(content) - 1]
     for length in lengths:
         with pytest.raises(StateError, match="cut short"):
@@ -93,7 +95,7 @@ def test_every_cut_of_the_file_is_refused(home, tmp_path):
 
 @pytest.mark.parametrize("position", [len(HEADER), len(HEADER) + 20, -1])
 def test_changed_file_is_refused(home, position):
-    content = bytearray(encrypt_backup(KeyBackup(home.identity.secret), PASSPHRASE))
+    content = bytearray(encrypt_backup(KeyBackup(secret=home.identity.secret.hex()), PASSPHRASE))
     content[position] ^= 1
     with pytest.raises(StateError, match="was changed"):
         decrypt_backup(bytes(content), PASSPHRASE)
@@ -128,5 +130,5 @@ def test_import_never_replaces_a_key_nor_one_that_trains(home, tmp_path):
 def test_guessing_costs_memory(home, monkeypatch):
     monkeypatch.undo()
     assert 128 * key_backup.COST * key_backup.BLOCK_SIZE == 128 << 20  # bytes, by RFC 7914
-    backup = KeyBackup(home.identity.secret)
+    backup = KeyBackup(secret=home.identity.secret.hex())
     assert decrypt_backup(encrypt_backup(backup, PASSPHRASE), PASSPHRASE) == backup

@@ -8,7 +8,7 @@ from helpers.worker.removal_drill import drill_removal
 from typer.testing import CliRunner
 
 from barnraise.cli import removal
-from barnraise.cli.installation import Installation, choose_tool, find_installation
+from barnraise.cli.installation import Installation, choose_tool, find_installation, join_command
 from barnraise.cli.main import app
 from barnraise.coordinator_client.machine_requests import Json
 from barnraise.errors import StateError
@@ -74,6 +74,7 @@ def test_site_that_is_away_does_not_stop_the_removal(home, site):
 
 def test_files_of_others_in_the_folder_stay(home):
     (home.path / "package.json").write_text("{}")
+    (home.path / "traffic.json").write_text("{}")
     (home.path / "photos").mkdir()
     output = invoke("remove", "--yes")
     assert "package.json, photos" in output
@@ -140,14 +141,14 @@ def test_tool_that_installed_the_program_is_found(facts, tool):
 
 def test_uninstall_lines_name_the_tool_and_the_environment():
     lines = {
-        tool: Installation(tool, "/a b/python").uninstall_line
+        tool: join_command(Installation(tool, "/a b/python").uninstall_command)
         for tool in ("uv tool", "pipx", "uv pip", "pip", "clone")
     }
     assert lines == {
         "uv tool": "uv tool uninstall barnraise",
         "pipx": "pipx uninstall barnraise",
-        "uv pip": 'uv pip uninstall --python "/a b/python" barnraise',
-        "pip": '"/a b/python" -m pip uninstall barnraise',
+        "uv pip": "uv pip uninstall --python '/a b/python' barnraise",
+        "pip": "'/a b/python' -m pip uninstall barnraise",
         "clone": "",
     }
     assert find_installation().tool in lines
