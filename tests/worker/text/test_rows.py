@@ -27,6 +27,7 @@ from barnraise.text.rows import (
     parse_json_lines,
     read_texts,
 )
+from barnraise.text.source_file import FileReport, SourceFile, read_file
 
 fields = st.text(st.sampled_from("ab \"\n,;|\t'é{}[]\\"), max_size=12)
 documents = st.lists(st.dictionaries(st.sampled_from(["text", "id"]), fields), min_size=1)
@@ -178,6 +179,25 @@ def test_table_skips_and_names_rows_that_are_not_utf_8(look, kind):
     found = look("a.parquet", file.getvalue())
     assert found.documents == 199
     assert "1 of 200, the first because row 58 holds bytes that are not UTF-8" in found.warnings[0]
+
+
+def test_chats_of_tables_are_skipped_where_they_are_not_utf_8(tmp_path):
+    contents = [f"This is sentence {number}.".encode() for number in range(200)]
+    contents[57] = b"Bytes \xff\xfe"
+    kind = pyarrow.struct({"role": pyarrow.string(), "content": pyarrow.string()})
+    raw = pyarrow.struct({"role": pyarrow.string(), "content": pyarrow.binary()})
+    messages = [{"role": "user", "content": content} for content in contents]
+    chats = pyarrow.array([[message] for message in messages], pyarrow.list_(raw))
+    fields = pyarrow.array(messages, raw)
+    columns = {"messages": chats.view(pyarrow.list_(kind)), "doc": fields.view(kind)}
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pyarrow.table(columns), path)
+    for column in ("messages", "doc.content"):
+        options = RowOptions(column, lambda messages: messages[0]["content"])
+        report = FileReport("a.parquet")
+        file = SourceFile("a.parquet", partial(path.open, "rb"), str(path))
+        assert len(list(read_file(file, report, options))) == 199 and report.skipped_rows == 1
+        assert "because row 58 holds bytes that are not UTF-8" in report.warnings[0]
 
 
 def test_row_that_has_the_column_twice_is_skipped(look):

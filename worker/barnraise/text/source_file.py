@@ -374,13 +374,12 @@ def _read_table(
         return table
 
     def read_rows(columns: list[str]) -> Iterator[Row]:
-        return _decode_rows(open_table(columns), {name: kinds[name] for name in columns})
+        return _decode_rows(open_table(columns), {name: features[name] for name in columns})
 
     with _table_errors(report):
         if report.format == PARQUET and "://" not in location:
             _refuse_repeated(parquet.read_schema(location).names)
         features = open_table().features
-        kinds = {name: getattr(feature, "dtype", "") for name, feature in features.items()}
         names = tuple(features)
         candidates = [name for name in names if _may_hold_text(features[name])]
         wanted = options.column.partition(".")[0]
@@ -406,20 +405,38 @@ def _read_table(
     _report_rows(counts, report)
 
 
-def _decode_rows(table: Any, kinds: dict[str, str]) -> Iterator[Row]:
-    """Read rows of a table, whose text may hold bytes that are not UTF-8: pyarrow refuses those.
+def _decode_rows(table: Any, features: dict[str, Any]) -> Iterator[Row]:
+    """Read rows of a table, whose texts may hold bytes that are not UTF-8: pyarrow refuses those.
 
     Args:
         table: of `datasets`.
-        kinds: the type of each column.
+        features: the type of each column.
     """
     datasets = load_datasets()
-    texts = {name: BYTES_OF[kind] for name, kind in kinds.items() if kind in BYTES_OF}
-    for name, kind in texts.items():
-        table = table.cast_column(name, datasets.Value(kind))
+
+    def replace_texts(feature: Any) -> Any:
+        if isinstance(feature, dict):
+            return {name: replace_texts(part) for name, part in feature.items()}
+        if isinstance(feature, datasets.List | datasets.LargeList):
+            return type(feature)(replace_texts(feature.feature))
+        kind = BYTES_OF.get(getattr(feature, "dtype", ""))
+        return datasets.Value(kind) if kind else feature
+
+    texts = {name: replace_texts(feature) for name, feature in features.items()}
+    texts = {name: feature for name, feature in texts.items() if feature != features[name]}
+    for name, feature in texts.items():
+        table = table.cast_column(name, feature)
     for row in table:
-        decoded = {name: row[name].decode(errors="surrogateescape") for name in texts if row[name]}
-        yield {**row, **decoded}
+        yield {**row, **{name: _decode(row[name]) for name in texts}}
+
+
+def _decode(value: Any) -> Any:
+    """Return a value with texts in place of bytes."""
+    if isinstance(value, bytes):
+        return value.decode(errors="surrogateescape")
+    if isinstance(value, list):
+        return [_decode(part) for part in value]
+    return {n: _decode(part) for n, part in value.items()} if isinstance(value, dict) else value
 
 
 def _refuse_repeated(names: list[str]) -> None:

@@ -101,7 +101,7 @@ class Worker:
 
     join_purpose = JoinPurpose.TRAIN
     ends_with_run = True  # else it has something to do after the run's end
-    frees_when_paused = True  # whether a long pause gives the model's memory back
+    has_room_to_pause = True  # on its disk, for the state of a pause that frees the memory
     # `initialise_state` sets these two, and `prepare` the others.
     store: StateStore
     engine: Engine
@@ -647,7 +647,7 @@ class Worker:
             self._serve_while_paused(pause)
             pause = self.find_pause()
         if self.is_freed and not self.leaving.is_set():
-            self._reopen_state()
+            self.reopen_state()
             self.is_freed = False
         self.metrics.set_training()
         return not (self.leaving.is_set() or self.run_ended)
@@ -675,7 +675,7 @@ class Worker:
 
     def _frees_memory(self, pause: Pause, paused_seconds: float) -> bool:
         """Return whether to give the memory back now; what would be saved may not be written."""
-        if self.is_freed or not self.frees_when_paused or pause is QUOTA_PAUSE:
+        if self.is_freed or not self.has_room_to_pause or pause is QUOTA_PAUSE:
             return False
         return frees_memory(pause, paused_seconds, time.time())
 
@@ -690,7 +690,7 @@ class Worker:
             self.saved_state.paused_round.save(self.engine, header)
         else:
             log.warning("the disk has no room for this model's state: a pause keeps its memory")
-            self.frees_when_paused = False
+            self.has_room_to_pause = False
             return
         self._drop_engine()
         self.is_freed = True
@@ -708,10 +708,10 @@ class Worker:
         self.exchange.retain_anchor(self.anchor)
         self._close_state()
         self.exchange.resync()
-        self._reopen_state()
+        self.reopen_state()
 
     def _close_state(self) -> None:
-        """Save the state and free its memory; `_reopen_state` opens it again."""
+        """Save the state and free its memory; `reopen_state` opens it again."""
         self.save_checkpoint(closing=True)
         self._drop_engine()
 
@@ -720,7 +720,7 @@ class Worker:
         del self.engine, self.store
         self.anchor = Anchor([], self.ledger.last_updates())
 
-    def _reopen_state(self) -> None:
+    def reopen_state(self) -> None:
         """Open the state that was saved last, under the plan of now."""
         self.exchange.suspend_updates()
         self.saved_state = SavedState(self.joined.folder.path, self.plan)
@@ -747,7 +747,7 @@ class Worker:
         self.plan = plan
         self.metrics.plan = build_plan_view(plan, self._plan_request.hardware)
         self._running_mark.write(plan.host_bytes)
-        self._reopen_state()
+        self.reopen_state()
 
     @property
     def budget_reached(self) -> bool:
