@@ -280,8 +280,6 @@ def test_install_records_the_runs_and_remove_leaves_nothing(site, home, manager,
     assert record.options == {"threads": 1}
     with pytest.raises(StateError, match=r"installed already \(a list in memory\)"):
         invoke("service", "install", "one")
-    shown = json.loads(invoke("service", "status", "--json"))
-    assert shown["is_installed"] and not shown["is_running"] and shown["share"] == "70,30"
     shown = " ".join(invoke("service", "status").split())
     assert "stopped" in shown and "Starts when you log in" in shown
     assert "is removed" in invoke("service", "remove")

@@ -1,6 +1,5 @@
 """Test `barnraise update`: it believes its site's signature, never an older version, and asks."""
 
-import json
 import sys
 
 import pytest
@@ -59,8 +58,6 @@ def test_check_shows_version_digest_and_line_and_installs_nothing(home, site, re
     assert __version__ in output and "99.0.0" in output and SHA256 in output
     assert f"{site.url}/download/barnraise-99.0.0-py3-none-any.whl#sha256={SHA256}" in output
     assert not recorded.exists()
-    facts = json.loads(invoke("update", "--check", "--json"))
-    assert facts["is_newer"] and facts["installed"] == __version__ and SHA256 in facts["line"]
 
 
 def test_update_runs_the_line_after_asking(home, site, recorded):

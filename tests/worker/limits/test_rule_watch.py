@@ -108,14 +108,14 @@ def test_file_of_another_user_is_refused_by_name(home, monkeypatch):
 
 
 def test_month_of_uploads_counts_all_workers_and_restarts(tmp_path):
-    first, second = MonthlyTraffic(tmp_path), MonthlyTraffic(tmp_path)
+    first = MonthlyTraffic(tmp_path)
     assert first.record(100, "2026-11") == 100
-    assert second.record(50, "2026-11") == 150
-    assert first.record(130, "2026-11") == 130, "small amounts are not written at once"
+    assert first.record(130, "2026-11") == 130
+    assert not (tmp_path / "traffic.json").exists(), "small amounts are not written at once"
     first.save()
-    second.save()
-    assert MonthlyTraffic(tmp_path).record(0, "2026-11") == 180
-    assert first.record(150, "2026-12") == 20
+    second = MonthlyTraffic(tmp_path)
+    assert second.record(50, "2026-11") == 180
+    assert second.record(70, "2026-12") == 20
     (tmp_path / "traffic.json").write_text("{")
     assert MonthlyTraffic(tmp_path).record(7, "2026-12") == 7
 

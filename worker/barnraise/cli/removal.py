@@ -26,7 +26,7 @@ KEY_FILE = "key"
 OWN_NAMES = {
     *("runs", "logs", "exports", "push"),
     *("coordinator.json", "mirrors.json", "limits.json", "checkup.json", KEY_FILE),
-    *("hardware.json", "hardware.lock", "traffic.json", "traffic.lock"),
+    *("hardware.json", "hardware.lock", "traffic.json"),
     *("service.json", "service.xml"),
 }
 

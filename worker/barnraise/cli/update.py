@@ -10,13 +10,11 @@ import typer
 from rich.markup import escape
 
 from barnraise import __version__
-from barnraise.cli.console import out, print_json
+from barnraise.cli.console import out
 from barnraise.cli.installation import find_installation, join_command
-from barnraise.cli.machine_options import HomeOption, JsonOption, open_state_dir
-from barnraise.coordinator_client.client import CoordinatorClient
+from barnraise.cli.machine_options import HomeOption, open_state_dir
+from barnraise.coordinator_client.machine_requests import MachineRequests
 from barnraise.errors import StateError
-from barnraise.protocol.coordinator_messages import WorkerRelease
-from barnraise.state_dir import StateDir
 from barnraise.training.local_control import refuse_other_worker
 
 VERSION = re.compile(r"([0-9]+(?:\.[0-9]+)*)(?:\+([0-9]+)(?:\..*)?)?")
@@ -28,24 +26,19 @@ def update(
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before installing.")] = False,
     home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Install the version that this machine's site offers, after asking.
 
     The site has signed the version and the digest, and the installer compares the digest.
     """
     state_dir = open_state_dir(home)
-    release = _fetch_release(state_dir)
+    with closing(MachineRequests(state_dir)) as site:
+        release = site.fetch_release()
     is_same = release.version == __version__
     is_newer = not is_same and parse_version(release.version) > parse_version(__version__)
     wheel = f"{state_dir.membership.url}/download/{release.file}#sha256={release.sha256}"
     command = find_installation().build_update_command(wheel)
     line = join_command(command)
-    if as_json:
-        print_json(
-            {"installed": __version__, "line": line, "is_newer": is_newer} | release.model_dump()
-        )
-        return
     out.print(f"Installed:  {__version__}")
     out.print(f"The site:   {release.version}  sha256 {release.sha256}", soft_wrap=True)
     if not (is_newer or is_same):
@@ -70,18 +63,6 @@ def update(
         typer.confirm("Run it?", default=True, abort=True)
     _install(command)
     out.print("Updated. Go on with: [bold]barnraise join RUN[/]")
-
-
-def _fetch_release(state_dir: StateDir) -> WorkerRelease:
-    """Fetch what the site offers.
-
-    Raises:
-        CoordinatorError: it offers none, or does not answer.
-    """
-    membership = state_dir.membership
-    site = CoordinatorClient(membership.url, state_dir.identity, membership.mirror.key)
-    with closing(site):
-        return site.fetch_release()
 
 
 def _install(command: list[str]) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 from urllib.parse import quote
 
+from pydantic import BaseModel
+
 from barnraise import __version__
 from barnraise.errors import CoordinatorError, CoordinatorUnreachableError
 from barnraise.protocol.checkups import Checkup
@@ -38,14 +40,13 @@ from barnraise.protocol.signed_http import (
     SignedHttpClient,
 )
 from barnraise.protocol.signing import Identity, open_signed
-from barnraise.protocol.types import Message
 from barnraise.protocol.versions import describe_other_versions, find_common_version
 
 TIMEOUT_SECONDS = 15.0  # an answer that takes longer counts as none
 SESSION = secrets.token_hex(8)  # of this process: a copied key on two machines shows by it
 MAX_ANSWER_BYTES = 1 << 20  # no message of the API comes near it
 
-Answer = TypeVar("Answer", bound=Message)
+Answer = TypeVar("Answer", bound=BaseModel)
 
 
 class CoordinatorClient:
@@ -216,7 +217,7 @@ class CoordinatorClient:
         self._http.close()
 
     def _request(
-        self, method: str, path: str, message: Message | None, shape: type[Answer]
+        self, method: str, path: str, message: BaseModel | None, shape: type[Answer]
     ) -> Answer:
         # The site logs the request id, so that a person can find the line that belongs to an error.
         request_id = secrets.token_hex(16)

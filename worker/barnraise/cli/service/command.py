@@ -1,6 +1,5 @@
 """Run `barnraise service …`: start training with the computer."""
 
-import dataclasses
 import getpass
 import logging
 import os
@@ -20,7 +19,7 @@ from barnraise.cli.chosen_runs import (
     find_runs,
     parse_shares,
 )
-from barnraise.cli.console import configure_logging, new_table, out, print_json
+from barnraise.cli.console import configure_logging, new_table, out
 from barnraise.cli.control import stop_worker
 from barnraise.cli.help_format import HelpfulTyper
 from barnraise.cli.join import WorkerOptions, run_worker
@@ -31,7 +30,7 @@ from barnraise.cli.log_file import (
     logs,
     read_last_lines,
 )
-from barnraise.cli.machine_options import HomeOption, JsonOption, MachineOptions, open_state_dir
+from barnraise.cli.machine_options import HomeOption, MachineOptions, open_state_dir
 from barnraise.cli.mounts import find_mount
 from barnraise.cli.option_groups import expand_option_groups
 from barnraise.cli.resource_options import LimitOptions
@@ -236,7 +235,7 @@ def run_service(home: HomeOption = None) -> None:
 
 
 @service.command()
-def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
+def status(home: HomeOption = None) -> None:
     """Show whether the service is installed and runs, what it trains, and its last log lines."""
     state_dir = open_state_dir(home)
     record = _load_record(state_dir)
@@ -244,10 +243,6 @@ def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
     state = manager.read_state()
     worker = find_other_worker(state_dir.run_folders())
     is_running = state.is_running or (worker is not None and state.pid == 0)
-    if as_json:
-        facts = dataclasses.asdict(record) | dataclasses.asdict(state)
-        print_json(facts | {"is_running": is_running, "place": manager.place})
-        return
     folders = {folder.path.name: folder for folder in list_run_folders(state_dir)}
     titles = [folders[run].name if run in folders else run for run in record.runs]
     if record.follow_next:
