@@ -6,7 +6,6 @@ named. `datasets` reads Parquet and Arrow files.
 
 import os
 import tempfile
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -45,6 +44,7 @@ from barnraise.text.rows import (
     parse_json,
     parse_json_lines,
     read_texts,
+    refuse_repeated,
 )
 
 MAX_LINE_CHARACTERS = 256 << 20  # of a line, which lies in memory
@@ -294,8 +294,6 @@ def _row_warnings(counts: RowCounts) -> Iterator[str]:
             f"its text is the column '{counts.column}'; other columns hold lists or objects, which "
             f"are not read: {', '.join(counts.nested[:5])}"
         )
-    if counts.repeated_choice:
-        yield counts.repeated_choice
     if counts.damaged:
         yield f"rows that cannot be read are skipped: {counts.describe_damage()}"
     if counts.rows_with_keys:
@@ -378,7 +376,8 @@ def _read_table(
 
     with _table_errors(report):
         if report.format == PARQUET and "://" not in location:
-            _refuse_repeated(parquet.read_schema(location).names)
+            columns = parquet.read_schema(location).names  # `datasets` reads no repeated ones
+            refuse_repeated(columns, max(columns, key=columns.count, default=""))
         features = open_table().features
         names = tuple(features)
         candidates = [name for name in names if _may_hold_text(features[name])]
@@ -399,7 +398,7 @@ def _read_table(
                 pass
             candidates = [sample.column]
             options = RowOptions(sample.column, options.render_chat, names)
-            counts.nested, counts.repeated_choice = sample.nested, sample.repeated_choice
+            counts.nested = sample.nested
         for text in read_texts(read_rows(candidates), options, counts):
             yield Piece(text, has_marks=counts.is_chat)
     _report_rows(counts, report)
@@ -437,16 +436,6 @@ def _decode(value: Any) -> Any:
     if isinstance(value, list):
         return [_decode(part) for part in value]
     return {n: _decode(part) for n, part in value.items()} if isinstance(value, dict) else value
-
-
-def _refuse_repeated(names: list[str]) -> None:
-    """Refuse columns that share a name: `datasets` reads no such table. Raises TextError."""
-    counts = Counter(names)
-    for repeated in (name for name in names if counts[name] > 1):
-        places = [str(place) for place, name in enumerate(names, 1) if name == repeated]
-        raise TextError(
-            f"its columns {' and '.join(places)} are all called '{repeated}': rename all but one"
-        )
 
 
 def _may_hold_text(feature: Any) -> bool:
