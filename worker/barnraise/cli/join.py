@@ -224,7 +224,6 @@ class TrainingSession:
         # Importing torch takes seconds, so that only the commands that need it do so.
         from barnraise.training.memory_retry import run_within_memory
         from barnraise.training.memory_watch import MemoryWatch
-        from barnraise.training.offline_pause import OfflinePauses
 
         def show(status: LocalStatus) -> None:
             turn.observe(status)
@@ -240,8 +239,7 @@ class TrainingSession:
                 worker.end_after_round(turn.end_with_round)
             return worker
 
-        pauses = OfflinePauses(self._state_dir, self.rules, turn.leaving, show)
-        worker = pauses.run_between(partial(run_within_memory, create, self._limits, watch))
+        worker = run_within_memory(create, self._limits, watch)
         if worker is None:
             return
         if worker.reporter.refused:
@@ -262,7 +260,6 @@ class TrainingSession:
         from barnraise.swap.hardware_probe import measure_free
         from barnraise.training.join import join_run
         from barnraise.training.mixing_worker import MixingWorker
-        from barnraise.training.offline_pause import follow_event
         from barnraise.training.running_mark import create_within_memory
         from barnraise.training.train import Worker
         from barnraise.training.warm_start import fetch_initial_weights
@@ -280,9 +277,7 @@ class TrainingSession:
             worker_class = MixingWorker if joined.spec.recipe.mixes_weights else Worker
             # What is free changes between two attempts.
             free = measure_free(hardware)
-            # It may leave by itself for a while, without the command.
-            ending = follow_event(leaving)
-            return worker_class(joined, ending, free, limits, show, transport)
+            return worker_class(joined, leaving, free, limits, show, transport)
 
         try:
             worker = create_within_memory(joined.folder.path, limits, create)

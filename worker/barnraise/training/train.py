@@ -206,7 +206,6 @@ class Worker:
         self._memory_watch: MemoryWatch | None = None
         self._rules: RuleWatch | None = None
         self._cpu_share = CpuShare(lambda: self.owners_limits.cpu)
-        self.offline_pause: Pause | None = None  # for which this worker has left its peers
         self.is_freed = False  # a pause has closed the engine
         self._is_turn_over: Callable[[], bool] = lambda: False
         self._looked_for_pause_at = 0.0  # monotonic; in the middle of a step
@@ -626,6 +625,7 @@ class Worker:
             Whether to go on training; False when the round should end here.
         """
         started = time.monotonic()
+        is_offline = False
         pause = self.find_pause()
         if pause is QUOTA_PAUSE:
             log.info(
@@ -635,9 +635,9 @@ class Worker:
             )
         while pause is not None:
             self.metrics.set_idle(Activity.PAUSED, pause)
-            if pause.is_offline:
-                self.offline_pause = pause
-                self.leaving.set()
+            if pause.is_offline != is_offline:
+                is_offline = pause.is_offline
+                self.exchange.set_offline(is_offline)
             # A worker that has freed its memory shall cost its machine nothing.
             poll_seconds = PERSON_POLL_SECONDS if self.is_freed else LOOP_POLL_SECONDS
             if self.leaving.wait(poll_seconds) or self.run_ended:
@@ -646,6 +646,8 @@ class Worker:
                 self.free_memory()
             self._serve_while_paused(pause)
             pause = self.find_pause()
+        if is_offline and not self.leaving.is_set():
+            self.exchange.set_offline(False)
         if self.is_freed and not self.leaving.is_set():
             self.reopen_state()
             self.is_freed = False
