@@ -36,8 +36,8 @@ def test_long_pause_frees_the_memory_and_returns_to_the_others(swarm, monkeypatc
     paused = pair[1].worker
     control = LocalControl(paused.joined.folder.path)
     control.pause()
-    run.until(lambda: paused.is_freed)
-    assert not hasattr(paused, "engine") and not hasattr(paused, "mixing")
+    run.until(lambda: paused.is_freed and not hasattr(paused, "mixing"))
+    assert not hasattr(paused, "engine")
     step = pair[0].status["step"]
     run.until(lambda: pair[0].status["step"] > step + 5)  # it trains on alone
     control.resume()
