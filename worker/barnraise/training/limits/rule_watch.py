@@ -45,8 +45,7 @@ class RuleWatch:
         self._state_dir = state_dir
         self._reader = reader
         self._clock = clock
-        self._stamp: object = None
-        self._limits: Limits | None = None  # None: they cannot be read
+        self._limits: Limits | None = Limits()  # None: they cannot be read
         self._decision = TRAIN
         self._traffic = MonthlyTraffic(state_dir.path)
         self._count_sent: Callable[[], int] = lambda: 0
@@ -82,7 +81,7 @@ class RuleWatch:
             self._traffic.save()
 
     def refresh(self) -> TrainingDecision:
-        """Read the rules, if they have changed, and the facts, and decide."""
+        """Read the rules and the facts, and decide."""
         self._load_limits()
         now = self._clock()
         if self._limits is None:
@@ -101,19 +100,16 @@ class RuleWatch:
         return replace(self._reader.read(limits), month_sent=sent, last=self._decision)
 
     def _load_limits(self) -> None:
-        """Load the limits if their file is another one than before; forget the last decision."""
-        stamp = self._state_dir.limits_stamp()
-        if self._limits is not None and stamp == self._stamp:
-            return
-        was_readable = self._stamp is None or self._limits is not None
+        """Load the limits; forget the last decision if they are others than before."""
+        before = self._limits
         try:
             self._limits = self._state_dir.limits
         except StateError as error:
             self._limits = None
-            if was_readable:
+            if before is not None:
                 log.error("%s. Training waits until then", error)
-        self._stamp = stamp
-        self._decision = TRAIN
+        if self._limits != before:
+            self._decision = TRAIN
 
     def _watch(self) -> None:
         while not self._ended.wait(READ_SECONDS):
