@@ -6,7 +6,6 @@ from urllib.parse import quote, urlencode
 from pydantic import RootModel
 
 from barnraise.coordinator_client.client import CoordinatorClient
-from barnraise.coordinator_client.token_client import ScriptClient
 from barnraise.state_dir import StateDir
 
 
@@ -14,7 +13,7 @@ class Json(RootModel[Any]):
     """Any JSON value."""
 
 
-class MachineRequests(CoordinatorClient, ScriptClient):
+class MachineRequests(CoordinatorClient):
     """The coordinator where a machine is enrolled, as the machine's own commands see it."""
 
     def __init__(self, state_dir: StateDir) -> None:
@@ -22,7 +21,7 @@ class MachineRequests(CoordinatorClient, ScriptClient):
         super().__init__(membership.url, state_dir.identity, membership.mirror.key)
 
     def request(self, method: str, *path: str, body: Any = None, **query: Any) -> Any:
-        """Send one signed request and return the answer's JSON."""
+        """Send one signed request as `TokenClient.request` does, and return the answer's JSON."""
         address = "/" + "/".join(quote(part, safe="") for part in path)
         if query:
             address += f"?{urlencode(query)}"
