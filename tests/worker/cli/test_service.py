@@ -325,7 +325,7 @@ def test_install_that_the_system_refuses_leaves_nothing(site, home, manager, mon
 
 
 def test_service_whose_run_has_ended_says_so_and_stops(site, home):
-    ServiceRecord("barnraise", [RUNS["one"]], options={"threads": 1}).save(home.path)
+    ServiceRecord(name="barnraise", runs=[RUNS["one"]], options={"threads": 1}).save(home.path)
     site.statuses["one"] = RunStatus.FINISHED
     result = run_barnraise(home.path, "service", "run")
     assert result.returncode == 0, "another start would only repeat it"
@@ -335,7 +335,7 @@ def test_service_whose_run_has_ended_says_so_and_stops(site, home):
 
 def test_service_that_reaches_no_site_fails_and_is_started_again(site, home):
     site.close()
-    ServiceRecord("barnraise", ["unheard-of"], options={"threads": 1}).save(home.path)
+    ServiceRecord(name="barnraise", runs=["unheard-of"], options={"threads": 1}).save(home.path)
     # A site that restarts has ten minutes otherwise.
     code = "from barnraise.training import join; join.SITE_WAIT_SECONDS = 0.0; "
     code += "from barnraise.cli.main import main; main()"

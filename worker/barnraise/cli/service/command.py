@@ -23,19 +23,13 @@ from barnraise.cli.console import configure_logging, new_table, out
 from barnraise.cli.control import stop_worker
 from barnraise.cli.help_format import HelpfulTyper
 from barnraise.cli.join import WorkerOptions, run_worker
-from barnraise.cli.log_file import (
-    LOG_FOLDER,
-    WorkerLogHandler,
-    find_newest_log,
-    logs,
-    read_last_lines,
-)
+from barnraise.cli.log_file import LOG_FOLDER, WorkerLogHandler, logs
 from barnraise.cli.machine_options import HomeOption, MachineOptions, open_state_dir
 from barnraise.cli.mounts import find_mount
 from barnraise.cli.option_groups import expand_option_groups
 from barnraise.cli.resource_options import LimitOptions
 from barnraise.cli.run_folders import RunFolder, list_run_folders
-from barnraise.cli.service.managers import ServiceManager, choose_manager
+from barnraise.cli.service.managers import ServiceManager, ServiceState, choose_manager
 from barnraise.cli.service.refusals import ServiceFacts, find_refusal, read_boot_mounts
 from barnraise.cli.service.service_record import (
     SERVICE_FILE,
@@ -74,7 +68,6 @@ PASSED_VARIABLES = (
     "OMP_NUM_THREADS",
     "PYTHONPATH",
 )
-SHOWN_LOG_LINES = 3
 
 service = HelpfulTyper(no_args_is_help=True, help="Train whenever this computer runs.")
 service.command()(logs)
@@ -115,12 +108,12 @@ def install(
     hardware = machine.hardware and str(machine.hardware.resolve())
     options = {"device": machine.device, "threads": machine.threads, "hardware": hardware}
     record = ServiceRecord(
-        name,
-        [run.id for run in chosen],
-        turns.share,
-        turns.follow_next,
-        as_system,
-        {option: value for option, value in options.items() if value},
+        name=name,
+        runs=[run.id for run in chosen],
+        share=turns.share,
+        follow_next=turns.follow_next,
+        is_system=as_system,
+        options={option: value for option, value in options.items() if value},
     )
     record.save(state_dir.path)
     try:
@@ -236,7 +229,7 @@ def run_service(home: HomeOption = None) -> None:
 
 @service.command()
 def status(home: HomeOption = None) -> None:
-    """Show whether the service is installed and runs, what it trains, and its last log lines."""
+    """Show whether the service is installed and runs, and what it trains."""
     state_dir = open_state_dir(home)
     record = _load_record(state_dir)
     manager = _find_manager(state_dir, record)
@@ -248,7 +241,7 @@ def status(home: HomeOption = None) -> None:
     if record.follow_next:
         titles.append("then the site's next open run")
     table = new_table(show_header=False)
-    table.add_row("Service", _describe_state(state.is_installed, is_running, state.has_failed))
+    table.add_row("Service", _describe_state(state, is_running))
     if state.pid:
         table.add_row("Process", str(state.pid))
     table.add_row("Runs", escape(", ".join(titles)))
@@ -257,17 +250,14 @@ def status(home: HomeOption = None) -> None:
     out.print(table)
     if not is_running and all(_has_ended(folders.get(run)) for run in record.runs):
         out.print("Its run has ended: barnraise service remove, or install it for another run.")
-    newest = find_newest_log(state_dir.path / LOG_FOLDER)
-    for line in read_last_lines(newest, SHOWN_LOG_LINES) if newest is not None else []:
-        out.print(line, markup=False, style="dim", soft_wrap=True)
 
 
-def _describe_state(is_installed: bool, is_running: bool, has_failed: bool) -> str:
-    if not is_installed:
+def _describe_state(state: ServiceState, is_running: bool) -> str:
+    if not state.is_installed:
         return "not known to the system: barnraise service install installs it again"
     if is_running:
         return "running"
-    return "has crashed too often: barnraise service logs" if has_failed else "stopped"
+    return "has crashed too often: barnraise service logs" if state.has_failed else "stopped"
 
 
 def _has_ended(folder: RunFolder | None) -> bool:
