@@ -136,7 +136,7 @@ def test_states_are_read_from_what_systemd_and_launchd_print():
     [
         ("linux", "systemctl", "--user enable --now b.service", "--user disable --now b.service"),
         ("darwin", "launchctl", "bootstrap gui/", "bootout gui/"),
-        ("win32", "schtasks", "/TN b /Create /XML ", "/TN b /Delete /F"),
+        ("win32", "schtasks", "/Create /TN b /XML ", "/Delete /TN b /F"),
     ],
 )
 def test_each_system_is_called_to_start_and_to_remove(

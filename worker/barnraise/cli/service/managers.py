@@ -196,12 +196,15 @@ def _describe_launchd(label: str) -> ServiceManager:
 
 def _describe_task_scheduler(name: str, path: Path) -> ServiceManager:
     """Return Windows' own, which ends no worker: the caller has let it leave."""
-    call = ("schtasks", "/TN", name)
+    task = ("/TN", name)
     return ServiceManager(
         path=path,
         render=render_scheduled_task,
-        state=(*call, "/Query"),
-        start=((*call, "/Create", "/XML", str(path), "/F"), (*call, "/Run")),
-        stop=((*call, "/Delete", "/F"),),
+        state=("schtasks", "/Query", *task),
+        start=(
+            ("schtasks", "/Create", *task, "/XML", str(path), "/F"),
+            ("schtasks", "/Run", *task),
+        ),
+        stop=(("schtasks", "/Delete", *task, "/F"),),
         place=f"task {name} of the Task Scheduler",
     )
