@@ -135,6 +135,16 @@ def test_second_worker_is_refused_with_the_process_and_the_way_out(home):
     assert isinstance(result.exception, MeasuredError), "the process is gone"
 
 
+def test_run_is_trained_while_another_is_served(home):
+    folder = home.open_run(RUN)
+    folder.close()
+    with other_worker(folder.path, trains=False) as pid:
+        result = CliRunner().invoke(app, ["join", "b-run"])
+        assert isinstance(result.exception, MeasuredError), result.output
+        with pytest.raises(StateError, match=rf"process {pid} serves on this machine"):
+            invoke("logout")
+
+
 def test_next_run_is_one_that_trains_before_one_that_recruits():
     runs = [
         summary(RUN, RunStatus.DRAFT),

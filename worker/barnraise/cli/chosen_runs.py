@@ -107,6 +107,7 @@ def find_runs(state_dir: StateDir, names: Sequence[str], *, skip_ended: bool) ->
         state_dir,
         ". A second worker needs a home of its own (--home FOLDER) and enrols as a machine of its "
         "own",
+        only_trainers=True,
     )
     chosen: list[ChosenRun] = []
     for name in names:
