@@ -42,8 +42,8 @@ class WorkerProcess:
         """Load a process from a file; None if there is none, or a crash cut the file off."""
         try:
             fields = json.loads(path.read_bytes())
-            trains = bool(fields.get("trains", True))
-            return cls(int(fields["pid"]), float(fields["started"]), trains)
+            pid, started = int(fields["pid"]), float(fields["started"])
+            return cls(pid, started, bool(fields.get("trains", True)))
         except (OSError, ValueError, TypeError, KeyError):
             return None
 
