@@ -9,7 +9,7 @@ from worker_lab import LONG_RUN, TestedWorker, WorkerLab, published_tokens
 
 from barnraise.planning.limits import Limits
 from barnraise.protocol.enums import Activity
-from barnraise.training.limits.system_zone import local_now
+from barnraise.training.limits.rule_watch import local_now
 from barnraise.training.local_control import LocalPause
 
 ROUND_STEPS = 4

@@ -8,8 +8,8 @@ from worker_lab import WorkerLab
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tests"))
 
-from helpers.worker.removal_drill import drill_removal  # noqa: E402  (tests)
-from helpers.worker.service_drill import drill_service, has_user_systemd  # noqa: E402  (tests)
+from helpers.worker.removal_drill import drill_removal
+from helpers.worker.service_drill import drill_service, has_user_systemd
 
 
 def measure(lab: WorkerLab) -> dict[str, Any]:

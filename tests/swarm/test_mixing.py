@@ -6,6 +6,7 @@ import pytest
 
 from barnraise.mixing import neighbour_mixing
 from barnraise.mixing.neighbour_mixing import Patience
+from barnraise.training import pauses
 from barnraise.training.local_control import LocalControl
 
 PAIR = ["ada", "ben"]
@@ -25,6 +26,25 @@ def test_machines_that_average_train_one_model_and_finish(swarm):
     counts = [v.worker.mixing.counts for v in pair]
     assert all(each.messages > each.mixings / 2 > 5 for each in counts), counts
     assert all(v.status["peer_bytes_sent"] > 0 and v.status["tokens"] > 0 for v in pair)
+
+
+def test_long_pause_frees_the_memory_and_returns_to_the_others(swarm, monkeypatch):
+    monkeypatch.setattr(pauses, "MOMENT_SECONDS", 0.0)
+    run = swarm(strategy="decentralized-adam", token_budget=10_000_000)
+    pair = [run.start(name, knows=other_names(name)) for name in PAIR]
+    run.until(lambda: all(v.status.get("step", 0) > 5 for v in pair))
+    paused = pair[1].worker
+    control = LocalControl(paused.joined.folder.path)
+    control.pause()
+    run.until(lambda: paused.is_freed and not hasattr(paused, "mixing"))
+    assert not hasattr(paused, "engine")
+    step = pair[0].status["step"]
+    run.until(lambda: pair[0].status["step"] > step + 5)  # it trains on alone
+    control.resume()
+    before = paused.metrics.step
+    run.until(lambda: paused.metrics.step > before + 5 and paused.mixing.counts.messages > 0)
+    for volunteer in pair:
+        volunteer.leave()
 
 
 @pytest.mark.slow  # the test before averages over the same links

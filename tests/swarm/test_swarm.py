@@ -9,7 +9,9 @@ from barnraise.ledger.blob_store import BlobStore
 from barnraise.ledger.ledger import Ledger
 from barnraise.planning import fragment_streaming as streaming
 from barnraise.swap.engine import WARMUP_STEPS
+from barnraise.training import pauses
 from barnraise.training.checkpoint import CheckpointSlots
+from barnraise.training.local_control import LocalControl, LocalPause
 
 TRIO = ["ada", "ben", "cleo"]
 
@@ -28,6 +30,26 @@ def test_three_workers_end_with_bit_identical_anchors(swarm):
     assert last[1] < first[1] - 1.0, "the loss must fall"
     assert all(v.status["updates_sent"] > 0 and v.status["updates_received"] > 0 for v in trio)
     assert len({v.status["validation_last"][1] for v in trio}) == 1, "one anchor, one loss"
+
+
+def test_pause_offline_leaves_the_peers_and_returns_to_them(swarm, monkeypatch):
+    monkeypatch.setattr(pauses, "MOMENT_SECONDS", 0.0)
+    run = swarm(token_budget=10_000_000)
+    pair = [run.start(name, knows=other_names(name)) for name in TRIO[:2]]
+    run.until(lambda: all(v.status.get("updates_received", 0) > 0 for v in pair))
+    worker, control = pair[0].worker, LocalControl(pair[0].worker.joined.folder.path)
+    control.pause(LocalPause(is_offline=True))
+    run.until(lambda: worker.is_freed and pair[0].status["peers"] == pair[1].status["peers"] == 0)
+    sent, other_sent = worker.exchange.stats.bytes_sent, pair[1].status["updates_sent"]
+    run.until(lambda: pair[1].status["updates_sent"] > other_sent + 2)  # it trains on alone
+    assert worker.exchange.stats.bytes_sent == sent
+    assert pair[0].status["reason"] == "paused on this machine"
+    received = pair[0].status["updates_received"]
+    control.resume()
+    run.until(lambda: pair[0].status["updates_received"] > received + 2)
+    assert pair[0].status["activity"] == "training"
+    for volunteer in pair:
+        volunteer.leave()
 
 
 @pytest.fixture

@@ -149,7 +149,7 @@ def test_proxy_that_fails_is_named_without_its_password(
     try:
         for call in (
             CoordinatorClient(url, Identity(b"p" * 32)).pin_mirror,
-            lambda: TokenClient(url, "token").request("GET", "runs"),
+            lambda: TokenClient(url, "token").request_json("GET", "runs"),
         ):
             with pytest.raises(CoordinatorUnreachableError) as failure:
                 call()
@@ -206,9 +206,9 @@ def test_script_client_uses_proxy_and_certificates(proxy, secure_site, monkeypat
     port, pem = secure_site
     url = f"https://site.example:{port}"
     with pytest.raises(CoordinatorUnreachableError, match="certificate"):
-        TokenClient(url, "token").request("GET", "runs")
+        TokenClient(url, "token").request_json("GET", "runs")
     monkeypatch.setenv("SSL_CERT_FILE", str(pem))
-    assert TokenClient(url, "token").request("GET", "runs") == {"answer": "from the site"}
+    assert TokenClient(url, "token").request_json("GET", "runs") == {"answer": "from the site"}
     assert set(proxy.targets) == {f"CONNECT site.example:{port}"}
 
 

@@ -142,36 +142,23 @@ class StateDir:
         _check_owner(path)
         try:
             fields = json.loads(path.read_bytes())
-        except ValueError:
+            unknown = sorted(fields.keys() - {field.name for field in dataclasses.fields(Limits)})
+            if not unknown:
+                return Limits(**fields)
+        except (ValueError, TypeError, AttributeError):  # also a value of another type
             raise StateError(
                 f"{path} is damaged or cut short: remove it and set the limits again"
             ) from None
-        if not isinstance(fields, dict):
-            raise StateError(f"{path} is damaged: remove it and set the limits again")
-        unknown = sorted(fields.keys() - {field.name for field in dataclasses.fields(Limits)})
-        if unknown:
-            raise StateError(
-                f"{path} has the limit '{unknown[0]}', which only a newer version of barnraise "
-                "knows: update barnraise, or remove the file and set the limits again"
-            )
-        try:
-            return Limits(**fields)
-        except (TypeError, AttributeError):  # a value of another type
-            raise StateError(f"{path} is damaged: remove it and set the limits again") from None
         except StateError as error:
             raise StateError(f"{path}: {error}. Remove it and set the limits again") from None
+        raise StateError(
+            f"{path} has the limit '{unknown[0]}', which only a newer version of barnraise "
+            "knows: update barnraise, or remove the file and set the limits again"
+        )
 
     @limits.setter
     def limits(self, limits: Limits) -> None:
         write_atomically(self.path / LIMITS_FILE, json.dumps(asdict(limits), indent=1).encode())
-
-    def limits_stamp(self) -> tuple[int, ...]:
-        """Return what changes with the file of the limits; nothing if there is none."""
-        try:
-            stat = (self.path / LIMITS_FILE).stat()
-        except OSError:
-            return ()
-        return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
     def run_folders(self) -> list[Path]:
         """List the folders of the runs that this machine has worked on."""

@@ -14,7 +14,7 @@ from helpers.worker.command_line import run_barnraise
 from helpers.worker.training_site import TrainingSite
 
 from barnraise.cli.service.command import SYSTEMD_MARK
-from barnraise.cli.service.managers import SystemdManager
+from barnraise.cli.service.managers import choose_manager
 from barnraise.cli.service.service_record import choose_service_name
 from barnraise.state_dir import StateDir
 
@@ -42,7 +42,7 @@ def has_user_systemd() -> bool:
     """Return whether a service of this user can be installed here."""
     if sys.platform != "linux" or os.geteuid() == 0 or not SYSTEMD_MARK.is_dir():
         return False
-    return SystemdManager("barnraise").is_reachable
+    return choose_manager("barnraise", Path(), is_system=False).is_reachable
 
 
 def drill_service() -> ServiceReturn:
@@ -57,7 +57,8 @@ def drill_service() -> ServiceReturn:
 def _drill(home: StateDir, site: TrainingSite) -> ServiceReturn:
     installed = run_barnraise(home.path, "service", "install", "one", "--threads", "1")
     assert installed.returncode == 0, installed.stderr
-    manager = SystemdManager(choose_service_name(home.path))
+    name = choose_service_name(home.path)
+    manager = choose_manager(name, home.path, is_system=False)
     try:
         _wait_until(lambda: site.is_training("one"), "the service trains")
         before = manager.read_state()
@@ -72,7 +73,7 @@ def _drill(home: StateDir, site: TrainingSite) -> ServiceReturn:
         removed = run_barnraise(home.path, "service", "remove")
     assert removed.returncode == 0, removed.stderr
     assert not manager.read_state().is_installed
-    units = Path(manager.place).parent.rglob(f"{manager.name}*")
+    units = Path(manager.place).parent.rglob(f"{name}*")
     return ServiceReturn(
         returned_seconds=seconds,
         was_niced=niceness == 19,

@@ -1,9 +1,9 @@
 """Test which runs `barnraise join` trains, and what it refuses."""
 
 import pytest
-from helpers.python_code import start_python
 from helpers.worker.command_line import invoke
 from helpers.worker.fake_coordinator import RUN, FakeCoordinator, enrol
+from helpers.worker.other_worker import other_worker
 from typer.testing import CliRunner
 
 from barnraise.cli import join
@@ -16,16 +16,6 @@ from barnraise.spec import RunSpec, preset
 from barnraise.state_dir import StateDir
 
 OTHER = RUN[:-1] + "2"
-# Register as the worker of a run's folder, and wait.
-REGISTER = """
-import sys, time
-from pathlib import Path
-from barnraise.training.local_control import LocalControl
-
-LocalControl(Path(sys.argv[1])).register_worker()
-print("registered", flush=True)
-time.sleep(120)
-"""
 
 
 class MeasuredError(Exception):
@@ -136,17 +126,23 @@ def test_several_devices_are_refused_with_the_way_that_works(home):
 def test_second_worker_is_refused_with_the_process_and_the_way_out(home):
     folder = home.open_run(RUN)
     folder.close()
-    worker = start_python(REGISTER, folder.path)
-    try:
-        assert worker.stdout.readline() == "registered\n"
-        with pytest.raises(StateError, match=rf"process {worker.pid} trains .*barnraise status"):
-            invoke("join", "a-run")
+    with other_worker(folder.path) as pid:
+        for run in ("a-run", "b-run"):  # also one that the first worker does not train
+            with pytest.raises(StateError, match=rf"process {pid} trains .*barnraise status"):
+                invoke("join", run)
         assert "waits for its turn" in invoke("status")
-    finally:
-        worker.kill()
-        worker.wait()
     result = CliRunner().invoke(app, ["join", "a-run"])
     assert isinstance(result.exception, MeasuredError), "the process is gone"
+
+
+def test_run_is_trained_while_another_is_served(home):
+    folder = home.open_run(RUN)
+    folder.close()
+    with other_worker(folder.path, trains=False) as pid:
+        result = CliRunner().invoke(app, ["join", "b-run"])
+        assert isinstance(result.exception, MeasuredError), result.output
+        with pytest.raises(StateError, match=rf"process {pid} serves on this machine"):
+            invoke("logout")
 
 
 def test_next_run_is_one_that_trains_before_one_that_recruits():

@@ -3,9 +3,9 @@
 import stat
 
 import pytest
-from helpers.python_code import start_python
 from helpers.worker.command_line import RUN, invoke
 from helpers.worker.fake_coordinator import enrol
+from helpers.worker.other_worker import other_worker
 
 from barnraise.cli import key_backup
 from barnraise.cli.key_backup import HEADER, KeyBackup, decrypt_backup, encrypt_backup
@@ -13,15 +13,6 @@ from barnraise.errors import StateError
 from barnraise.state_dir import StateDir
 
 PASSPHRASE = "correct horse 🐎 staple"
-REGISTER = """
-import sys
-from pathlib import Path
-from barnraise.training.local_control import LocalControl
-
-LocalControl(Path(sys.argv[1])).register_worker()
-print("registered", flush=True)
-sys.stdin.read()
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -89,7 +80,9 @@ def test_import_with_the_wrong_passphrase_saves_nothing(home, tmp_path):
 
 
 def test_every_cut_of_the_file_is_refused(home, tmp_path):
-    content = encrypt_backup(KeyBackup(home.identity.secret, home.membership), PASSPHRASE)
+    content = encrypt_backup(
+        KeyBackup(secret=home.identity.secret.hex(), membership=home.membership), PASSPHRASE
+    )
     lengths = [0, 5, len(HEADER), len(HEADER) + 40, len(content) // 2, len(content) - 1]
     for length in lengths:
         with pytest.raises(StateError, match="cut short"):
@@ -102,7 +95,7 @@ def test_every_cut_of_the_file_is_refused(home, tmp_path):
 
 @pytest.mark.parametrize("position", [len(HEADER), len(HEADER) + 20, -1])
 def test_changed_file_is_refused(home, position):
-    content = bytearray(encrypt_backup(KeyBackup(home.identity.secret), PASSPHRASE))
+    content = bytearray(encrypt_backup(KeyBackup(secret=home.identity.secret.hex()), PASSPHRASE))
     content[position] ^= 1
     with pytest.raises(StateError, match="was changed"):
         decrypt_backup(bytes(content), PASSPHRASE)
@@ -126,18 +119,16 @@ def test_import_never_replaces_a_key_nor_one_that_trains(home, tmp_path):
         import_into(other.path, file)
     folder = other.open_run(RUN)
     folder.close()
-    worker = start_python(REGISTER, folder.path, stdin=-1)
-    try:
-        assert worker.stdout.readline() == "registered\n"
-        with pytest.raises(StateError, match="a worker of this machine is running"):
-            import_into(other.path, file)
-    finally:
-        worker.communicate("", timeout=60)
+    with (
+        other_worker(folder.path) as pid,
+        pytest.raises(StateError, match=f"process {pid} trains on this machine"),
+    ):
+        import_into(other.path, file)
     assert StateDir(other.path).identity.key == other.identity.key != home.identity.key
 
 
 def test_guessing_costs_memory(home, monkeypatch):
     monkeypatch.undo()
     assert 128 * key_backup.COST * key_backup.BLOCK_SIZE == 128 << 20  # bytes, by RFC 7914
-    backup = KeyBackup(home.identity.secret)
+    backup = KeyBackup(secret=home.identity.secret.hex())
     assert decrypt_backup(encrypt_backup(backup, PASSPHRASE), PASSPHRASE) == backup

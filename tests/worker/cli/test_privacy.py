@@ -1,25 +1,83 @@
 """Test that `barnraise privacy` names everything that this machine sends, and nothing else."""
 
 import json
+import typing
 from collections import Counter
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from helpers.worker.command_line import invoke
 from helpers.worker.fake_coordinator import enrol
 
 from barnraise.cli.disclosures import (
-    SENT_BY_SITE,
-    SENT_TO_PEERS,
-    SENT_TO_SITE,
     TO_NOBODY,
     TO_OTHERS,
     TO_PEERS,
     TO_SITE,
-    find_sent_fields,
 )
+from barnraise.protocol import checkups, coordinator_messages, messages, opinions, verdicts
 from barnraise.protocol.coordinator_messages import API_MESSAGES, Reports
 from barnraise.protocol.types import Message
 from barnraise.state_dir import StateDir
+
+# What a machine sends to a site, and the signed documents in it.
+SENT_TO_SITE: tuple[type[Message], ...] = (
+    coordinator_messages.EnrolmentRequest,
+    coordinator_messages.InvitationToken,
+    coordinator_messages.JoinRequest,
+    coordinator_messages.Reports,
+    coordinator_messages.AttestationStatement,
+    coordinator_messages.TextManifest,
+    checkups.Checkup,
+    messages.Signed,
+)
+# What a site sends: nothing of this machine is in it.
+SENT_BY_SITE: tuple[type[Message], ...] = (
+    coordinator_messages.MirrorView,
+    coordinator_messages.EnrolmentReply,
+    coordinator_messages.EnrolmentStatus,
+    coordinator_messages.WorkerRelease,
+    coordinator_messages.RunView,
+    coordinator_messages.RunPage,
+    coordinator_messages.JoinReply,
+    coordinator_messages.ReportReply,
+    coordinator_messages.Problem,
+)
+SENT_TO_PEERS: tuple[type[Message], ...] = (
+    *typing.get_args(messages.PeerMessage),
+    messages.Ticket,
+    messages.Update,
+    messages.WorkerSession,
+    messages.DialNow,
+    messages.ChannelGreeting,
+    messages.ChannelProof,
+    verdicts.Verdict,
+    opinions.SignedOpinions,
+    opinions.Opinions,
+)
+
+
+def find_sent_fields(roots: tuple[type[Message], ...]) -> Iterator[str]:
+    """Yield the fields of messages, and of those in them, as "Message.field"."""
+    seen: set[type[Message]] = set()
+    waiting = list(roots)
+    while waiting:
+        message = waiting.pop()
+        if message in seen:
+            continue
+        seen.add(message)
+        for name, field in message.model_fields.items():
+            yield f"{message.__name__}.{name}"
+            waiting += _find_messages(field.annotation)
+
+
+def _find_messages(annotation: Any) -> Iterator[type[Message]]:
+    """Yield the messages that a type names, also within lists and unions."""
+    if isinstance(annotation, type) and issubclass(annotation, Message):
+        yield annotation
+    for part in typing.get_args(annotation):
+        yield from _find_messages(part)
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,14 @@
 """Test that `barnraise remove` deletes all that is ours and nothing else, after asking."""
 
 import pytest
-from helpers.python_code import start_python
 from helpers.worker.command_line import RUN, invoke
 from helpers.worker.fake_coordinator import MACHINE, FakeCoordinator, enrol
+from helpers.worker.other_worker import other_worker
 from helpers.worker.removal_drill import drill_removal
 from typer.testing import CliRunner
 
 from barnraise.cli import removal
-from barnraise.cli.installation import Installation, choose_tool, find_installation
+from barnraise.cli.installation import Installation, choose_tool, find_installation, join_command
 from barnraise.cli.main import app
 from barnraise.coordinator_client.machine_requests import Json
 from barnraise.errors import StateError
@@ -16,15 +16,6 @@ from barnraise.protocol.coordinator_messages import Problem
 from barnraise.state_dir import StateDir
 
 REVOKE = f"POST /machines/{MACHINE}/actions/revoke"
-REGISTER = """
-import sys
-from pathlib import Path
-from barnraise.training.local_control import LocalControl
-
-LocalControl(Path(sys.argv[1])).register_worker()
-print("registered", flush=True)
-sys.stdin.read()
-"""
 
 
 @pytest.fixture
@@ -83,6 +74,7 @@ def test_site_that_is_away_does_not_stop_the_removal(home, site):
 
 def test_files_of_others_in_the_folder_stay(home):
     (home.path / "package.json").write_text("{}")
+    (home.path / "traffic.json").write_text("{}")
     (home.path / "photos").mkdir()
     output = invoke("remove", "--yes")
     assert "package.json, photos" in output
@@ -99,14 +91,10 @@ def test_folder_that_is_ours_by_its_name_is_deleted_whole(tmp_path, site):
 
 def test_remove_is_refused_while_a_worker_trains(home):
     folder = home.path / "runs" / RUN
-    worker = start_python(REGISTER, folder, stdin=-1)
-    try:
-        assert worker.stdout.readline() == "registered\n"
-        with pytest.raises(StateError, match=rf"process {worker.pid} trains .*barnraise stop"):
+    with other_worker(folder) as pid:
+        with pytest.raises(StateError, match=rf"process {pid} trains .*barnraise stop"):
             invoke("remove", "--yes")
         assert folder.exists()
-    finally:
-        worker.communicate("", timeout=60)
 
 
 def test_folder_without_a_key_is_left_alone_and_gets_none(tmp_path):
@@ -153,14 +141,14 @@ def test_tool_that_installed_the_program_is_found(facts, tool):
 
 def test_uninstall_lines_name_the_tool_and_the_environment():
     lines = {
-        tool: Installation(tool, "/a b/python").uninstall_line
+        tool: join_command(Installation(tool, "/a b/python").uninstall_command)
         for tool in ("uv tool", "pipx", "uv pip", "pip", "clone")
     }
     assert lines == {
         "uv tool": "uv tool uninstall barnraise",
         "pipx": "pipx uninstall barnraise",
-        "uv pip": 'uv pip uninstall --python "/a b/python" barnraise',
-        "pip": '"/a b/python" -m pip uninstall barnraise',
+        "uv pip": "uv pip uninstall --python '/a b/python' barnraise",
+        "pip": "'/a b/python' -m pip uninstall barnraise",
         "clone": "",
     }
     assert find_installation().tool in lines

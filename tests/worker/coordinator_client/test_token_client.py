@@ -47,7 +47,7 @@ def late_site(request) -> Iterator[LateSite]:
 @pytest.mark.slow  # 16 s
 @pytest.mark.parametrize("late_site", [TIMEOUT_SECONDS + 1], indirect=True)
 def test_answer_later_than_a_machine_waits_is_returned(late_site):
-    assert TokenClient(late_site.url, "a-token").request("GET", "estimates") == {"items": []}
+    assert TokenClient(late_site.url, "a-token").request_json("GET", "estimates") == {"items": []}
 
 
 @pytest.mark.parametrize("late_site", [60.0], indirect=True)
@@ -56,4 +56,4 @@ def test_site_that_never_answers_is_named_in_one_sentence(late_site, monkeypatch
     client = TokenClient(late_site.url, "a-token")
     sentence = re.escape(f"{late_site.url} does not answer (timed out)")
     with pytest.raises(CoordinatorUnreachableError, match=sentence):
-        client.request("GET", "estimates")
+        client.request_json("GET", "estimates")

@@ -14,8 +14,8 @@ from barnraise.training.limits.machine_facts import (
     FactsReader,
     LinuxFacts,
     OtherPrograms,
-    PosixPrograms,
     SlowReading,
+    list_running,
     open_machine_facts,
     parse_input_registry,
     parse_sessions,
@@ -71,8 +71,7 @@ def test_answer_of_a_program_is_asked_for_now_and_then():
     assert reading.read() == COMMAND_SECONDS and len(asked) == 2
 
 
-@pytest.mark.parametrize("reader", [LinuxFacts, PosixPrograms])
-def test_running_programs_are_found_by_name(reader, tmp_path):
+def test_running_programs_are_found_by_name(tmp_path):
     program = tmp_path / "a-program-with-a-long-name"
     shutil.copy("/bin/sleep", program)
     names = (
@@ -80,11 +79,11 @@ def test_running_programs_are_found_by_name(reader, tmp_path):
         "A-Program-With-A-Long-Name",
         "a-program-with-a-different-name",
     )
-    assert reader().list_programs(names) == ()
+    assert list_running(names) == ()
     process = subprocess.Popen([program, "60"])
     try:
         deadline = time.monotonic() + 30
-        while not (found := reader().list_programs(names)) and time.monotonic() < deadline:
+        while not (found := list_running(names)) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert found == ("A-Program-With-A-Long-Name",)
     finally:
@@ -159,4 +158,4 @@ def test_battery_counts_when_it_is_known_that_no_plug_is_in(monkeypatch, answer,
 def test_this_system_has_a_reader():
     facts = open_machine_facts()
     idle = facts.read_idle_seconds()
-    assert (idle is None and facts.explain_no_idle()) or idle >= 0
+    assert (idle is None and facts.no_idle_reason) or idle >= 0

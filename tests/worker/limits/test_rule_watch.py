@@ -10,13 +10,13 @@ import pytest
 
 from barnraise.errors import StateError
 from barnraise.planning.limits import Limits
+from barnraise.planning.weekly_hours import parse_hours
 from barnraise.protocol.enums import PauseReason
 from barnraise.state_dir import StateDir
 from barnraise.training.limits.decision import HOLD_SECONDS, Facts
 from barnraise.training.limits.machine_facts import FactsReader
 from barnraise.training.limits.monthly_traffic import MonthlyTraffic
-from barnraise.training.limits.rule_watch import RuleWatch
-from barnraise.training.limits.system_zone import SystemZone, local_now
+from barnraise.training.limits.rule_watch import RuleWatch, local_now
 
 
 class SetFacts(FactsReader):
@@ -108,14 +108,14 @@ def test_file_of_another_user_is_refused_by_name(home, monkeypatch):
 
 
 def test_month_of_uploads_counts_all_workers_and_restarts(tmp_path):
-    first, second = MonthlyTraffic(tmp_path), MonthlyTraffic(tmp_path)
+    first = MonthlyTraffic(tmp_path)
     assert first.record(100, "2026-11") == 100
-    assert second.record(50, "2026-11") == 150
-    assert first.record(130, "2026-11") == 130, "small amounts are not written at once"
+    assert first.record(130, "2026-11") == 130
+    assert not (tmp_path / "traffic.json").exists(), "small amounts are not written at once"
     first.save()
-    second.save()
-    assert MonthlyTraffic(tmp_path).record(0, "2026-11") == 180
-    assert first.record(150, "2026-12") == 20
+    second = MonthlyTraffic(tmp_path)
+    assert second.record(50, "2026-11") == 180
+    assert second.record(70, "2026-12") == 20
     (tmp_path / "traffic.json").write_text("{")
     assert MonthlyTraffic(tmp_path).record(7, "2026-12") == 7
 
@@ -147,14 +147,17 @@ def test_watch_decides_in_a_thread(home, reader):
 
 
 @pytest.mark.parametrize("zone", ["Europe/Berlin", "America/St_Johns", "UTC"])
-def test_system_zone_is_that_of_the_clock_also_where_it_changes(monkeypatch, zone):
+def test_machines_own_zone_counts_also_where_its_clock_changes(monkeypatch, zone):
     monkeypatch.setenv("TZ", zone)
-    assert local_now().utcoffset() == datetime.now(ZoneInfo(zone)).utcoffset()
-    for hour in range(0, 366 * 24, 3):
-        moment = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(hours=hour, minutes=30)
-        found = moment.astimezone(SystemZone())
-        expected = moment.astimezone(ZoneInfo(zone))
-        assert found.replace(tzinfo=None) == expected.replace(tzinfo=None)
-        assert found.timestamp() == moment.timestamp()
+    now = datetime.now(ZoneInfo(zone)).replace(tzinfo=None)
+    assert abs(local_now() - now) < timedelta(seconds=60)
+    hours = parse_hours("22:00-02:30")
+    for day in range(0, 366):
+        moment = datetime(2026, 1, 1, 12, tzinfo=UTC) + timedelta(days=day)
+        found = hours.next_change(datetime.fromtimestamp(moment.timestamp()))
+        expected = hours.next_change(moment.astimezone(ZoneInfo(zone)))
+        assert found is not None and expected is not None
+        assert found == expected.replace(tzinfo=None)
+        assert found.timestamp() == expected.timestamp()
     monkeypatch.undo()
     local_now()  # the zone of the tests again

@@ -34,11 +34,13 @@ def test_pause_without_an_end():
 @pytest.mark.parametrize(
     ("duration", "until", "sentence"),
     [
-        ("0", "", "'0' is no duration; write it like --for 1h"),
+        ("0", "", "'0' is no duration of a pause; write it like --for 1h"),
         ("0h", "", "'0h' is no duration of a pause"),
         ("-1h", "", "'-1h' is no duration"),
         ("soon", "", "'soon' is no duration"),
         ("9999d", "", "a year at most"),
+        ("9" * 400 + "d", "", "is no duration"),
+        ("", "07:00+01:00", "is no time of a day"),
         ("", "yesterday", "'yesterday' is no time of a day; write it like --until 07:00"),
         ("", "25:00", "'25:00' is no time of a day"),
         ("", "2026-11-24 07:00", "'2026-11-24 07:00' is over"),

@@ -118,7 +118,7 @@ def test_compressed_answer_of_a_site_or_mirror_is_not_unpacked(compressing_site,
 def test_compressed_answer_to_a_script_is_not_unpacked(compressing_site):
     url, asked = compressing_site
     with pytest.raises(CoordinatorUnreachableError, match="sent a compressed answer"):
-        TokenClient(url, "a-token").request("GET", "runs")
+        TokenClient(url, "a-token").request_json("GET", "runs")
     assert asked == ["identity"]
 
 

@@ -27,6 +27,7 @@ from barnraise.text.rows import (
     parse_json_lines,
     read_texts,
 )
+from barnraise.text.source_file import FileReport, SourceFile, read_file
 
 fields = st.text(st.sampled_from("ab \"\n,;|\t'é{}[]\\"), max_size=12)
 documents = st.lists(st.dictionaries(st.sampled_from(["text", "id"]), fields), min_size=1)
@@ -41,7 +42,7 @@ def test_quoted_csv_is_read_as_it_was_written(table, delimiter):
     dialect, counts = CsvDialect(file_format.CSV, file.getvalue()), RowCounts()
     rows = list(parse_csv(io.StringIO(file.getvalue()), dialect, counts))
     assert [(row["text"], row["id"]) for row in rows] == table
-    assert counts == RowCounts(), "nothing is wrong with them"
+    assert counts == RowCounts(names=["text", "id"]), "nothing is wrong with them"
 
 
 @given(documents, st.booleans(), st.data())
@@ -145,20 +146,21 @@ def join_columns(name: str, header: Sequence[str], columns: Sequence[list[str]])
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl", "a.json"])
-def test_column_of_text_is_chosen_among_columns_of_one_name(look, name):
-    names = ["text", "id", "text"]
-    for header in (names, ["Text", "id", "text"], ["text", "text_2", "text"]):
-        for columns in ((NUMBERS, NUMBERS, TEXTS), (TEXTS, NUMBERS, NUMBERS)):
-            found = look(name, join_columns(name, header, columns))
-            assert found.bytes == len("".join(TEXTS))
-            number = 1 + columns.index(TEXTS)
-            assert (
-                f"columns 1 and 3 are all called '{header[number - 1]}'; column {number}, which"
-                in (found.warnings[0])
-            )
-    both = join_columns(name, names, (TEXTS, NUMBERS, TEXTS[::-1]))
-    assert "its columns 1 and 3 are all called 'text': rename" in look(name, both).refusal
-    assert look(name, both, "text_2").documents == 30
+def test_columns_that_share_the_name_of_the_text_are_refused(look, name):
+    for columns in ((NUMBERS, NUMBERS, TEXTS), (TEXTS, NUMBERS, NUMBERS), (TEXTS, NUMBERS, TEXTS)):
+        refusal = look(name, join_columns(name, ["text", "id", "text"], columns)).refusal
+        if name.endswith("sv"):
+            assert "its columns 1 and 3 are all called 'text': rename all but the one" in refusal
+        else:
+            assert "30 of 30, the first because row 1 has two columns 'text'" in refusal
+    cases = ["Text", "id", "text"]
+    both = join_columns(name, cases, (TEXTS, NUMBERS, TEXTS))
+    assert "its columns 1 and 3 are all called 'Text'" in look(name, both).refusal
+    assert look(name, both, "text").documents == 30
+    found = look(name, join_columns(name, cases, (NUMBERS, NUMBERS, TEXTS)))
+    assert found.bytes == len("".join(TEXTS)) and not found.warnings
+    others = join_columns(name, ["id", "text", "id"], (NUMBERS, TEXTS, NUMBERS))
+    assert look(name, others).documents == 30
 
 
 def test_tables_with_columns_of_one_name_are_refused(look):
@@ -178,6 +180,25 @@ def test_table_skips_and_names_rows_that_are_not_utf_8(look, kind):
     found = look("a.parquet", file.getvalue())
     assert found.documents == 199
     assert "1 of 200, the first because row 58 holds bytes that are not UTF-8" in found.warnings[0]
+
+
+def test_chats_of_tables_are_skipped_where_they_are_not_utf_8(tmp_path):
+    contents = [f"This is sentence {number}.".encode() for number in range(200)]
+    contents[57] = b"Bytes \xff\xfe"
+    kind = pyarrow.struct({"role": pyarrow.string(), "content": pyarrow.string()})
+    raw = pyarrow.struct({"role": pyarrow.string(), "content": pyarrow.binary()})
+    messages = [{"role": "user", "content": content} for content in contents]
+    chats = pyarrow.array([[message] for message in messages], pyarrow.list_(raw))
+    fields = pyarrow.array(messages, raw)
+    columns = {"messages": chats.view(pyarrow.list_(kind)), "doc": fields.view(kind)}
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pyarrow.table(columns), path)
+    for column in ("messages", "doc.content"):
+        options = RowOptions(column, lambda messages: messages[0]["content"])
+        report = FileReport("a.parquet")
+        file = SourceFile("a.parquet", partial(path.open, "rb"), str(path))
+        assert len(list(read_file(file, report, options))) == 199 and report.skipped_rows == 1
+        assert "because row 58 holds bytes that are not UTF-8" in report.warnings[0]
 
 
 def test_row_that_has_the_column_twice_is_skipped(look):

@@ -3,16 +3,17 @@
 import math
 import threading
 import time
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from barnraise.errors import CoordinatorUnreachableError, StateError
-from barnraise.protocol.enums import Activity
+from barnraise.protocol.enums import Activity, PauseReason
+from barnraise.protocol.reports import NO_FIGURES, PauseView
 from barnraise.training import run_turns
-from barnraise.training.run_turns import CYCLE_SECONDS, PlannedTurn, Turn, TurnPlanner
+from barnraise.training.local_status import LocalStatus
+from barnraise.training.run_turns import CYCLE_SECONDS, Turn, plan_turn
 
 
 @settings(deadline=None, max_examples=50)
@@ -21,60 +22,33 @@ from barnraise.training.run_turns import CYCLE_SECONDS, PlannedTurn, Turn, TurnP
     rounds=st.lists(st.floats(1.0, 4000.0), min_size=5, max_size=5),
 )
 def test_shares_hold_to_a_turn_and_a_round_of_each_run(shares, rounds):
-    planner = TurnPlanner({str(index): share for index, share in enumerate(shares)})
-    spent = [0.0] * len(shares)
+    by_run = {str(index): float(share) for index, share in enumerate(shares)}
+    served = dict.fromkeys(by_run, 0.0)
     for _ in range(300):
-        planned = planner.plan_turn(0.0)
-        index = int(planned.run)
+        run, planned = plan_turn(by_run, served)
+        length = rounds[int(run)]
         # A turn ends with the round in which its time is over.
-        seconds = math.ceil(planned.seconds / rounds[index]) * rounds[index]
-        planner.record_turn(planned.run, seconds)
-        spent[index] += seconds
+        served[run] += math.ceil(planned / length) * length / by_run[run]
     largest = max(
         (CYCLE_SECONDS * share / sum(shares) + length) / share
         for share, length in zip(shares, rounds, strict=False)
     )
-    served = [seconds / share for seconds, share in zip(spent, shares, strict=True)]
-    assert max(served) - min(served) <= largest + 1e-6
+    assert max(served.values()) - min(served.values()) <= largest + 1e-6
 
 
 def test_run_that_ends_hands_its_share_on():
-    planner = TurnPlanner({"a": 70, "b": 30})
-    assert planner.plan_turn(0.0) == PlannedTurn("a", 0.7 * CYCLE_SECONDS, run_turns.WAIT_SECONDS)
-    planner.record_turn("a", 2520.0)
-    planner.remove("a")
-    assert planner.plan_turn(0.0) == PlannedTurn("b", math.inf, math.inf)
-    planner.remove("b")
-    assert planner.plan_turn(0.0) is None
+    served = {"a": 0.0, "b": 0.0}
+    assert plan_turn({"a": 70, "b": 30}, served) == ("a", 0.7 * CYCLE_SECONDS)
+    assert plan_turn({"b": 30}, served) == ("b", math.inf)
 
 
-def test_run_that_waits_passes_its_turn_on_and_is_owed_nothing():
-    planner = TurnPlanner({"a": 1, "b": 1})
-    planner.record_wait("a", 0.0)
-    for _ in range(5):
-        assert planner.plan_turn(10.0).run == "b"
-        planner.record_turn("b", 1800.0)
-    later = run_turns.RETRY_SECONDS + 1
-    assert planner.plan_turn(later).run == "a"
-    planner.record_turn("a", 1800.0)
-    planner.record_turn("a", 9000.0)
-    assert planner.plan_turn(later).run == "b"
-
-
-def test_while_all_runs_wait_each_waits_until_another_may_be_ready():
-    planner = TurnPlanner({"a": 1, "b": 1})
-    planner.record_wait("a", 0.0)
-    planner.record_wait("b", 60.0)
-    planned = planner.plan_turn(61.0)
-    assert planned.run == "a" and planned.patience == pytest.approx(run_turns.RETRY_SECONDS - 1)
-
-
-def status(activity: Activity) -> SimpleNamespace:
-    return SimpleNamespace(activity=activity)
+def status(activity: Activity, reason: PauseReason | None = None) -> LocalStatus:
+    pause = None if reason is None else PauseView(reason=reason)
+    return LocalStatus(**dict(NO_FIGURES) | {"activity": activity, "pause": pause})
 
 
 def test_turn_ends_between_two_rounds_and_not_before():
-    turn = Turn(PlannedTurn("a", 0.0, 60.0), threading.Event())
+    turn = Turn(0.0, threading.Event())
     turn.observe(status(Activity.PREPARING))
     assert not turn.end_with_round(), "it has not trained a round"
     turn.observe(status(Activity.TRAINING))
@@ -84,24 +58,35 @@ def test_turn_ends_between_two_rounds_and_not_before():
 
 
 @pytest.mark.parametrize("activity", [None, Activity.PAUSED, Activity.SUSPENDED])
-def test_turn_of_a_run_that_waits_is_passed_on(activity):
-    turn = Turn(PlannedTurn("a", 60.0, 0.3), threading.Event())
+def test_turn_of_a_run_that_waits_is_passed_on(monkeypatch, activity):
+    monkeypatch.setattr(run_turns, "WAIT_SECONDS", 0.3)
+    turn = Turn(60.0, threading.Event())
     if activity is not None:
-        turn.observe(status(activity))
+        turn.observe(status(activity, PauseReason.RUN))
     assert turn.leaving.wait(10) and turn.has_waited
     turn.close()
 
 
-def test_only_run_waits_as_long_as_it_takes():
-    turn = Turn(PlannedTurn("a", math.inf, math.inf), threading.Event())
-    turn.observe(status(Activity.PAUSED))
+def test_pause_of_the_machine_lasts_as_long_as_the_turn(monkeypatch):
+    monkeypatch.setattr(run_turns, "WAIT_SECONDS", 0.1)
+    turn = Turn(1.0, threading.Event())
+    turn.observe(status(Activity.PAUSED, PauseReason.HOURS))
+    assert not turn.leaving.wait(0.5), "no other run would train"
+    assert turn.leaving.wait(10) and turn.has_waited
+    turn.close()
+
+
+@pytest.mark.parametrize("reason", [PauseReason.RUN, PauseReason.HOURS])
+def test_only_run_waits_as_long_as_it_takes(monkeypatch, reason):
+    turn = Turn(math.inf, threading.Event())
+    turn.observe(status(Activity.PAUSED, reason))
     assert not turn.leaving.wait(0.6) and not turn.end_with_round()
     turn.close()
 
 
 def test_run_that_does_not_begin_to_train_passes_its_turn_on(monkeypatch):
     monkeypatch.setattr(run_turns, "PREPARE_SECONDS", 0.5)
-    turn = Turn(PlannedTurn("a", 0.1, 60.0), threading.Event())
+    turn = Turn(0.1, threading.Event())
     turn.observe(status(Activity.PREPARING))
     assert not turn.leaving.wait(0.3), "its own time begins with the training"
     assert turn.leaving.wait(10) and turn.has_waited
@@ -134,6 +119,25 @@ def test_runs_are_trained_in_turns_until_all_have_ended(quick_cycle):
 
     assert run_turns.train_in_turns({"a": 70, "b": 30}, threading.Event(), train)
     assert order[:2] == ["a", "b"] and order.count("a") > 1 and order[-1] == "a"
+
+
+def test_run_that_waits_is_owed_nothing(quick_cycle, monkeypatch):
+    monkeypatch.setattr(run_turns, "WAIT_SECONDS", 0.2)
+    order = []
+
+    def train(run: str, turn: Turn) -> None:
+        order.append(run)
+        if run == "b" and len(order) > 8:
+            return  # it ends
+        if run == "a":
+            turn.observe(status(Activity.PAUSED, PauseReason.RUN))
+            if "b" in order[-2:] or len(order) == 1:
+                assert turn.leaving.wait(10)
+            return
+        train_rounds(turn, 1000)
+
+    assert run_turns.train_in_turns({"a": 1, "b": 1}, threading.Event(), train)
+    assert order[:4] == ["a", "b", "a", "b"]
 
 
 def test_stop_ends_the_turn_and_the_worker(quick_cycle):

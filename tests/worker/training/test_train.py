@@ -35,11 +35,8 @@ from barnraise.text.tokenizer import tokenizer_errors
 from barnraise.training import pauses, train
 from barnraise.training.checkpoint import CheckpointSlots
 from barnraise.training.join import JoinedRun
-from barnraise.training.limits.machine_facts import FactsReader
-from barnraise.training.limits.rule_watch import RuleWatch
-from barnraise.training.local_control import LocalControl, LocalPause
-from barnraise.training.local_status import LocalStatus, read_status
-from barnraise.training.offline_pause import OfflinePauses
+from barnraise.training.local_control import LocalControl
+from barnraise.training.local_status import read_status
 from barnraise.training.train import Worker, WorkerPhase
 
 owner_files = import_drill_module("owner_files")
@@ -348,36 +345,6 @@ def test_worker_that_leaves_in_a_pause_has_the_same_bits_after_it(
     again.while_freed = control.resume
     assert run_to_digest(again) == undisturbed
     assert read_ledger(again.joined.folder.path) == [ROUND_STEPS * STEP_TOKENS] * 3
-
-
-def test_pause_offline_lets_the_worker_leave_and_return(new_worker, tmp_path):
-    home = StateDir(tmp_path / "home")
-    workers: list[RecordingWorker] = []
-    shown: list[LocalStatus] = []
-
-    def train_once() -> RecordingWorker:
-        worker = new_worker()
-        workers.append(worker)
-        control = LocalControl(worker.joined.folder.path)
-        if len(workers) == 1:
-            worker.between_steps = lambda: (
-                worker.metrics.step == 2 and control.pause(LocalPause(is_offline=True))
-            )
-        worker.run()
-        return worker
-
-    def on_status(status: LocalStatus) -> None:
-        assert home.run_folders() and LocalControl(home.run_folders()[0]).find_worker()
-        shown.append(status)
-        LocalControl(home.run_folders()[0]).resume()
-
-    rules = RuleWatch(home, FactsReader())
-    offline = OfflinePauses(home, rules, threading.Event(), on_status)
-    assert offline.run_between(train_once) is workers[1] and len(workers) == 2
-    assert workers[0].acts[-1] == "stopped" and workers[0].offline_pause is not None
-    assert shown[0].activity is Activity.PAUSED and shown[0].reason == "paused on this machine"
-    tokens = read_ledger(workers[1].joined.folder.path)
-    assert tokens[0] == 2 * STEP_TOKENS and sum(tokens) >= RECIPE.token_budget
 
 
 def test_damaged_state_of_a_pause_costs_the_unfinished_round_only(new_worker, monkeypatch, caplog):

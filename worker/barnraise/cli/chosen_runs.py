@@ -8,13 +8,13 @@ from typing import Annotated
 import typer
 
 from barnraise.cli.addresses import RunAddress, run_argument
-from barnraise.cli.run_folders import list_run_folders
 from barnraise.cli.site_access import check_trainable, find_run
-from barnraise.coordinator_client.client import CoordinatorClient
+from barnraise.coordinator_client.machine_requests import MachineRequests
 from barnraise.errors import RunEndedError, StateError
 from barnraise.protocol.coordinator_messages import RunSummary, RunView
 from barnraise.protocol.enums import RunStatus
 from barnraise.state_dir import StateDir
+from barnraise.training.local_control import refuse_other_worker
 
 MAX_SHARE = 100
 SHARE_EXAMPLE = "like --share 70,30 for two runs"
@@ -101,14 +101,19 @@ def find_runs(state_dir: StateDir, names: Sequence[str], *, skip_ended: bool) ->
     Raises:
         CoordinatorError: there is no such run.
         RunEndedError: one has ended.
-        StateError: one is named twice, or another worker of this machine trains it.
+        StateError: one is named twice, or another worker of this machine trains.
     """
+    refuse_other_worker(
+        state_dir,
+        ". A second worker needs a home of its own (--home FOLDER) and enrols as a machine of its "
+        "own",
+        only_trainers=True,
+    )
     chosen: list[ChosenRun] = []
     for name in names:
         run = ChosenRun(name, find_run(state_dir, name))
         if run.id in [other.id for other in chosen]:
             raise StateError(f"the run '{run.title}' is named twice: name each run once")
-        refuse_second_worker(state_dir, run)
         try:
             if run.view is not None:
                 check_trainable(run.view)
@@ -120,37 +125,18 @@ def find_runs(state_dir: StateDir, names: Sequence[str], *, skip_ended: bool) ->
     return chosen
 
 
-def refuse_second_worker(state_dir: StateDir, run: ChosenRun) -> None:
-    """Refuse a run that another process of this machine trains.
-
-    Raises:
-        StateError: names the process.
-    """
-    for folder in list_run_folders(state_dir):
-        worker = folder.other_worker
-        is_named = run.name in (folder.path.name, folder.slug) or run.id == folder.path.name
-        if is_named and worker is not None:
-            raise StateError(
-                f"process {worker.pid} trains '{run.title}' on this machine already: "
-                "`barnraise status` shows it, and `barnraise stop` ends it. A second worker needs "
-                "a home of its own (--home FOLDER) and enrols as a machine of its own"
-            )
-
-
 def find_next_run(state_dir: StateDir, done: Collection[str]) -> ChosenRun | None:
     """Find the next open run of this machine's site; None if there is none.
 
     Raises:
         CoordinatorError: the site does not answer.
     """
-    membership = state_dir.membership
-    site = CoordinatorClient(membership.url, state_dir.identity, membership.mirror.key)
-    with closing(site):
+    with closing(MachineRequests(state_dir)) as site:
         found = choose_next(fetch_all_runs(site), done)
         return None if found is None else ChosenRun(found.id, site.fetch_run(found.id))
 
 
-def fetch_all_runs(site: CoordinatorClient) -> list[RunSummary]:
+def fetch_all_runs(site: MachineRequests) -> list[RunSummary]:
     """Fetch all pages of the list of runs."""
     page = site.fetch_runs(None)
     runs = [*page.runs]

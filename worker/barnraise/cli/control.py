@@ -22,7 +22,7 @@ from barnraise.formats import format_bytes
 from barnraise.planning.pause_times import find_pause_end
 from barnraise.protocol.polling import PERSON_POLL_SECONDS
 from barnraise.training.limits.decision import format_until
-from barnraise.training.limits.system_zone import local_now
+from barnraise.training.limits.rule_watch import local_now
 from barnraise.training.local_control import LocalPause
 
 LocalRunArgument = Annotated[
@@ -97,12 +97,7 @@ def leave(
             "text. What it has published stays in the shared model.",
             soft_wrap=True,
         )
-        if folder.is_owned:
-            out.print(
-                "[yellow]This machine prepared the run's text:[/] unless others have it, nobody "
-                "can join the run afterwards.",
-                soft_wrap=True,
-            )
+        warn_of_own_texts([folder])
         typer.confirm("Delete it?", default=False, abort=True)
     if folder.is_running:
         stop_worker(folder)
@@ -117,6 +112,17 @@ def leave(
             f"`barnraise join {folder.slug}` returns.",
             soft_wrap=True,
         )
+
+
+def warn_of_own_texts(folders: list[RunFolder]) -> None:
+    """Print what deleting these folders means for the runs whose text was prepared here."""
+    for folder in folders:
+        if folder.is_owned:
+            out.print(
+                f"[yellow]This machine prepared the text of {escape(folder.name)}:[/] unless "
+                "others have it, nobody can join the run afterwards.",
+                soft_wrap=True,
+            )
 
 
 def stop_worker(folder: RunFolder) -> None:

@@ -1,52 +1,9 @@
 """Describe every field that this machine sends, for `barnraise privacy`. Pure.
 
-`find_sent_fields` finds the fields in the classes of the messages; a test fails until each is
-described here.
+A test finds the fields in the classes of the messages, and fails until each is described here.
 """
 
-import typing
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
-
-from barnraise.protocol import checkups, coordinator_messages, messages, opinions, verdicts
-from barnraise.protocol.types import Message
-
-# What a machine sends to a site, and the signed documents in it.
-SENT_TO_SITE: tuple[type[Message], ...] = (
-    coordinator_messages.EnrolmentRequest,
-    coordinator_messages.InvitationToken,
-    coordinator_messages.JoinRequest,
-    coordinator_messages.Reports,
-    coordinator_messages.AttestationStatement,
-    coordinator_messages.TextManifest,
-    checkups.Checkup,
-    messages.Signed,
-)
-# What a site sends: nothing of this machine is in it.
-SENT_BY_SITE: tuple[type[Message], ...] = (
-    coordinator_messages.MirrorView,
-    coordinator_messages.EnrolmentReply,
-    coordinator_messages.EnrolmentStatus,
-    coordinator_messages.WorkerRelease,
-    coordinator_messages.RunView,
-    coordinator_messages.RunPage,
-    coordinator_messages.JoinReply,
-    coordinator_messages.ReportReply,
-    coordinator_messages.Problem,
-)
-SENT_TO_PEERS: tuple[type[Message], ...] = (
-    *typing.get_args(messages.PeerMessage),
-    messages.Ticket,
-    messages.Update,
-    messages.WorkerSession,
-    messages.DialNow,
-    messages.ChannelGreeting,
-    messages.ChannelProof,
-    verdicts.Verdict,
-    opinions.SignedOpinions,
-    opinions.Opinions,
-)
 
 
 @dataclass(frozen=True)
@@ -251,25 +208,3 @@ TO_NOBODY = (
     "your name and email: the site has them from you, and peers see a digest",
     "statistics for the authors of barnraise: there are none",
 )
-
-
-def find_sent_fields(roots: tuple[type[Message], ...]) -> Iterator[str]:
-    """Yield the fields of messages, and of those in them, as "Message.field"."""
-    seen: set[type[Message]] = set()
-    waiting = list(roots)
-    while waiting:
-        message = waiting.pop()
-        if message in seen:
-            continue
-        seen.add(message)
-        for name, field in message.model_fields.items():
-            yield f"{message.__name__}.{name}"
-            waiting += _find_messages(field.annotation)
-
-
-def _find_messages(annotation: Any) -> Iterator[type[Message]]:
-    """Yield the messages that a type names, also within lists and unions."""
-    if isinstance(annotation, type) and issubclass(annotation, Message):
-        yield annotation
-    for part in typing.get_args(annotation):
-        yield from _find_messages(part)

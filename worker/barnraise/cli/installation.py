@@ -1,6 +1,8 @@
 """Find which tool installed this program, and the lines that update and uninstall it."""
 
 import json
+import shlex
+import subprocess
 import sys
 from dataclasses import dataclass
 from importlib import metadata
@@ -24,14 +26,14 @@ class Installation:
     torch_backend: str = ""
 
     @property
-    def uninstall_line(self) -> str:
-        """Return the command that uninstalls the program; "" for a clone."""
+    def uninstall_command(self) -> list[str]:
+        """Return the command that uninstalls the program; [] for a clone."""
         return {
-            "uv tool": f"uv tool uninstall {PACKAGE}",
-            "pipx": f"pipx uninstall {PACKAGE}",
-            "uv pip": f"uv pip uninstall --python {quote_path(self.python)} {PACKAGE}",
-            "pip": f"{quote_path(self.python)} -m pip uninstall {PACKAGE}",
-        }.get(self.tool, "")
+            "uv tool": ["uv", "tool", "uninstall", PACKAGE],
+            "pipx": ["pipx", "uninstall", PACKAGE],
+            "uv pip": ["uv", "pip", "uninstall", "--python", self.python, PACKAGE],
+            "pip": [self.python, "-m", "pip", "uninstall", PACKAGE],
+        }.get(self.tool, [])
 
     def build_update_command(self, wheel: str) -> list[str]:
         """Return the command that installs a wheel in place of this version; [] for a clone.
@@ -47,9 +49,9 @@ class Installation:
         }.get(self.tool, [])
 
 
-def quote_path(path: str) -> str:
-    """Return a path as a shell reads it, also Windows'."""
-    return f'"{path}"' if any(character in path for character in " &()") else path
+def join_command(command: list[str]) -> str:
+    """Return a command as a person types it into this system's shell."""
+    return subprocess.list2cmdline(command) if sys.platform == "win32" else shlex.join(command)
 
 
 def find_installation() -> Installation:

@@ -16,6 +16,7 @@ import typer
 from rich.live import Live
 from rich.markup import escape
 
+from barnraise.cli.addresses import RunAddress
 from barnraise.cli.chosen_runs import (
     ChosenRun,
     RunsArgument,
@@ -110,6 +111,21 @@ def join(
     not enrolled yet enrols first. Limits given here are saved, as by `barnraise limits`.
 
     Example: barnraise join https://train.example.org/runs/first-barn
+    """
+    run_worker(runs, machine, worker_options, turns, resources)
+
+
+def run_worker(
+    runs: list[RunAddress],
+    machine: MachineOptions,
+    worker_options: WorkerOptions,
+    turns: TurnOptions,
+    resources: LimitOptions,
+) -> None:
+    """Train in runs as `barnraise join` does.
+
+    Raises:
+        BarnraiseError: there is a reason not to, which a person must remove.
     """
     if worker_options.polite:
         lower_priority()
@@ -209,7 +225,6 @@ class TrainingSession:
         # Importing torch takes seconds, so that only the commands that need it do so.
         from barnraise.training.memory_retry import run_within_memory
         from barnraise.training.memory_watch import MemoryWatch
-        from barnraise.training.offline_pause import OfflinePauses
 
         def show(status: LocalStatus) -> None:
             turn.observe(status)
@@ -225,8 +240,7 @@ class TrainingSession:
                 worker.end_after_round(turn.end_with_round)
             return worker
 
-        pauses = OfflinePauses(self._state_dir, self.rules, turn.leaving, show)
-        worker = pauses.run_between(partial(run_within_memory, create, self._limits, watch))
+        worker = run_within_memory(create, self._limits, watch)
         if worker is None:
             return
         if worker.reporter.refused:
@@ -247,7 +261,6 @@ class TrainingSession:
         from barnraise.swap.hardware_probe import measure_free
         from barnraise.training.join import join_run
         from barnraise.training.mixing_worker import MixingWorker
-        from barnraise.training.offline_pause import follow_event
         from barnraise.training.running_mark import create_within_memory
         from barnraise.training.train import Worker
         from barnraise.training.warm_start import fetch_initial_weights
@@ -265,9 +278,7 @@ class TrainingSession:
             worker_class = MixingWorker if joined.spec.recipe.mixes_weights else Worker
             # What is free changes between two attempts.
             free = measure_free(hardware)
-            # It may leave by itself for a while, without the command.
-            ending = follow_event(leaving)
-            return worker_class(joined, ending, free, limits, show, transport)
+            return worker_class(joined, leaving, free, limits, show, transport)
 
         try:
             worker = create_within_memory(joined.folder.path, limits, create)

@@ -18,9 +18,8 @@ from barnraise.cli.key_backup import (
 from barnraise.cli.machine_options import HomeOption
 from barnraise.durable_io import write_atomically
 from barnraise.errors import StateError
-from barnraise.protocol.signing import Identity
 from barnraise.state_dir import StateDir
-from barnraise.training.local_control import find_running
+from barnraise.training.local_control import refuse_other_worker
 
 key = HelpfulTyper(no_args_is_help=True, help="Back up this machine's key, or move it.")
 
@@ -41,7 +40,7 @@ def export_key(file: FileArgument, home: HomeOption = None) -> None:
         raise StateError(f"{file} exists already, and is not overwritten: name another file")
     passphrase = typer.prompt("Passphrase", hide_input=True, confirmation_prompt="Once more")
     membership = state_dir.membership if state_dir.is_enrolled else None
-    backup = KeyBackup(state_dir.identity.secret, membership)
+    backup = KeyBackup(secret=state_dir.identity.secret.hex(), membership=membership)
     write_atomically(file, encrypt_backup(backup, passphrase), private=True)
     out.print(
         f"Saved the key {state_dir.identity.key[:16]}… in {escape(str(file))}. Without the "
@@ -60,33 +59,26 @@ def import_key(file: FileArgument, home: HomeOption = None) -> None:
     folder = home or StateDir.default_path()
     if (folder / "key").exists():
         state_dir = StateDir(folder)
-        if find_running(state_dir.run_folders()):
-            raise StateError("a worker of this machine is running: `barnraise stop` ends it")
+        refuse_other_worker(state_dir)
         raise StateError(
             f"{folder} has a key already ({state_dir.identity.key[:16]}…), which is not "
             "overwritten: import into another folder with --home FOLDER, or remove this machine "
             "with `barnraise remove` first"
         )
-    content = _read_file(file)
+    if not file.exists():
+        raise StateError(f"there is no file {file}")
+    with file.open("rb") as opened:
+        content = opened.read(MAX_FILE_BYTES + 1)
     check_backup(content)
     backup = decrypt_backup(content, typer.prompt("Passphrase", hide_input=True))
-    identity = Identity(backup.secret)
-    write_atomically(folder / "key", backup.secret, private=True)
+    write_atomically(folder / "key", bytes.fromhex(backup.secret), private=True)
     state_dir = StateDir(folder)
+    enrolled_at = ""
     if backup.membership is not None:
         state_dir.save_membership(backup.membership)
-    enrolled_at = f", enrolled at {backup.membership.url}" if backup.membership else ""
+        enrolled_at = f", enrolled at {backup.membership.url}"
     out.print(
-        f"This is the machine {identity.key[:16]}… now{escape(enrolled_at)}.\n"
+        f"This is the machine {state_dir.identity.key[:16]}… now{escape(enrolled_at)}.\n"
         "Remove the key from the other computer: with two, the newer worker stops.",
         soft_wrap=True,
     )
-
-
-def _read_file(file: Path) -> bytes:
-    """Return the first bytes of a file; one more than a key's may have shows a longer file."""
-    try:
-        with file.open("rb") as opened:
-            return opened.read(MAX_FILE_BYTES + 1)
-    except FileNotFoundError:
-        raise StateError(f"there is no file {file}") from None

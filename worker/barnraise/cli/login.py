@@ -9,8 +9,7 @@ from barnraise.cli.addresses import parse_site_address
 from barnraise.cli.console import out
 from barnraise.cli.machine_options import HomeOption, open_state_dir
 from barnraise.cli.site_access import enrol_machine
-from barnraise.errors import StateError
-from barnraise.training.local_control import find_running
+from barnraise.training.local_control import refuse_other_worker
 
 
 def login(
@@ -42,8 +41,7 @@ def logout(home: HomeOption = None) -> None:
     """
     state_dir = open_state_dir(home)
     membership = state_dir.membership
-    if find_running(state_dir.run_folders()):
-        raise StateError("a worker of this machine is running: `barnraise stop` ends it")
+    refuse_other_worker(state_dir)
     state_dir.remove_membership()
     out.print(
         f"This machine no longer works for {membership.url}. To remove it there as well:\n"

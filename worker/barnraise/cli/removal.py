@@ -9,30 +9,26 @@ import typer
 from rich.markup import escape
 
 from barnraise.cli.console import new_table, out
-from barnraise.cli.installation import find_installation
+from barnraise.cli.control import warn_of_own_texts
+from barnraise.cli.installation import find_installation, join_command
 from barnraise.cli.machine_options import HomeOption
 from barnraise.cli.run_folders import RunFolder, count_disk_bytes, list_run_folders
 from barnraise.cli.service.command import remove_service
 from barnraise.cli.service.service_record import ServiceRecord
 from barnraise.coordinator_client.machine_requests import MachineRequests
-from barnraise.errors import CoordinatorError, StateError
+from barnraise.errors import CoordinatorError
 from barnraise.formats import format_bytes
 from barnraise.state_dir import StateDir
+from barnraise.training.local_control import refuse_other_worker
 
 KEY_FILE = "key"
-# What lies in a state directory, besides the key. In a folder that a person has named, nothing else
-# is ours.
-OWN_FOLDERS = ("runs", "logs", "exports", "push")
-OWN_FILES = (
-    "coordinator.json",
-    "mirrors.json",
-    "limits.json",
-    "hardware.json",
-    "hardware.lock",
-    "checkup.json",
-    "service.json",
-    "service.xml",
-)
+# What lies in a state directory. In a folder that a person has named, nothing else is ours.
+OWN_NAMES = {
+    *("runs", "logs", "exports", "push"),
+    *("coordinator.json", "mirrors.json", "limits.json", "checkup.json", KEY_FILE),
+    *("hardware.json", "hardware.lock", "traffic.json"),
+    *("service.json", "service.xml"),
+}
 
 
 def remove(
@@ -51,12 +47,7 @@ def remove(
         return
     state_dir = StateDir(folder)
     runs = list_run_folders(state_dir)
-    for run in runs:
-        if worker := run.other_worker:
-            raise StateError(
-                f"process {worker.pid} trains '{run.name}' now: `barnraise stop` lets it save its "
-                "work, and then `barnraise remove` goes on"
-            )
+    refuse_other_worker(state_dir)
     service = ServiceRecord.load(folder)
     _print_contents(state_dir, runs, service)
     if not yes:
@@ -75,8 +66,7 @@ def _print_contents(
     """List what is deleted, by size."""
     table = new_table(show_header=False)
     for run in runs:
-        owned = "  its text was prepared here" if run.is_owned else ""
-        table.add_row("Run", escape(run.name), format_bytes(run.disk_bytes()), owned)
+        table.add_row("Run", escape(run.name), format_bytes(run.disk_bytes()))
     logs = state_dir.path / "logs"
     if logs.exists():
         table.add_row("Logs", escape(str(logs)), format_bytes(count_disk_bytes(logs)))
@@ -87,12 +77,7 @@ def _print_contents(
         table.add_row("Site", escape(state_dir.membership.url))
     out.print(f"In {escape(str(state_dir.path))}:", soft_wrap=True)
     out.print(table)
-    if any(run.is_owned for run in runs):
-        out.print(
-            "[yellow]This machine prepared a run's text:[/] unless others have it, nobody can join "
-            "that run afterwards.",
-            soft_wrap=True,
-        )
+    warn_of_own_texts(runs)
 
 
 def _revoke(state_dir: StateDir, *, yes: bool) -> None:
@@ -105,7 +90,7 @@ def _revoke(state_dir: StateDir, *, yes: bool) -> None:
         return
     try:
         with contextlib.closing(MachineRequests(state_dir)) as site:
-            site.request("POST", "machines", membership.machine, "actions", "revoke")
+            site.request_json("POST", "machines", membership.machine, "actions", "revoke")
     except CoordinatorError as error:
         if error.status in (401, 403):  # the site has revoked or forgotten it before
             return
@@ -124,15 +109,10 @@ def _delete_all(folder: Path) -> None:
         OSError: a file cannot be deleted; its name is in the message.
     """
     is_all_ours = folder.name == StateDir.DEFAULT_NAME
-    folders = [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()]
-    for path in folders:
-        if is_all_ours or path.name in OWN_FOLDERS:
+    for path in sorted(folder.iterdir(), key=lambda path: path.name == KEY_FILE):
+        if path.is_dir() and not path.is_symlink() and (is_all_ours or path.name in OWN_NAMES):
             shutil.rmtree(path)
-    for name in (*OWN_FILES, KEY_FILE):
-        (folder / f"{name}.new").unlink(missing_ok=True)
-        (folder / name).unlink(missing_ok=True)
-    if is_all_ours:
-        for path in folder.iterdir():
+        elif is_all_ours or path.name.removesuffix(".new") in OWN_NAMES:
             path.unlink()
     foreign = sorted(path.name for path in folder.iterdir())
     if foreign:
@@ -147,7 +127,7 @@ def _delete_all(folder: Path) -> None:
 
 
 def _print_uninstall_line() -> None:
-    line = find_installation().uninstall_line
+    line = join_command(find_installation().uninstall_command)
     if line:
         out.print(f"To uninstall the program:  [bold]{escape(line)}[/]", soft_wrap=True)
     else:

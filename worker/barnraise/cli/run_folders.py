@@ -1,7 +1,6 @@
 """The folders of this machine's runs, for commands that show or control their workers."""
 
 import contextlib
-import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +12,7 @@ from barnraise.errors import StateError
 from barnraise.protocol.coordinator_messages import JoinReply, RunView
 from barnraise.spec import RunSpec
 from barnraise.state_dir import JOIN_REPLY_FILE, StateDir
-from barnraise.training.local_control import LocalControl, WorkerProcess
+from barnraise.training.local_control import LocalControl
 from barnraise.training.local_status import LocalStatus, read_status
 
 BLOCK_BYTES = 512  # the unit of `st_blocks`, whatever the file system's blocks are
@@ -55,12 +54,6 @@ class RunFolder:
     def control(self) -> LocalControl:
         """Return the control of the run's worker."""
         return LocalControl(self.path)
-
-    @property
-    def other_worker(self) -> WorkerProcess | None:
-        """Return the other process that trains the run, also while another run has its turn."""
-        worker = self.control.find_worker()
-        return worker if worker is not None and worker.pid != os.getpid() else None
 
     @property
     def is_running(self) -> bool:

@@ -4,6 +4,7 @@ Every command prints text for people or, with --json, the site's answer. The tok
 $BARNRAISE_TOKEN.
 """
 
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -18,7 +19,7 @@ from barnraise.cli.help_format import HelpfulTyper
 from barnraise.cli.machine_options import HomeOption, JsonOption, open_state_dir
 from barnraise.cli.option_groups import expand_option_groups
 from barnraise.cli.site_options import SiteOptions
-from barnraise.coordinator_client.client import CoordinatorClient
+from barnraise.coordinator_client.machine_requests import MachineRequests
 from barnraise.errors import StateError
 from barnraise.formats import format_duration, parse_bytes
 from barnraise.planning.lines import LINES
@@ -124,10 +125,8 @@ def list_runs(context: typer.Context, home: HomeOption = None, as_json: JsonOpti
     """List the runs that this machine could join, or run one of the commands below."""
     if context.invoked_subcommand:
         return
-    state_dir = open_state_dir(home)
-    membership = state_dir.membership
-    coordinator = CoordinatorClient(membership.url, state_dir.identity, membership.mirror.key)
-    views = fetch_all_runs(coordinator)
+    with closing(MachineRequests(open_state_dir(home))) as site:
+        views = fetch_all_runs(site)
     if as_json:
         print_json(
             [

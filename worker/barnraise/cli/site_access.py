@@ -68,7 +68,7 @@ def enrol_machine(state_dir: StateDir, site: str, name: str = "") -> SiteMembers
 def _rename_machine(state_dir: StateDir, membership: SiteMembership, name: str) -> str:
     """Rename this machine on the site, and return what the site calls it."""
     with closing(MachineRequests(state_dir)) as site:
-        answer = site.request("PATCH", "machines", membership.machine, body={"name": name})
+        answer = site.request_json("PATCH", "machines", membership.machine, body={"name": name})
     return str(answer["name"])
 
 

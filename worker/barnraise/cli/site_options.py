@@ -18,7 +18,6 @@ from barnraise.cli.machine_options import HomeOption, JsonOption, open_state_dir
 from barnraise.coordinator_client.machine_requests import MachineRequests
 from barnraise.coordinator_client.token_client import (
     TOKEN_VARIABLE,
-    ScriptClient,
     TokenClient,
     read_token,
 )
@@ -57,7 +56,7 @@ class SiteOptions:
 
     def open_client(
         self, run: RunAddress | None = None, *, as_machine: bool = False
-    ) -> ScriptClient:
+    ) -> TokenClient | MachineRequests:
         """Return a client of the site; the caller closes it.
 
         A token goes to the site that its owner has chosen, and not wherever a pasted address
@@ -91,16 +90,23 @@ class SiteOptions:
         run: RunAddress | None = None,
         as_machine: bool = False,
     ) -> Any:
-        """Send one request as `ScriptClient.request` does; the path is below that of `run`."""
+        """Send one request as `TokenClient.request_json` does; the path is below that of `run`."""
         with closing(self.open_client(run, as_machine=as_machine)) as client:
-            return client.request(method, *_path_below(run), *path, body=body)
+            return client.request_json(method, *_path_below(run), *path, body=body)
 
     def fetch_all(
         self, *path: str, run: RunAddress | None = None, as_machine: bool = False
     ) -> list[dict[str, Any]]:
-        """Fetch all items of a list; the path is below that of `run`."""
+        """Fetch all items of a list, page after page; the path is below that of `run`."""
+        items: list[dict[str, Any]] = []
+        query: dict[str, Any] = {}
         with closing(self.open_client(run, as_machine=as_machine)) as client:
-            return client.fetch_all(*_path_below(run), *path)
+            while True:
+                page = client.request_json("GET", *_path_below(run), *path, **query)
+                items += page["items"]
+                if not page["next"]:
+                    return items
+                query = {"after": page["next"]}
 
     def print_answer(self, answer: Any, print_text: Callable[[Any], object]) -> None:
         """Print an answer as JSON if that is requested, and otherwise by `print_text`."""

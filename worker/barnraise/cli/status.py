@@ -19,6 +19,7 @@ from barnraise.formats import format_byte_rate, format_bytes, format_duration
 from barnraise.protocol.enums import Activity
 from barnraise.protocol.reports import ExchangeView
 from barnraise.state_dir import StateDir
+from barnraise.training.local_control import find_other_worker
 from barnraise.training.local_status import LocalStatus, NeighbourView
 
 WATCH_SECONDS = 2.0  # between two pictures of --watch
@@ -103,7 +104,7 @@ def _describe_worker(folder: RunFolder, running: bool, run_status: LocalStatus |
     if running:
         return "running"
     has_ended = run_status is not None and run_status.activity is Activity.FINISHED
-    if folder.other_worker is not None and not has_ended:
+    if not has_ended and find_other_worker([folder.path]):
         return "waits for its turn: its worker trains another run"
     if run_status is None or not run_status.at:
         return "not running"

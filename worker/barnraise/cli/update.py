@@ -1,6 +1,6 @@
 """Run `barnraise update`: install the version that this machine's site offers."""
 
-import shlex
+import re
 import subprocess
 import sys
 from contextlib import closing
@@ -10,14 +10,14 @@ import typer
 from rich.markup import escape
 
 from barnraise import __version__
-from barnraise.cli.console import out, print_json
-from barnraise.cli.installation import find_installation
-from barnraise.cli.machine_options import HomeOption, JsonOption, open_state_dir
-from barnraise.coordinator_client.client import CoordinatorClient
+from barnraise.cli.console import out
+from barnraise.cli.installation import find_installation, join_command
+from barnraise.cli.machine_options import HomeOption, open_state_dir
+from barnraise.coordinator_client.machine_requests import MachineRequests
 from barnraise.errors import StateError
-from barnraise.protocol.coordinator_messages import WorkerRelease
-from barnraise.state_dir import StateDir
-from barnraise.training.local_control import find_running
+from barnraise.training.local_control import refuse_other_worker
+
+VERSION = re.compile(r"([0-9]+(?:\.[0-9]+)*)(?:\+([0-9]+)(?:\..*)?)?")
 
 
 def update(
@@ -26,31 +26,27 @@ def update(
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before installing.")] = False,
     home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Install the version that this machine's site offers, after asking.
 
     The site has signed the version and the digest, and the installer compares the digest.
     """
     state_dir = open_state_dir(home)
-    release = _fetch_release(state_dir)
-    order = compare_versions(__version__, release.version)
+    with closing(MachineRequests(state_dir)) as site:
+        release = site.fetch_release()
+    is_same = release.version == __version__
+    is_newer = not is_same and parse_version(release.version) > parse_version(__version__)
     wheel = f"{state_dir.membership.url}/download/{release.file}#sha256={release.sha256}"
     command = find_installation().build_update_command(wheel)
-    line = subprocess.list2cmdline(command) if sys.platform == "win32" else shlex.join(command)
-    if as_json:
-        print_json(
-            {"installed": __version__, "line": line, "is_newer": order < 0} | release.model_dump()
-        )
-        return
+    line = join_command(command)
     out.print(f"Installed:  {__version__}")
     out.print(f"The site:   {release.version}  sha256 {release.sha256}", soft_wrap=True)
-    if order > 0:
+    if not (is_newer or is_same):
         raise StateError(
             f"{state_dir.membership.url} offers {release.version}, which is older than "
             f"{__version__} here: nothing is installed"
         )
-    if order == 0:
+    if is_same:
         out.print("This is the site's version.")
         return
     if not command:
@@ -59,8 +55,7 @@ def update(
     out.print(f"To update:\n\n  {escape(line)}\n", soft_wrap=True)
     if check:
         return
-    if find_running(state_dir.run_folders()):
-        raise StateError("a worker of this machine is running: `barnraise stop` ends it first")
+    refuse_other_worker(state_dir)
     if sys.platform == "win32":
         out.print("Windows replaces no program that runs: copy this line into a terminal.")
         return
@@ -68,18 +63,6 @@ def update(
         typer.confirm("Run it?", default=True, abort=True)
     _install(command)
     out.print("Updated. Go on with: [bold]barnraise join RUN[/]")
-
-
-def _fetch_release(state_dir: StateDir) -> WorkerRelease:
-    """Fetch what the site offers.
-
-    Raises:
-        CoordinatorError: it offers none, or does not answer.
-    """
-    membership = state_dir.membership
-    site = CoordinatorClient(membership.url, state_dir.identity, membership.mirror.key)
-    with closing(site):
-        return site.fetch_release()
 
 
 def _install(command: list[str]) -> None:
@@ -91,24 +74,13 @@ def _install(command: list[str]) -> None:
         raise StateError(f"{command[0]} ended with exit code {code}: see its messages above")
 
 
-def compare_versions(installed: str, offered: str) -> int:
-    """Return -1 if the offered version is newer, 1 if it is older, 0 if it is the same. Pure.
-
-    A version is "0.2.0", or "0.2.0+5.g1a2b3c4" five changes later.
+def parse_version(text: str) -> tuple[list[int], int]:
+    """Return what is compared of a version, like "0.2.0", or "0.2.0+5.g1" five changes later. Pure.
 
     Raises:
-        StateError: one of them is no such version, so that nobody knows which is newer.
+        StateError: it is no such version, so that nobody knows which is newer.
     """
-    if installed == offered:
-        return 0
-    before, after = _parse_version(installed), _parse_version(offered)
-    return -1 if before < after else int(before > after)
-
-
-def _parse_version(text: str) -> tuple[tuple[int, ...], int]:
-    numbers, _, build = text.partition("+")
-    distance = build.partition(".")[0]
-    parts = numbers.split(".")
-    if not all(part.isascii() and part.isdecimal() for part in (*parts, distance or "0")):
+    parts = VERSION.fullmatch(text)
+    if parts is None:
         raise StateError(f"'{text}' is no version of barnraise that can be compared")
-    return tuple(map(int, parts)), int(distance or "0")
+    return [int(number) for number in parts[1].split(".")], int(parts[2] or 0)

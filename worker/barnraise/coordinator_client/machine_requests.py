@@ -1,4 +1,4 @@
-"""Call a coordinator's API for scripts with this machine's key, where a person has no token."""
+"""Call the coordinator where a machine is enrolled with its key, where a person has no token."""
 
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -6,7 +6,6 @@ from urllib.parse import quote, urlencode
 from pydantic import RootModel
 
 from barnraise.coordinator_client.client import CoordinatorClient
-from barnraise.coordinator_client.token_client import ScriptClient
 from barnraise.state_dir import StateDir
 
 
@@ -14,21 +13,16 @@ class Json(RootModel[Any]):
     """Any JSON value."""
 
 
-class MachineRequests(ScriptClient):
-    """The coordinator where a machine is enrolled, as the machine's own scripts see it."""
+class MachineRequests(CoordinatorClient):
+    """The coordinator where a machine is enrolled, as the machine's own commands see it."""
 
     def __init__(self, state_dir: StateDir) -> None:
         membership = state_dir.membership
-        self._site = CoordinatorClient(membership.url, state_dir.identity, membership.mirror.key)
+        super().__init__(membership.url, state_dir.identity, membership.mirror.key)
 
-    def request(self, method: str, *path: str, body: Any = None, **query: Any) -> Any:
-        """Send one signed request and return the answer's JSON."""
+    def request_json(self, method: str, *path: str, body: Any = None, **query: Any) -> Any:
+        """Send one signed request, and return the answer's JSON."""
         address = "/" + "/".join(quote(part, safe="") for part in path)
         if query:
             address += f"?{urlencode(query)}"
-        message = None if body is None else Json(body)
-        return self._site.request(method, address, message, Json).root
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._site.close()
+        return self.request(method, address, None if body is None else Json(body), Json).root

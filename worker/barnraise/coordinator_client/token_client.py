@@ -3,7 +3,6 @@
 import json
 import os
 import secrets
-from abc import ABC, abstractmethod
 from typing import Any
 from urllib.parse import quote
 
@@ -44,37 +43,11 @@ def read_token() -> str:
     return token
 
 
-class ScriptClient(ABC):
-    """One coordinator, as scripts see it.
+class TokenClient:
+    """One coordinator, as a person's scripts see it: they send a personal token.
 
     Requests raise CoordinatorError with the site's sentence, or CoordinatorUnreachableError.
     """
-
-    @abstractmethod
-    def request(self, method: str, *path: str, body: Any = None, **query: Any) -> Any:
-        """Send one request and return the answer's JSON.
-
-        The parts of the path are below `/api/v1`; each part is quoted.
-        """
-
-    @abstractmethod
-    def close(self) -> None:
-        """Close the connections."""
-
-    def fetch_all(self, *path: str) -> list[dict[str, Any]]:
-        """Fetch all items of a list, page after page."""
-        items: list[dict[str, Any]] = []
-        query: dict[str, Any] = {}
-        while True:
-            page = self.request("GET", *path, **query)
-            items += page["items"]
-            if not page["next"]:
-                return items
-            query = {"after": page["next"]}
-
-
-class TokenClient(ScriptClient):
-    """One coordinator, as a person's scripts see it: they send a personal token."""
 
     def __init__(self, url: str, token: str) -> None:
         self.url = url
@@ -86,8 +59,11 @@ class TokenClient(ScriptClient):
         timeout = httpx.Timeout(ANSWER_SECONDS, connect=TIMEOUT_SECONDS)
         self._http = open_http_client(timeout=timeout, headers=headers)
 
-    def request(self, method: str, *path: str, body: Any = None, **query: Any) -> Any:
-        """Send one request and return the answer's JSON."""
+    def request_json(self, method: str, *path: str, body: Any = None, **query: Any) -> Any:
+        """Send one request and return the answer's JSON.
+
+        The parts of the path are below `/api/v1`; each part is quoted.
+        """
         url = f"{self.url}/api/v1/" + "/".join(quote(part, safe="") for part in path)
         content = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": "application/json", "X-Request-ID": secrets.token_hex(16)}

@@ -474,6 +474,10 @@ class Exchange:
         """Limit the rate of what is sent, shared fairly among peers; inf sets no limit."""
         self.server.set_uplink_limit(bytes_per_second)
 
+    def set_offline(self, is_offline: bool) -> None:
+        """Leave all peers, or return to them."""
+        self.thread.call(self.server.peers.set_offline, is_offline)
+
     def set_download_limit(self, bytes_per_second: float) -> None:
         """Limit the rate of what is received from all peers together."""
         self.server.peers.limit_download(bytes_per_second)

@@ -187,6 +187,7 @@ class PeerServer:
         self._port_mapping = config.port_mapping
         self._greetings = IncomingGreetings()
         self._repeats = RepeatedWarnings(log)
+        self._is_offline = False
         self._tasks: set[asyncio.Task[Any]] = set()
         self._message_handlers: dict[type[Message], MessageHandler] = {}
         self.register(
@@ -290,6 +291,13 @@ class PeerServer:
         """Limit what is read from all peers together. Safe to call from another thread."""
         self._downlink.rate = bytes_per_second
 
+    def set_offline(self, is_offline: bool) -> None:
+        """Leave all peers and accept none, or return to them."""
+        if is_offline and not self._is_offline:
+            for connection in self.connections.values():
+                connection.channel.close(LEAVING)
+        self._is_offline = is_offline
+
     def addresses(self) -> list[str]:
         """Return the addresses at which others may reach this machine. Safe from any thread."""
         return self.reachability.list_addresses(self._loop.time())
@@ -341,7 +349,7 @@ class PeerServer:
     def perform(self, action: LinkAction) -> None:
         """Perform what gossip decided about a link."""
         match action:
-            case Dial(peer):
+            case Dial(peer) if not self._is_offline:
                 self.spawn(self._dial(peer))
             case RequestDial(via, target):
                 self.hole_punching.request(via, target, self._loop.time())
@@ -381,7 +389,9 @@ class PeerServer:
     async def _accept_connections(self) -> None:
         while True:
             channel = await self.transport.accept()
-            if self._greetings.admit(channel, self._loop.time()):
+            if self._is_offline:
+                channel.close(LEAVING)
+            elif self._greetings.admit(channel, self._loop.time()):
                 self.spawn(self._serve(channel, dialled=False))
 
     async def _dial(self, peer: Peer) -> None:
@@ -423,6 +433,9 @@ class PeerServer:
             False when it was closed instead: there is a better one to the peer, or no room.
         """
         old = self.connections.get(connection.key)
+        if self._is_offline:
+            connection.channel.close(LEAVING)
+            return False
         if old is not None:
             if self.handshake.is_preferred(old, connection):
                 connection.channel.close("there is a connection already")

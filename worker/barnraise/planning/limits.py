@@ -6,9 +6,12 @@ from barnraise.errors import StateError
 from barnraise.planning.weekly_hours import parse_hours
 from barnraise.protocol.reports import MAX_HOURS, MAX_PROGRAM_NAME, MAX_PROGRAMS
 
-CLIPPINGS = ("auto", "none", "exact", "layer")
-SAFETIES = ("auto", "exact", "restart")
-PRECISIONS = ("auto", "float32", "bfloat16")
+CHOICES = {
+    "clipping": ("auto", "none", "exact", "layer"),
+    "crash_safety": ("auto", "exact", "restart"),
+    "moments_bits": (8, 32),
+    "precision": ("auto", "float32", "bfloat16"),
+}
 UNLIMITED = 10**18  # bytes a day to disk that are no limit
 # What a worker with a limit of zero would do, where that makes no sense.
 ZERO_EFFECTS = {
@@ -110,20 +113,12 @@ class Limits:
                     f"{name.replace('_', ' ')}: 0 would {ZERO_EFFECTS[name]} nothing; 'auto' is no "
                     "limit"
                 )
-        if self.clipping not in CLIPPINGS:
-            raise StateError(
-                f"clipping must be one of {', '.join(CLIPPINGS)}; '{self.clipping}' is not"
-            )
-        if self.crash_safety not in SAFETIES:
-            raise StateError(
-                f"crash safety must be one of {', '.join(SAFETIES)}; '{self.crash_safety}' is not"
-            )
-        if self.moments_bits not in (8, 32):
-            raise StateError(f"Adam's moments take 32 or 8 bits, not {self.moments_bits}")
-        if self.precision not in PRECISIONS:
-            raise StateError(
-                f"precision must be auto, float32 or bfloat16; '{self.precision}' is not"
-            )
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise StateError(
+                    f"{name.replace('_', ' ')} must be one of {', '.join(map(str, choices))}; "
+                    f"'{getattr(self, name)}' is not"
+                )
         self._check_rules()
 
     def _check_rules(self) -> None:

@@ -6,10 +6,8 @@ from datetime import datetime, timedelta
 from barnraise.errors import StateError
 
 LONGEST = timedelta(days=366)
-UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-_DURATION = re.compile(r"(?:\d+(?:\.\d+)?\s*[smhd]\s*)+")
-_PART = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd])")
-_CLOCK = re.compile(r"(?:(\d{4}-\d{2}-\d{2})[ T])?(\d{1,2}):(\d{2})")
+_NUMBER = r"(\d+(?:\.\d+)?)"
+_DURATION = re.compile(rf"(?:{_NUMBER}\s*d)?\s*(?:{_NUMBER}\s*h)?\s*(?:{_NUMBER}\s*m)?")
 
 
 def find_pause_end(duration: str, until: str, now: datetime) -> float | None:
@@ -32,31 +30,30 @@ def find_pause_end(duration: str, until: str, now: datetime) -> float | None:
 
 
 def _parse_duration(text: str) -> timedelta:
-    plain = text.strip().lower()
-    if not _DURATION.fullmatch(plain):
-        raise StateError(f"'{text}' is no duration; write it like --for 1h or --for 90m")
-    seconds = sum(float(number) * UNITS[unit] for number, unit in _PART.findall(plain))
-    if not 0 < seconds < 1e9:
-        raise StateError(f"'{text}' is no duration of a pause; write it like --for 1h")
-    return timedelta(seconds=seconds)
+    parts = _DURATION.fullmatch(text.lower())
+    days, hours, minutes = (float(part or 0) for part in (parts.groups() if parts else "000"))
+    try:
+        duration = timedelta(days=days, hours=hours, minutes=minutes)
+    except OverflowError:
+        duration = timedelta()
+    if not duration:
+        raise StateError(f"'{text}' is no duration of a pause; write it like --for 1h or --for 90m")
+    return duration
 
 
 def _parse_end(text: str, now: datetime) -> datetime:
-    match = _CLOCK.fullmatch(text.strip())
-    problem = StateError(
-        f"'{text}' is no time of a day; write it like --until 07:00 or --until '2026-12-01 07:00'"
-    )
-    if match is None:
-        raise problem
-    date, hour, minute = match.groups()
+    has_date = "-" in text
     try:
-        end = now.replace(hour=int(hour), minute=int(minute), second=0, microsecond=0)
-        if date:
-            day = datetime.fromisoformat(date)
-            end = end.replace(year=day.year, month=day.month, day=day.day)
+        end = datetime.fromisoformat(text if has_date else f"{now:%Y-%m-%d} {text.zfill(5)}")
     except ValueError:
-        raise problem from None
-    if not date and end <= now:
+        end = None
+    if end is None or end.tzinfo is not None:
+        raise StateError(
+            f"'{text}' is no time of a day; write it like --until 07:00 or --until "
+            "'2026-12-01 07:00'"
+        )
+    end = end.replace(tzinfo=now.tzinfo)
+    if not has_date and end <= now:
         end += timedelta(days=1)
     if end <= now:
         raise StateError(f"'{text}' is over; write a time to come, like --until 07:00")

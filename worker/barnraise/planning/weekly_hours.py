@@ -6,8 +6,11 @@ change: an hour that clocks skip does not come, and one that they repeat counts 
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
+from functools import lru_cache
+from itertools import chain
 
 from barnraise.errors import StateError
 
@@ -21,37 +24,15 @@ _ENTRY = re.compile(
 
 
 @dataclass(frozen=True)
-class DailySpan:
-    """The same hours on some days.
-
-    Attributes:
-        days: those on which it begins; 0 is Monday.
-        start: minutes from midnight.
-        end: minutes from midnight; on the next day where it is not after `start`.
-    """
-
-    days: frozenset[int]
-    start: int
-    end: int
-
-    def contains(self, day: int, minute: int) -> bool:
-        """Return whether the span covers a minute of a day, counted from midnight."""
-        if self.start < self.end:
-            return day in self.days and self.start <= minute < self.end
-        is_evening = day in self.days and minute >= self.start
-        return is_evening or ((day - 1) % 7 in self.days and minute < self.end)
-
-
-@dataclass(frozen=True)
 class WeeklyHours:
-    """Spans of a week, which may overlap. Without any, no minute is covered."""
+    """The covered minutes of a week, counted from the beginning of Monday."""
 
-    spans: tuple[DailySpan, ...]
+    minutes: frozenset[int]
 
     def contains(self, moment: datetime) -> bool:
         """Return whether a moment is within the hours, by the time of its own zone."""
-        minute = 60 * moment.hour + moment.minute
-        return any(span.contains(moment.weekday(), minute) for span in self.spans)
+        minute = DAY_MINUTES * moment.weekday() + 60 * moment.hour + moment.minute
+        return minute in self.minutes
 
     def next_change(self, now: datetime) -> datetime | None:
         """Return the first full minute after `now` at which `contains` is another one.
@@ -60,18 +41,20 @@ class WeeklyHours:
         holds for all of them.
 
         Returns:
-            A moment in the zone of `now`; None where the whole week is alike.
+            A moment in the zone of `now`, or the machine's if it has none; None where the whole
+            week is alike.
         """
         before = self.contains(now)
         # Arithmetic within a zone ignores its changes, so the minutes are counted in UTC.
-        first = now.astimezone(UTC).replace(second=0, microsecond=0)
+        first = now.timestamp() // 60
         for minutes in range(1, WEEK_MINUTES + DAY_MINUTES + 1):
-            moment = (first + timedelta(minutes=minutes)).astimezone(now.tzinfo)
+            moment = datetime.fromtimestamp(60 * (first + minutes), now.tzinfo)
             if self.contains(moment) != before:
                 return moment
         return None
 
 
+@lru_cache(maxsize=8)
 def parse_hours(text: str) -> WeeklyHours:
     """Read hours as people type them.
 
@@ -79,10 +62,11 @@ def parse_hours(text: str) -> WeeklyHours:
         StateError: the text says no hours; the message has an example.
     """
     entries = [part.strip() for part in text.lower().split(",")]
-    return WeeklyHours(tuple(_parse_entry(entry) for entry in entries))
+    return WeeklyHours(frozenset(chain.from_iterable(map(_parse_entry, entries))))
 
 
-def _parse_entry(entry: str) -> DailySpan:
+def _parse_entry(entry: str) -> Iterator[int]:
+    """Yield the minutes of a week that an entry covers; hours may end on the next day."""
     match = _ENTRY.fullmatch(entry)
     if not entry or match is None:
         raise StateError(f"hours: '{entry}' is no time of a week; write it like {EXAMPLE}")
@@ -91,26 +75,26 @@ def _parse_entry(entry: str) -> DailySpan:
         raise StateError(
             f"hours: '{entry}' says no time of that day; write it like \"{first} 19:00-24:00\""
         )
-    days = _parse_days(first, last) if first else frozenset(range(7))
-    if not start:
-        return DailySpan(days, 0, DAY_MINUTES)
-    begins, ends = _parse_time(start), _parse_time(end)
+    days = _parse_days(first, last) if first else range(7)
+    begins, ends = _parse_time(start or "0:00"), _parse_time(end or "24:00")
     if begins in (ends, DAY_MINUTES):
         raise StateError(
             f"hours: {start}-{end} is no time at all; a whole day is 00:00-24:00, and a night is "
             "like 19:00-07:00"
         )
-    return DailySpan(days, begins, ends)
+    length = ends - begins if begins < ends else ends - begins + DAY_MINUTES
+    for day in days:
+        first_minute = DAY_MINUTES * day + begins
+        yield from ((first_minute + minute) % WEEK_MINUTES for minute in range(length))
 
 
-def _parse_days(first: str, last: str | None) -> frozenset[int]:
+def _parse_days(first: str, last: str | None) -> range:
     numbers: list[int] = []
     for name in (first, last or first):
         if name[:3] not in DAYS:
             raise StateError(f"hours: '{name}' is no day of the week; write it like {EXAMPLE}")
         numbers.append(DAYS.index(name[:3]))
-    count = (numbers[1] - numbers[0]) % 7 + 1
-    return frozenset((numbers[0] + number) % 7 for number in range(count))
+    return range(numbers[0], numbers[0] + (numbers[1] - numbers[0]) % 7 + 1)
 
 
 def _parse_time(text: str) -> int:

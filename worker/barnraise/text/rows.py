@@ -10,9 +10,9 @@ import io
 import json
 import re
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
@@ -74,8 +74,7 @@ class RowCounts:
         chat_problem: why it refuses the first of them.
         nested: columns of lists or objects next to a column of text that has no usual name.
         has_names: whether the rows came with names of their columns.
-        repeated: names that stand for repeated ones: "text_2" → "text".
-        repeated_choice: which of the columns of one name is read, as a sentence; "" if one is.
+        names: of the columns in their order, where a line states them.
         rows_with_keys: rows that hold private keys, which are skipped.
     """
 
@@ -91,8 +90,7 @@ class RowCounts:
     chat_problem: str = ""
     nested: tuple[str, ...] = ()
     has_names: bool = True
-    repeated: dict[str, str] = field(default_factory=dict)
-    repeated_choice: str = ""
+    names: list[str] = field(default_factory=list)
     rows_with_keys: int = 0
 
     def skip_damaged(self, problem: str) -> None:
@@ -133,7 +131,7 @@ class RowOptions:
 
 def parse_json_lines(lines: Iterable[str], counts: RowCounts) -> Iterator[Row]:
     """Parse one JSON object, or text, a line."""
-    reader = JsonReader(partial(_name_values, counts))
+    reader = JsonReader(_read_object)
     cut_line = 0
     for number, line in enumerate(lines, 1):
         line = line.removeprefix("\ufeff").strip()  # files with marks may have been joined
@@ -172,7 +170,7 @@ def parse_json(text: str, counts: RowCounts) -> Iterator[Row]:
     Raises:
         TextError: it is not JSON, or holds no objects.
     """
-    reader = JsonReader(partial(_name_values, counts))
+    reader = JsonReader(_read_object)
     try:
         document = reader.decode(text)
     except json.JSONDecodeError as error:
@@ -420,7 +418,9 @@ def parse_csv(lines: Iterable[str], dialect: CsvDialect, counts: RowCounts) -> I
         return
     names = [name.strip("\ufeff \t\n") for name in first.values]
     counts.has_names = _looks_like_names(names, dialect.column)
-    names = _distinguish_names(names if counts.has_names else [""] * len(names), counts)
+    if not counts.has_names:
+        names = [""] * len(names)
+    names = counts.names = [name or f"column{n}" for n, name in enumerate(names, 1)]
     for row in rows if counts.has_names else chain([first], rows):
         is_short = len(row.values) < len(names)
         if row.problem == CUT_OFF or (is_short and not row.lines[-1].endswith("\n")):
@@ -463,31 +463,17 @@ def _is_number(name: str) -> bool:
     return True
 
 
-def _name_values(counts: RowCounts, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object of JSON with a name of its own for each value."""
+class _RepeatingRow(dict[str, Any]):
+    """A row of JSON in which names are repeated; of their values it has the last ones."""
+
+    def __init__(self, pairs: list[tuple[str, Any]]) -> None:
+        super().__init__(pairs)
+        self.repeated = Counter(name for name, _ in pairs) - Counter(self.keys())
+
+
+def _read_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     row = dict(pairs)
-    if len(row) == len(pairs):
-        return row
-    names = _distinguish_names([name for name, _ in pairs], counts)
-    return dict(zip(names, (value for _, value in pairs), strict=True))
-
-
-def _distinguish_names(names: list[str], counts: RowCounts) -> list[str]:
-    """Return names without gaps and repetitions: "", "a", "a" → "column1", "a", "a_2"."""
-    given = set(names)
-    used: set[str] = set()
-    repetitions: Counter[str] = Counter()
-    unique: list[str] = []
-    for number, name in enumerate(names, 1):
-        original = name = name or f"column{number}"
-        while name in used or (name != original and name in given):
-            repetitions[original] += 1
-            name = f"{original}_{repetitions[original] + 1}"
-        if name != original:
-            counts.repeated[name] = original
-        used.add(name)
-        unique.append(name)
-    return unique
+    return row if len(row) == len(pairs) else _RepeatingRow(pairs)
 
 
 def _find_delimiter(sample: str) -> str:
@@ -503,17 +489,17 @@ def _find_delimiter(sample: str) -> str:
 class _Columns:
     """The columns of the first rows, and which of them hold text."""
 
-    names: Counter[str]
+    names: dict[str, None]
     texts: Counter[str] = field(default_factory=Counter)
     nested: set[str] = field(default_factory=set)
 
     @classmethod
     def of(cls, rows: Iterable[Row], names: Iterable[str]) -> "_Columns":
-        columns = cls(Counter(dict.fromkeys(names, 0)))
+        columns = cls(dict.fromkeys(names))
         for row in rows:
             for name, value in row.items():
                 name = str(name)
-                columns.names[name] += 1
+                columns.names[name] = None
                 text = _as_text(value)
                 if text and not _is_number(text):
                     columns.texts[name] += 1
@@ -542,7 +528,9 @@ def read_texts(rows: Iterable[Row], options: RowOptions, counts: RowCounts) -> I
         counts.check_damage()
         raise TextError("it has no rows")
     columns = _Columns.of(first, options.names)
-    counts.column = _choose_repeated(options.column, columns, counts)
+    counts.column = options.column or _choose_column(columns)
+    others = () if options.column else +columns.texts
+    refuse_repeated(counts.names or columns.names, counts.column, others)
     is_chat = _holds_chats(first, counts.column)
     counts.is_chat = is_chat
     if is_chat and options.render_chat is None:
@@ -556,7 +544,7 @@ def read_texts(rows: Iterable[Row], options: RowOptions, counts: RowCounts) -> I
     for row in chain(first, iterator):
         value = _get(row, counts.column)
         text = _render(value, options, counts) if is_chat else _as_text(value)
-        if problem := _find_damage(row, text, counts):
+        if problem := _find_damage(row, text, counts.column):
             counts.skip_damaged(f"row {counts.rows + counts.damaged + 1:,} {problem}")
             continue
         counts.rows += 1
@@ -591,39 +579,42 @@ def _describe_nothing(columns: _Columns, counts: RowCounts) -> str:
     )
 
 
-def _find_damage(row: Row, text: str, counts: RowCounts) -> str:
+def _find_damage(row: Row, text: str, column: str) -> str:
     """Return why a row's text cannot be trusted; "" if it can."""
-    again = f"{counts.column}_2" if counts.repeated and not counts.repeated_choice else ""
-    if again in row and again in counts.repeated:
-        return f"has two columns '{counts.column}'"
+    if isinstance(row, _RepeatingRow) and column in row.repeated:
+        return f"has two columns '{column}'"
     return "holds bytes that are not UTF-8" if has_undecodable(text) else ""
 
 
-def _choose_repeated(wanted: str, columns: _Columns, counts: RowCounts) -> str:
-    """Return the column of text; of several that share its name, the only one that holds text."""
-    column = wanted or _choose_column(columns)
-    shared = {name: counts.repeated.get(name, name) for name in columns.names}
-    if not wanted:  # a name in another letter case may be meant, too
-        shared = {name: original.strip().casefold() for name, original in shared.items()}
-    least = MAX_SKIPPED_SHARE * max(columns.names.values(), default=0)  # in fewer rows it is damage
-    same = {
-        name: str(number)
-        for number, name in enumerate(shared, 1)
-        if shared[name] == shared.get(column) and columns.names[name] >= least
-    }
-    if len(same) < 2 or wanted in counts.repeated:
-        return column
-    name = counts.repeated.get(column, column)
-    sentence = f"its columns {' and '.join(same.values())} are all called '{name}'"
-    with_text = [name for name in same if columns.texts[name]]
-    if len(with_text) != 1:
-        raise TextError(f"{sentence}: rename all but the one with the text")
-    counts.repeated_choice = f"{sentence}; column {same[with_text[0]]}, which holds text, is read"
-    return with_text[0]
+def refuse_repeated(names: Iterable[str], column: str, others: Collection[str] = ()) -> None:
+    """Refuse columns that share the name of the column of text, whichever of them has the text.
+
+    Args:
+        names: of all columns, in their order.
+        column: that of the text.
+        others: columns that hold text; they share its name also in other letter cases.
+
+    Raises:
+        TextError: with the numbers of these columns.
+    """
+    places = [
+        str(number)
+        for number, name in enumerate(names, 1)
+        if name == column or (name in others and _fold(name) == _fold(column))
+    ]
+    if len(places) > 1:
+        raise TextError(
+            f"its columns {' and '.join(places)} are all called '{column}': rename all but the one "
+            "with the text"
+        )
+
+
+def _fold(name: str) -> str:
+    return name.strip().casefold()
 
 
 def _choose_column(columns: _Columns) -> str:
-    by_folded = {name.strip().casefold(): name for name in reversed(columns.names)}
+    by_folded = {_fold(name): name for name in reversed(columns.names)}
     for usual in USUAL_COLUMNS:
         name = by_folded.get(usual)
         if name is not None and columns.texts[name]:

@@ -6,7 +6,6 @@ named. `datasets` reads Parquet and Arrow files.
 
 import os
 import tempfile
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -45,6 +44,7 @@ from barnraise.text.rows import (
     parse_json,
     parse_json_lines,
     read_texts,
+    refuse_repeated,
 )
 
 MAX_LINE_CHARACTERS = 256 << 20  # of a line, which lies in memory
@@ -288,8 +288,6 @@ def _row_warnings(counts: RowCounts) -> Iterator[str]:
             f"its text is the column '{counts.column}'; other columns hold lists or objects, which "
             f"are not read: {', '.join(counts.nested[:5])}"
         )
-    if counts.repeated_choice:
-        yield counts.repeated_choice
     if counts.damaged:
         yield f"rows that cannot be read are skipped: {counts.describe_damage()}"
     if counts.rows_with_keys:
@@ -368,13 +366,13 @@ def _read_table(
         return table
 
     def read_rows(columns: list[str]) -> Iterator[Row]:
-        return _decode_rows(open_table(columns), {name: kinds[name] for name in columns})
+        return _decode_rows(open_table(columns), {name: features[name] for name in columns})
 
     with _table_errors(report):
         if report.format == PARQUET and "://" not in location:
-            _refuse_repeated(parquet.read_schema(location).names)
+            columns = parquet.read_schema(location).names  # `datasets` reads no repeated ones
+            refuse_repeated(columns, max(columns, key=columns.count, default=""))
         features = open_table().features
-        kinds = {name: getattr(feature, "dtype", "") for name, feature in features.items()}
         names = tuple(features)
         candidates = [name for name in names if _may_hold_text(features[name])]
         wanted = options.column.partition(".")[0]
@@ -394,31 +392,39 @@ def _read_table(
                 pass
             candidates = [sample.column]
             options = RowOptions(sample.column, options.render_chat, names)
-            counts.nested, counts.repeated_choice = sample.nested, sample.repeated_choice
+            counts.nested = sample.nested
         for text in read_texts(read_rows(candidates), options, counts):
             yield Piece(text, has_marks=counts.is_chat)
     _report_rows(counts, report)
 
 
-def _decode_rows(table: Any, kinds: dict[str, str]) -> Iterator[Row]:
-    """Read rows of a table, whose text may hold bytes that are not UTF-8: pyarrow refuses those."""
+def _decode_rows(table: Any, features: dict[str, Any]) -> Iterator[Row]:
+    """Read rows of a table; pyarrow refuses its texts where bytes are not UTF-8."""
     datasets = load_datasets()
-    texts = {name: BYTES_OF[kind] for name, kind in kinds.items() if kind in BYTES_OF}
-    for name, kind in texts.items():
-        table = table.cast_column(name, datasets.Value(kind))
+
+    def replace_texts(feature: Any) -> Any:
+        if isinstance(feature, dict):
+            return {name: replace_texts(part) for name, part in feature.items()}
+        if isinstance(feature, datasets.List | datasets.LargeList):
+            return type(feature)(replace_texts(feature.feature))
+        kind = BYTES_OF.get(getattr(feature, "dtype", ""))
+        return datasets.Value(kind) if kind else feature
+
+    texts = {name: replace_texts(feature) for name, feature in features.items()}
+    texts = {name: feature for name, feature in texts.items() if feature != features[name]}
+    for name, feature in texts.items():
+        table = table.cast_column(name, feature)
     for row in table:
-        decoded = {name: row[name].decode(errors="surrogateescape") for name in texts if row[name]}
-        yield {**row, **decoded}
+        yield {**row, **{name: _decode(row[name]) for name in texts}}
 
 
-def _refuse_repeated(names: list[str]) -> None:
-    """Refuse columns that share a name: `datasets` reads no such table. Raises TextError."""
-    counts = Counter(names)
-    for repeated in (name for name in names if counts[name] > 1):
-        places = [str(place) for place, name in enumerate(names, 1) if name == repeated]
-        raise TextError(
-            f"its columns {' and '.join(places)} are all called '{repeated}': rename all but one"
-        )
+def _decode(value: Any) -> Any:
+    """Return a value with texts in place of bytes."""
+    if isinstance(value, bytes):
+        return value.decode(errors="surrogateescape")
+    if isinstance(value, list):
+        return [_decode(part) for part in value]
+    return {n: _decode(part) for n, part in value.items()} if isinstance(value, dict) else value
 
 
 def _may_hold_text(feature: Any) -> bool:

@@ -136,7 +136,7 @@ def join_run(
     folder = home.open_run(run)
     try:
         control = LocalControl(folder.path)
-        control.register_worker()
+        control.register_worker(trains=purpose is JoinPurpose.TRAIN)
         control.watch_stop(folder, leaving)
         reply = _wait_for_site(
             lambda: _request_join(coordinator, folder, run, hardware, purpose), leaving

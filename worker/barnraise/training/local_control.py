@@ -4,17 +4,19 @@ Files work alike on every system and between users' sessions, where signals do n
 """
 
 import json
+import os
 import threading
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import psutil
 
 from barnraise.durable_io import write_atomically
+from barnraise.errors import StateError
 from barnraise.protocol.polling import PERSON_POLL_SECONDS
-from barnraise.state_dir import RunDir
+from barnraise.state_dir import RunDir, StateDir
 
 WORKER_FILE = "worker.json"  # the process that works in the folder
 PAUSE_FILE = "paused"  # the worker pauses while it exists; a `LocalPause`, or empty
@@ -27,26 +29,27 @@ class WorkerProcess:
 
     pid: int
     started: float  # seconds since 1970
+    trains: bool = field(default=True, compare=False)  # or else it serves or fetches weights
 
     @classmethod
-    def current(cls) -> "WorkerProcess":
+    def current(cls, trains: bool = True) -> "WorkerProcess":
         """Return this process."""
         process = psutil.Process()
-        return cls(process.pid, process.create_time())
+        return cls(process.pid, process.create_time(), trains)
 
     @classmethod
     def load(cls, path: Path) -> "WorkerProcess | None":
         """Load a process from a file; None if there is none, or a crash cut the file off."""
         try:
             fields = json.loads(path.read_bytes())
-            return cls(int(fields["pid"]), float(fields["started"]))
+            pid, started = int(fields["pid"]), float(fields["started"])
+            return cls(pid, started, bool(fields.get("trains", True)))
         except (OSError, ValueError, TypeError, KeyError):
             return None
 
     def save(self, path: Path) -> None:
         """Store the process in a file."""
-        text = json.dumps({"pid": self.pid, "started": self.started})
-        write_atomically(path, text.encode())
+        write_atomically(path, json.dumps(asdict(self)).encode())
 
     @property
     def is_running(self) -> bool:
@@ -107,9 +110,9 @@ class LocalControl:
         """Let the worker go on."""
         (self.folder / PAUSE_FILE).unlink(missing_ok=True)
 
-    def register_worker(self) -> None:
+    def register_worker(self, trains: bool = True) -> None:
         """Record that this process is the folder's worker. The caller has locked the folder."""
-        WorkerProcess.current().save(self.folder / WORKER_FILE)
+        WorkerProcess.current(trains).save(self.folder / WORKER_FILE)
 
     def find_worker(self) -> WorkerProcess | None:
         """Return the process that works in the folder now; None if there is none."""
@@ -132,6 +135,28 @@ class LocalControl:
         threading.Thread(target=watch, name="local control", daemon=True).start()
 
 
-def find_running(folders: Iterable[Path]) -> list[Path]:
-    """Return those of the runs' folders in which a worker works now."""
-    return [folder for folder in folders if LocalControl(folder).find_worker() is not None]
+def find_other_worker(folders: Iterable[Path]) -> WorkerProcess | None:
+    """Return another process that works in one of these folders, the one that trains first."""
+    found = (LocalControl(folder).find_worker() for folder in folders)
+    others = [worker for worker in found if worker is not None and worker.pid != os.getpid()]
+    return max(others, key=lambda worker: worker.trains, default=None)
+
+
+def refuse_other_worker(home: StateDir, advice: str = "", *, only_trainers: bool = False) -> None:
+    """Refuse what must not happen while another process trains for this machine.
+
+    Args:
+        home: the machine's state directory.
+        advice: more to do, as the end of the sentence.
+        only_trainers: whether a process that serves or fetches weights may go on.
+
+    Raises:
+        StateError: names the process.
+    """
+    worker = find_other_worker(home.run_folders())
+    if worker is not None and (worker.trains or not only_trainers):
+        verb = "trains" if worker.trains else "serves"
+        raise StateError(
+            f"process {worker.pid} {verb} on this machine: `barnraise status` shows it, and "
+            f"`barnraise stop` ends it{advice}"
+        )

@@ -48,10 +48,8 @@ MAX_STEPS_BEHIND = 20
 class MixingWorker(Worker):
     """One machine in a run of the strategy `decentralized-adam`."""
 
-    # Its neighbours may request its weights, which a paused machine must have.
-    frees_when_paused = False
     engine: Engine  # whose replica the machines average
-    mesh: MeshLinks  # `train` sets both
+    mesh: MeshLinks  # `join_mesh` sets both
     mixing: NeighbourMixing
 
     # ---- planning -----------------------------------------------------------------------------
@@ -93,14 +91,7 @@ class MixingWorker(Worker):
         self.mesh = self.open_mesh()
         try:
             # Begin where the other machines are.
-            self.mixing = NeighbourMixing(
-                self.mesh, mixing_settings(self.spec), should_stop=self.poll_should_stop
-            )
-            if self.wait_for_link():
-                self.mesh.wait_for(
-                    lambda inbox: inbox.leader() is not None, BEACON_SECONDS, self.poll_should_stop
-                )
-            self.adopt_weights()
+            self.join_mesh()
 
             while self.wait_for_round():  # blocks while paused; resyncs if left behind
                 # Plan the round, after which this machine publishes.
@@ -110,6 +101,8 @@ class MixingWorker(Worker):
 
                 # Take steps, agreeing with the others in each.
                 self.train_together(round_schedule)
+                if self.is_freed:
+                    return  # it leaves during a pause, whose state has the unfinished round
 
                 if self.engine.round_tokens:
                     # Move the anchor towards this machine's replica.
@@ -124,6 +117,32 @@ class MixingWorker(Worker):
             self.metrics.warning = ""
         finally:
             self.mesh.stop()
+
+    def join_mesh(self) -> None:
+        """Wait for a link to another machine, if any is known, and begin where it is."""
+        self.mixing = NeighbourMixing(
+            self.mesh, mixing_settings(self.spec), should_stop=self.poll_should_stop
+        )
+        if self.wait_for_link():
+            self.mesh.wait_for(
+                lambda inbox: inbox.leader() is not None, BEACON_SECONDS, self.poll_should_stop
+            )
+        self.adopt_weights()
+
+    def free_memory(self) -> None:
+        """Save and free the state as other workers do; neighbours train on without this one."""
+        super().free_memory()
+        if self.is_freed:
+            self.mesh.stop()
+            self.mesh.offer_state(0, b"")
+            del self.mixing
+
+    def reopen_state(self) -> None:
+        """Open the state that was saved last; after a pause, go where the other machines are."""
+        super().reopen_state()
+        if self.is_freed:
+            self.mesh = self.open_mesh()
+            self.join_mesh()
 
     def open_mesh(self) -> MeshLinks:
         """Open links to the other machines, for their weights."""

@@ -2,7 +2,7 @@
 
 A turn ends with the round in which its time is over, so that every round is whole. The run that has
 had least of its share comes next; what a long round takes too much is repaid by later turns. A run
-that waits, because it is paused or not launched, passes its turn on.
+that waits, because its owner paused it or it is not launched, passes its turn on.
 """
 
 import logging
@@ -10,7 +10,6 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from barnraise.errors import BarnraiseError, CoordinatorUnreachableError, DeviceLostError
 from barnraise.protocol.enums import Activity
@@ -20,62 +19,8 @@ from barnraise.training.local_status import LocalStatus
 log = logging.getLogger("barnraise")
 
 CYCLE_SECONDS = 3600.0  # in which each run has a turn: fetching what it missed takes a minute
-WAIT_SECONDS = 60.0  # a run that waits passes its turn on after so long
+WAIT_SECONDS = 120.0  # a run that waits passes its turn on after so long
 PREPARE_SECONDS = 900.0  # in which a run must begin to train, or pass its turn on
-RETRY_SECONDS = 900.0  # after which a run that waited is tried again
-
-
-@dataclass(frozen=True)
-class PlannedTurn:
-    """Which run comes next, and for how long. Both times are infinite for the only run."""
-
-    run: str
-    seconds: float
-    patience: float  # seconds that it may wait before another run has its turn
-
-
-class TurnPlanner:
-    """Decide whose turn it is. Pure: times are arguments, in monotonic seconds."""
-
-    def __init__(self, shares: Mapping[str, float]) -> None:
-        """Divide the time among these runs in proportion to their shares."""
-        self._shares = dict(shares)
-        self._served = dict.fromkeys(shares, 0.0)  # seconds per share that each run has had
-        self._waits_until = dict.fromkeys(shares, -math.inf)
-
-    @property
-    def runs(self) -> list[str]:
-        """Return the runs that have not ended."""
-        return list(self._shares)
-
-    def plan_turn(self, now: float) -> PlannedTurn | None:
-        """Return the next turn; None if all runs have ended."""
-        if not self._shares:
-            return None
-        ready = [run for run in self._shares if self._waits_until[run] <= now]
-        if ready:
-            run = min(ready, key=self._served.__getitem__)
-        else:  # all wait: the one that waits longest may be ready
-            run = min(self._shares, key=self._waits_until.__getitem__)
-        others = [self._waits_until[other] - now for other in self._shares if other != run]
-        if not others:
-            return PlannedTurn(run, math.inf, math.inf)
-        share = self._shares[run] / sum(self._shares.values())
-        return PlannedTurn(run, CYCLE_SECONDS * share, max(WAIT_SECONDS, min(others)))
-
-    def record_turn(self, run: str, seconds: float) -> None:
-        """Count a turn that a run has had."""
-        self._served[run] += seconds / self._shares[run]
-
-    def record_wait(self, run: str, now: float) -> None:
-        """Pass the turn of a run on that waits. It is owed nothing for that time."""
-        self._waits_until[run] = now + RETRY_SECONDS
-        self._served[run] = max(self._served.values())
-
-    def remove(self, run: str) -> None:
-        """Hand the share of a run that has ended on to the others."""
-        for facts in (self._shares, self._served, self._waits_until):
-            del facts[run]
 
 
 class Turn:
@@ -86,12 +31,12 @@ class Turn:
         has_waited: whether the run waited, so that the turn was passed on.
     """
 
-    def __init__(self, planned: PlannedTurn, stop: threading.Event) -> None:
-        """Begin the turn. `stop` ends it as well, and with it the worker."""
+    def __init__(self, seconds: float, stop: threading.Event) -> None:
+        """Begin a turn of so many seconds. `stop` ends it as well, and with it the worker."""
         self.leaving = threading.Event()
         self.has_waited = False
-        self._patience = planned.patience
-        self._seconds = planned.seconds
+        self._seconds = seconds
+        self._patience = min(WAIT_SECONDS, seconds)
         self._waits_since: float | None = time.monotonic()  # for the launch, at first
         self._started = time.monotonic()
         self._trains_since: float | None = None
@@ -123,6 +68,9 @@ class Turn:
             self._waits_since = None
         elif self._waits_since is None:
             self._waits_since = time.monotonic()
+        # Where the whole machine pauses, no other run would train meanwhile.
+        is_machines = status.pause is not None and status.pause.reason.concerns_one_machine
+        self._patience = self._seconds if is_machines else min(WAIT_SECONDS, self._seconds)
 
     def close(self) -> None:
         """Stop watching."""
@@ -147,6 +95,18 @@ class Turn:
                 return
 
 
+def plan_turn(shares: Mapping[str, float], served: Mapping[str, float]) -> tuple[str, float]:
+    """Return which run comes next, and for how many seconds: without end for the only one. Pure.
+
+    Args:
+        shares: of the time, by run.
+        served: seconds per share that each run has had.
+    """
+    run = min(shares, key=served.__getitem__)
+    share = shares[run] / sum(shares.values())
+    return run, CYCLE_SECONDS * share if len(shares) > 1 else math.inf
+
+
 def train_in_turns(
     shares: Mapping[str, float],
     stop: threading.Event,
@@ -155,7 +115,7 @@ def train_in_turns(
     """Train runs one after another until all have ended, or somebody ends the worker.
 
     Args:
-        shares: of the time, by run.
+        shares: of the time, by run. That of a run which ends goes to the others.
         stop: ends the worker.
         train: trains a run until it ends, or the turn's `leaving` is set.
 
@@ -166,35 +126,32 @@ def train_in_turns(
         BarnraiseError: the last run cannot be trained. What keeps this machine from another run is
             logged.
     """
-    planner = TurnPlanner(shares)
-    while planned := planner.plan_turn(time.monotonic()):
-        if stop.is_set():
-            return False
-        turn = Turn(planned, stop)
+    shares = dict(shares)
+    served = dict.fromkeys(shares, 0.0)
+    while shares and not stop.is_set():
+        run, seconds = plan_turn(shares, served)
+        turn = Turn(seconds, stop)
         started = time.monotonic()
+        has_ended = False
         try:
-            train(planned.run, turn)
+            train(run, turn)
+            has_ended = not turn.leaving.is_set()
         except BarnraiseError as error:
             # A lost GPU is of no run: the program begins again.
-            if len(planner.runs) == 1 or isinstance(error, DeviceLostError):
+            if len(shares) == 1 or isinstance(error, DeviceLostError):
                 raise
             log.error("%s", error)
-            if isinstance(error, CoordinatorUnreachableError):
-                planner.record_wait(planned.run, time.monotonic())
-                stop.wait(LOOP_POLL_SECONDS)
-            else:
-                planner.remove(planned.run)
-            continue
+            has_ended = not isinstance(error, CoordinatorUnreachableError)
+            turn.has_waited = not has_ended
+            stop.wait(LOOP_POLL_SECONDS)
         finally:
             turn.close()
-        if stop.is_set():
-            return False
-        if turn.has_waited:
-            planner.record_wait(planned.run, time.monotonic())
-        elif turn.is_passed_on:
-            planner.record_turn(planned.run, time.monotonic() - started)
-        elif turn.leaving.is_set():
+        if has_ended:
+            del shares[run]
+        elif not (turn.is_passed_on or turn.has_waited):
             return False
         else:
-            planner.remove(planned.run)
-    return True
+            # Who waits is owed nothing for its turn.
+            seconds = max(seconds if turn.has_waited else 0.0, time.monotonic() - started)
+            served[run] += seconds / shares[run]
+    return not shares

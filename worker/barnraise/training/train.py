@@ -54,8 +54,7 @@ from barnraise.training.checkpoint import StateHeader
 from barnraise.training.cpu_share import CpuShare
 from barnraise.training.join import JoinedRun
 from barnraise.training.limits.decision import TRAIN
-from barnraise.training.limits.rule_watch import RuleWatch
-from barnraise.training.limits.system_zone import local_now
+from barnraise.training.limits.rule_watch import RuleWatch, local_now
 from barnraise.training.local_control import LocalControl
 from barnraise.training.local_status import LocalStatus
 from barnraise.training.memory_return import return_memory
@@ -101,7 +100,7 @@ class Worker:
 
     join_purpose = JoinPurpose.TRAIN
     ends_with_run = True  # else it has something to do after the run's end
-    frees_when_paused = True  # whether a long pause gives the model's memory back
+    has_room_to_pause = True  # on its disk, for the state of a pause that frees the memory
     # `initialise_state` sets these two, and `prepare` the others.
     store: StateStore
     engine: TrainingEngine
@@ -206,7 +205,6 @@ class Worker:
         self._memory_watch: MemoryWatch | None = None
         self._rules: RuleWatch | None = None
         self._cpu_share = CpuShare(lambda: self.owners_limits.cpu)
-        self.offline_pause: Pause | None = None  # for which this worker has left its peers
         self.is_freed = False  # a pause has closed the engine
         self._is_turn_over: Callable[[], bool] = lambda: False
         self._looked_for_pause_at = 0.0  # monotonic; in the middle of a step
@@ -628,6 +626,7 @@ class Worker:
             Whether to go on training; False when the round should end here.
         """
         started = time.monotonic()
+        is_offline = False
         pause = self.find_pause()
         if pause is QUOTA_PAUSE:
             log.info(
@@ -637,9 +636,9 @@ class Worker:
             )
         while pause is not None:
             self.metrics.set_idle(Activity.PAUSED, pause)
-            if pause.is_offline:
-                self.offline_pause = pause
-                self.leaving.set()
+            if pause.is_offline != is_offline:
+                is_offline = pause.is_offline
+                self.exchange.set_offline(is_offline)
             # A worker that has freed its memory shall cost its machine nothing.
             poll_seconds = PERSON_POLL_SECONDS if self.is_freed else LOOP_POLL_SECONDS
             if self.leaving.wait(poll_seconds) or self.run_ended:
@@ -648,8 +647,10 @@ class Worker:
                 self.free_memory()
             self._serve_while_paused(pause)
             pause = self.find_pause()
+        if is_offline and not self.leaving.is_set():
+            self.exchange.set_offline(False)
         if self.is_freed and not self.leaving.is_set():
-            self._reopen_state()
+            self.reopen_state()
             self.is_freed = False
         self.metrics.set_training()
         return not (self.leaving.is_set() or self.run_ended)
@@ -677,7 +678,7 @@ class Worker:
 
     def _frees_memory(self, pause: Pause, paused_seconds: float) -> bool:
         """Return whether to give the memory back now; what would be saved may not be written."""
-        if self.is_freed or not self.frees_when_paused or pause is QUOTA_PAUSE:
+        if self.is_freed or not self.has_room_to_pause or pause is QUOTA_PAUSE:
             return False
         return frees_memory(pause, paused_seconds, time.time())
 
@@ -692,7 +693,7 @@ class Worker:
             self.saved_state.paused_round.save(self.store, header)
         else:
             log.warning("the disk has no room for this model's state: a pause keeps its memory")
-            self.frees_when_paused = False
+            self.has_room_to_pause = False
             return
         self._drop_engine()
         self.is_freed = True
@@ -710,10 +711,10 @@ class Worker:
         self.exchange.retain_anchor(self.anchor)
         self._close_state()
         self.exchange.resync()
-        self._reopen_state()
+        self.reopen_state()
 
     def _close_state(self) -> None:
-        """Save the state and free its memory; `_reopen_state` opens it again."""
+        """Save the state and free its memory; `reopen_state` opens it again."""
         self.save_checkpoint(closing=True)
         self._drop_engine()
 
@@ -722,7 +723,7 @@ class Worker:
         del self.engine, self.store
         self.anchor = Anchor([], self.ledger.last_updates())
 
-    def _reopen_state(self) -> None:
+    def reopen_state(self) -> None:
         """Open the state that was saved last, under the plan of now."""
         self.exchange.suspend_updates()
         self.saved_state = SavedState(self.joined.folder.path, self.plan)
@@ -749,7 +750,7 @@ class Worker:
         self.plan = plan
         self.metrics.plan = build_plan_view(plan, self._plan_request.hardware)
         self._running_mark.write(plan.host_bytes)
-        self._reopen_state()
+        self.reopen_state()
 
     @property
     def budget_reached(self) -> bool:

@@ -67,6 +67,22 @@ def test_limited_uplink_is_shared_fairly_and_delays_no_message(large):
     assert abs(received[0] - received[1]) <= 2 * PIECE_BYTES + 10_000
 
 
+def test_limited_download_is_obeyed_over_all_peers(large):
+    a, b, c = (large.machine(n).start() for n in (1, 2, 3))
+    names = [each.ledger.blobs.store(bytes([n]) * 1_000_000) for n, each in enumerate((a, b))]
+    c.add_peers(a, b)
+    wait_until(lambda: c.exchange.stats.peers == 2)
+    c.exchange.set_download_limit(500_000.0)
+    before, started_at = c.exchange.stats.bytes_received, time.monotonic()
+    assert c.exchange.fetch_blobs(dict.fromkeys(names, 1_000_000), 60)
+    seconds = time.monotonic() - started_at
+    received = c.exchange.stats.bytes_received - before
+    assert received >= 2_000_000
+    # What the transport has read is not yet read by the peer server.
+    assert received <= 500_000 * seconds + 700_000
+    assert seconds < 15, "the rest of the line is used"
+
+
 def test_own_update_goes_before_what_strangers_request(large):
     a, b, *strangers = (large.machine(n).start() for n in range(1, 5))
     large.network.partition({b.identity.key}, *({each.identity.key} for each in strangers))

@@ -1,6 +1,5 @@
 """Run `barnraise service …`: start training with the computer."""
 
-import dataclasses
 import getpass
 import logging
 import os
@@ -20,18 +19,17 @@ from barnraise.cli.chosen_runs import (
     find_runs,
     parse_shares,
 )
-from barnraise.cli.console import configure_logging, new_table, out, print_json
+from barnraise.cli.console import configure_logging, new_table, out
 from barnraise.cli.control import stop_worker
 from barnraise.cli.help_format import HelpfulTyper
-from barnraise.cli.join import WorkerOptions, join
-from barnraise.cli.log_file import LOG_FOLDER, WorkerLogHandler, find_newest_log, read_last_lines
-from barnraise.cli.log_file import logs as show_logs
-from barnraise.cli.machine_options import HomeOption, JsonOption, MachineOptions, open_state_dir
+from barnraise.cli.join import WorkerOptions, run_worker
+from barnraise.cli.log_file import LOG_FOLDER, WorkerLogHandler, logs
+from barnraise.cli.machine_options import HomeOption, MachineOptions, open_state_dir
 from barnraise.cli.mounts import find_mount
 from barnraise.cli.option_groups import expand_option_groups
 from barnraise.cli.resource_options import LimitOptions
 from barnraise.cli.run_folders import RunFolder, list_run_folders
-from barnraise.cli.service.managers import ServiceManager, SystemdManager, choose_manager
+from barnraise.cli.service.managers import ServiceManager, ServiceState, choose_manager
 from barnraise.cli.service.refusals import ServiceFacts, find_refusal, read_boot_mounts
 from barnraise.cli.service.service_record import (
     SERVICE_FILE,
@@ -51,7 +49,7 @@ from barnraise.errors import (
 from barnraise.protocol.certificates import VARIABLES as CERTIFICATE_VARIABLES
 from barnraise.protocol.enums import Activity
 from barnraise.state_dir import StateDir
-from barnraise.training.local_control import find_running
+from barnraise.training.local_control import find_other_worker, refuse_other_worker
 
 log = logging.getLogger("barnraise")
 
@@ -70,9 +68,9 @@ PASSED_VARIABLES = (
     "OMP_NUM_THREADS",
     "PYTHONPATH",
 )
-SHOWN_LOG_LINES = 3
 
 service = HelpfulTyper(no_args_is_help=True, help="Train whenever this computer runs.")
+service.command()(logs)
 
 
 @service.command()
@@ -105,19 +103,17 @@ def install(
             f"a service is installed already ({manager.place}): `barnraise service status` shows "
             "it, and `barnraise service remove` removes it"
         )
-    if find_running(state_dir.run_folders()):
-        raise StateError(
-            "a worker of this machine is running: `barnraise stop` ends it, and the service then "
-            "starts one"
-        )
+    refuse_other_worker(state_dir, "; the service then starts one")
     chosen = _choose_runs(state_dir, runs or [], turns)
+    hardware = machine.hardware and str(machine.hardware.resolve())
+    options = {"device": machine.device, "threads": machine.threads, "hardware": hardware}
     record = ServiceRecord(
-        name,
-        [run.id for run in chosen],
-        turns.share,
-        turns.follow_next,
-        as_system,
-        _store_options(machine),
+        name=name,
+        runs=[run.id for run in chosen],
+        share=turns.share,
+        follow_next=turns.follow_next,
+        is_system=as_system,
+        options={option: value for option, value in options.items() if value},
     )
     record.save(state_dir.path)
     try:
@@ -128,8 +124,8 @@ def install(
         raise
     titles = ", ".join(escape(run.title) for run in chosen)
     out.print(f"The service is installed and trains [bold]{titles}[/].", soft_wrap=True)
-    sentences = (manager.start_sentence, manager.linger_sentence)
-    out.print(*filter(None, sentences), "Look: barnraise service status", sep="\n", soft_wrap=True)
+    starts = f"It starts {manager.starts}. {manager.linger_sentence}"
+    out.print(starts, "Look: barnraise service status", sep="\n", soft_wrap=True)
 
 
 def _choose_runs(
@@ -141,7 +137,13 @@ def _choose_runs(
         BarnraiseError: there is none, one has ended, or the shares make no sense.
     """
     if not runs:
-        runs = [RunAddress(folder.path.name) for folder in _unfinished_runs(state_dir)[:1]]
+        statuses = {folder.path.name: folder.status for folder in list_run_folders(state_dir)}
+        going_on = {
+            run: run_status.at
+            for run, run_status in statuses.items()
+            if run_status is not None and run_status.activity is not Activity.FINISHED
+        }
+        runs = [RunAddress(max(going_on, key=going_on.__getitem__))] if going_on else []
     parse_shares(turns.share, len(runs))
     for run in runs:
         open_site(state_dir, run)
@@ -157,27 +159,6 @@ def _choose_runs(
     return chosen
 
 
-def _store_options(machine: MachineOptions) -> dict[str, Any]:
-    """Return the options of the worker that differ from the usual ones, for JSON."""
-    given = {**dataclasses.asdict(machine), "home": None}
-    usual = dataclasses.asdict(MachineOptions())
-    return {
-        name: str(value.resolve()) if isinstance(value, Path) else value
-        for name, value in given.items()
-        if value != usual[name]
-    }
-
-
-def _unfinished_runs(state_dir: StateDir) -> list[RunFolder]:
-    """Return the runs that this machine has trained and that go on, the last one first."""
-    folders = [
-        folder
-        for folder in list_run_folders(state_dir)
-        if folder.status is not None and folder.status.activity is not Activity.FINISHED
-    ]
-    return sorted(folders, key=lambda folder: folder.status.at if folder.status else 0.0)[::-1]
-
-
 def describe_service(home: Path, record: ServiceRecord) -> ServiceText:
     """Return what the service manager starts for a state directory."""
     program = Path(sys.executable)
@@ -185,19 +166,17 @@ def describe_service(home: Path, record: ServiceRecord) -> ServiceText:
     if sys.platform == "win32" and windowless.exists():
         program = windowless
     path = home.resolve()
+    user = path.owner() if record.is_system else ""
+    if sys.platform == "win32":
+        user = getpass.getuser()
     return ServiceText(
         name=record.name,
         description=f"Barnraise: trains in the runs of {path}",
         command=(str(program), "-m", "barnraise", "service", "run", "--home", str(path)),
         folder=str(path),
         environment={name: os.environ[name] for name in PASSED_VARIABLES if name in os.environ},
-        user=_find_user(path) if record.is_system or sys.platform == "win32" else "",
+        user=user,
     )
-
-
-def _find_user(home: Path) -> str:
-    """Return the user of a task, or the owner of a home for a service of the system."""
-    return getpass.getuser() if sys.platform == "win32" else home.owner()
 
 
 def gather_facts(home: Path, manager: ServiceManager, *, wants_system: bool) -> ServiceFacts:
@@ -208,7 +187,7 @@ def gather_facts(home: Path, manager: ServiceManager, *, wants_system: bool) -> 
         is_root=sys.platform != "win32" and os.geteuid() == 0,
         wants_system=wants_system,
         has_systemd=SYSTEMD_MARK.is_dir(),
-        is_user_manager_reachable=not isinstance(manager, SystemdManager) or manager.is_reachable,
+        is_manager_reachable=manager.is_reachable,
         is_container=any(mark.exists() for mark in CONTAINER_MARKS) or "container" in os.environ,
         kernel=platform.release(),
         home=find_mount(home),
@@ -227,17 +206,17 @@ def run_service(home: HomeOption = None) -> None:
     """
     state_dir = open_state_dir(home)
     record = _load_record(state_dir)
-    turns = TurnOptions(record.share, record.follow_next)
-    options = {
-        name: value
-        for group in (turns, MachineOptions(), WorkerOptions(), LimitOptions())
-        for name, value in dataclasses.asdict(group).items()
-    }
-    options |= record.options | {"home": home}
-    if options["hardware"]:
+    options: dict[str, Any] = record.options | {"home": home}
+    if "hardware" in options:
         options["hardware"] = Path(options["hardware"])
     try:
-        join(runs=[parse_run_address(run) for run in record.runs], **options)
+        run_worker(
+            [parse_run_address(run) for run in record.runs],
+            MachineOptions(**options),
+            WorkerOptions(),
+            TurnOptions(record.share, record.follow_next),
+            LimitOptions(),
+        )
     except BarnraiseError as error:
         if not logging.getLogger().handlers:
             configure_logging(WorkerLogHandler(state_dir.path / LOG_FOLDER))
@@ -249,61 +228,41 @@ def run_service(home: HomeOption = None) -> None:
 
 
 @service.command()
-def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """Show whether the service is installed and runs, what it trains, and its last log lines."""
+def status(home: HomeOption = None) -> None:
+    """Show whether the service is installed and runs, and what it trains."""
     state_dir = open_state_dir(home)
     record = _load_record(state_dir)
     manager = _find_manager(state_dir, record)
     state = manager.read_state()
-    running = find_running(state_dir.run_folders())
-    is_running = state.is_running or (bool(running) and state.pid == 0)
-    if as_json:
-        facts = dataclasses.asdict(record) | dataclasses.asdict(state)
-        print_json(facts | {"is_running": is_running, "place": manager.place})
-        return
+    worker = find_other_worker(state_dir.run_folders())
+    is_running = state.is_running or (worker is not None and state.pid == 0)
     folders = {folder.path.name: folder for folder in list_run_folders(state_dir)}
     titles = [folders[run].name if run in folders else run for run in record.runs]
     if record.follow_next:
         titles.append("then the site's next open run")
     table = new_table(show_header=False)
-    table.add_row("Service", _describe_state(state.is_installed, is_running, state.has_failed))
+    table.add_row("Service", _describe_state(state, is_running))
     if state.pid:
         table.add_row("Process", str(state.pid))
     table.add_row("Runs", escape(", ".join(titles)))
-    table.add_row("Starts", escape(manager.start_sentence))
+    table.add_row("Starts", manager.starts)
     table.add_row("Place", escape(manager.place))
     out.print(table)
     if not is_running and all(_has_ended(folders.get(run)) for run in record.runs):
         out.print("Its run has ended: barnraise service remove, or install it for another run.")
-    newest = find_newest_log(state_dir.path / LOG_FOLDER)
-    for line in read_last_lines(newest, SHOWN_LOG_LINES) if newest is not None else []:
-        out.print(line, markup=False, style="dim", soft_wrap=True)
 
 
-def _describe_state(is_installed: bool, is_running: bool, has_failed: bool) -> str:
-    if not is_installed:
+def _describe_state(state: ServiceState, is_running: bool) -> str:
+    if not state.is_installed:
         return "not known to the system: barnraise service install installs it again"
     if is_running:
         return "running"
-    return "has crashed too often: barnraise service logs" if has_failed else "stopped"
+    return "has crashed too often: barnraise service logs" if state.has_failed else "stopped"
 
 
 def _has_ended(folder: RunFolder | None) -> bool:
     run_status = folder.status if folder is not None else None
     return run_status is not None and run_status.activity is Activity.FINISHED
-
-
-@service.command()
-def logs(
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with new lines until Ctrl-C.")
-    ] = False,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Lines to show first.")] = 50,
-    home: HomeOption = None,
-) -> None:
-    """Show what the service's worker has logged last."""
-    _load_record(open_state_dir(home))
-    show_logs(follow, lines, home)
 
 
 @service.command()

@@ -1,9 +1,10 @@
 """Install, start, stop and remove a service with what the system has for this."""
 
+import contextlib
 import os
 import subprocess
 import sys
-from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from barnraise.errors import StateError
 
 SYSTEM_UNITS = Path("/etc/systemd/system")
 CALL_SECONDS = 60.0  # for one command of the system: stopping waits until the worker has left
+RUNNING_STATES = ("active", "activating", "reloading", "deactivating", "running")
+Command = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -37,202 +40,90 @@ class ServiceState:
     pid: int = 0
 
 
-class ServiceManager(ABC):
+@dataclass(frozen=True)
+class ServiceManager:
     """The system's service manager, for one service.
 
     Methods raise StateError with the system's own words when it refuses.
+
+    Attributes:
+        path: the file that describes the service to the system.
+        render: writes that file.
+        state: the command that shows the service; it fails where there is none.
+        start: the commands that install the service and start it.
+        stop: those that stop and remove it, before the file is deleted.
+        forget: those after that, which may fail.
+        lists_missing: whether `state` also answers where there is no such service.
+        place: where the system has the service.
+        starts: when the service starts.
+        linger_sentence: how to start it before that.
     """
 
-    start_sentence = "It starts when you log in."
-    linger_sentence = ""  # how to start before that
+    path: Path
+    render: Callable[[ServiceText], bytes]
+    state: Command
+    start: tuple[Command, ...]
+    stop: tuple[Command, ...]
+    forget: tuple[Command, ...] = ()
+    lists_missing: bool = False
+    place: str = ""
+    starts: str = "when you log in"
+    linger_sentence: str = ""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    @property
-    @abstractmethod
-    def place(self) -> str:
-        """Return where the system has the service."""
-
-    @abstractmethod
     def install(self, service: ServiceText) -> None:
-        """Install the service and start it."""
+        """Install the service and start it. Its file may hold a proxy's password."""
+        write_atomically(self.path, self.render(service), private=True)
+        for command in self.start:
+            call_system(*command)
 
-    @abstractmethod
     def remove(self) -> None:
         """Stop the service and remove it; nothing of it is left."""
+        if self.read_state().is_installed:
+            for command in self.stop:
+                call_system(*command)
+        self.path.unlink(missing_ok=True)
+        for command in self.forget:
+            with contextlib.suppress(StateError):
+                call_system(*command)
 
-    @abstractmethod
     def read_state(self) -> ServiceState:
         """Return what the system says of the service."""
-
-
-class SystemdManager(ServiceManager):
-    """systemd: the one of the user, or that of the system."""
-
-    def __init__(self, name: str, *, is_system: bool = False) -> None:
-        super().__init__(name)
-        self._is_system = is_system
-        if is_system:
-            self.start_sentence = "It starts with this machine."
-        else:
-            self.linger_sentence = (
-                "To start it with the machine, before anybody logs in: loginctl enable-linger"
-            )
-
-    @property
-    def _unit_path(self) -> Path:
-        if self._is_system:
-            return SYSTEM_UNITS / f"{self.name}.service"
-        configuration = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
-        return Path(configuration) / "systemd" / "user" / f"{self.name}.service"
-
-    @property
-    def place(self) -> str:
-        """Return the unit's file."""
-        return str(self._unit_path)
+        try:
+            return parse_state(call_system(*self.state))
+        except StateError:
+            if self.lists_missing:
+                raise
+            return ServiceState(is_installed=False)
 
     @property
     def is_reachable(self) -> bool:
-        """Return whether this systemd answers."""
+        """Return whether the service manager answers."""
         try:
-            self._call("show", "--property=Version")
+            self.read_state()
         except StateError:
             return False
         return True
 
-    def install(self, service: ServiceText) -> None:
-        """Write the unit, which may hold a proxy's password, enable and start it."""
-        write_atomically(self._unit_path, render_systemd_unit(service).encode(), private=True)
-        self._call("daemon-reload")
-        self._call("enable", "--now", self._unit_path.name)
 
-    def remove(self) -> None:
-        """Stop and disable the unit, and delete its file."""
-        if self._unit_path.exists():
-            self._call("disable", "--now", self._unit_path.name)
-            self._unit_path.unlink()
-        self._call("daemon-reload")
-        subprocess.run(self._command("reset-failed", self._unit_path.name), capture_output=True)
+def parse_state(text: str) -> ServiceState:
+    """Read what `systemctl show` or `launchctl print` prints. Pure.
 
-    def read_state(self) -> ServiceState:
-        """Return the unit's state."""
-        properties = "LoadState,ActiveState,MainPID"
-        answer = self._call("show", f"--property={properties}", self._unit_path.name)
-        return parse_systemd_state(answer)
-
-    def _command(self, *arguments: str) -> list[str]:
-        return ["systemctl", *([] if self._is_system else ["--user"]), *arguments]
-
-    def _call(self, *arguments: str) -> str:
-        return call_system(*self._command(*arguments))
-
-
-def parse_systemd_state(text: str) -> ServiceState:
-    """Read what `systemctl show` prints. Pure."""
-    values = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
-    active = values.get("ActiveState", "")
-    pid = values.get("MainPID", "0")
-    return ServiceState(
-        is_installed=values.get("LoadState") == "loaded",
-        is_running=active in ("active", "activating", "reloading", "deactivating"),
-        has_failed=active == "failed",
-        pid=int(pid) if pid.isdecimal() else 0,
-    )
-
-
-class LaunchdManager(ServiceManager):
-    """An agent of launchd, which macOS starts when its person logs in."""
-
-    @property
-    def _label(self) -> str:
-        return f"org.barnraise.{self.name}"
-
-    @property
-    def _domain(self) -> str:
-        return f"gui/{os.getuid()}" if sys.platform != "win32" else ""
-
-    @property
-    def _path(self) -> Path:
-        return Path.home() / "Library" / "LaunchAgents" / f"{self._label}.plist"
-
-    @property
-    def place(self) -> str:
-        """Return the agent's property list."""
-        return str(self._path)
-
-    def install(self, service: ServiceText) -> None:
-        """Write the property list and let launchd load it, which starts the worker."""
-        write_atomically(self._path, render_launchd_agent(service), private=True)
-        call_system("launchctl", "bootstrap", self._domain, str(self._path))
-
-    def remove(self) -> None:
-        """Unload the agent, which stops the worker, and delete the property list."""
-        if self.read_state().is_installed:
-            call_system("launchctl", "bootout", f"{self._domain}/{self._label}")
-        self._path.unlink(missing_ok=True)
-
-    def read_state(self) -> ServiceState:
-        """Return the agent's state."""
-        try:
-            answer = call_system("launchctl", "print", f"{self._domain}/{self._label}")
-        except StateError:
-            return ServiceState(is_installed=False)
-        return parse_launchd_state(answer)
-
-
-def parse_launchd_state(text: str) -> ServiceState:
-    """Read what `launchctl print` prints. Pure."""
+    Windows' Task Scheduler answers in the user's language: it shows only that there is a task.
+    """
     values: dict[str, str] = {}
     for line in text.splitlines():
-        name, equals, value = line.strip().partition(" = ")
-        if equals:
-            values.setdefault(name, value)
-    pid = values.get("pid", "0")
+        name, _, value = line.partition("=")
+        values.setdefault(name.strip(), value.strip())
+    state = values.get("ActiveState") or values.get("state", "")
+    is_running = state in RUNNING_STATES
+    has_exit_code = values.get("last exit code", "0") != "0"
+    pid = values.get("MainPID") or values.get("pid", "0")
     return ServiceState(
-        is_installed=True,
-        is_running=values.get("state") == "running",
-        has_failed=values.get("state") != "running" and values.get("last exit code", "0") != "0",
+        is_installed=values.get("LoadState", "loaded") == "loaded",
+        is_running=is_running,
+        has_failed=state == "failed" or (has_exit_code and not is_running),
         pid=int(pid) if pid.isdecimal() else 0,
     )
-
-
-class TaskManager(ServiceManager):
-    """Windows' Task Scheduler. It names no process, and its answers are in the user's language."""
-
-    def __init__(self, name: str, folder: Path) -> None:
-        """Manage the task of this name; its text lies in `folder` while it is created."""
-        super().__init__(name)
-        self._folder = folder
-
-    @property
-    def place(self) -> str:
-        """Return the task's name."""
-        return f"task {self.name} of the Task Scheduler"
-
-    def install(self, service: ServiceText) -> None:
-        """Create the task and run it."""
-        path = self._folder / "service.xml"
-        path.write_text(render_scheduled_task(service), "utf-16")
-        try:
-            call_system("schtasks", "/Create", "/TN", self.name, "/XML", str(path), "/F")
-        finally:
-            path.unlink()
-        call_system("schtasks", "/Run", "/TN", self.name)
-
-    def remove(self) -> None:
-        """End and delete the task. The caller has let the worker leave, as ending kills it."""
-        if self.read_state().is_installed:
-            subprocess.run(["schtasks", "/End", "/TN", self.name], capture_output=True)
-            call_system("schtasks", "/Delete", "/TN", self.name, "/F")
-
-    def read_state(self) -> ServiceState:
-        """Return whether there is such a task."""
-        try:
-            call_system("schtasks", "/Query", "/TN", self.name)
-        except StateError:
-            return ServiceState(is_installed=False)
-        return ServiceState(is_installed=True)
 
 
 def call_system(*command: str) -> str:
@@ -253,10 +144,67 @@ def call_system(*command: str) -> str:
     return done.stdout
 
 
-def choose_manager(name: str, folder: Path, *, is_system: bool) -> ServiceManager:
-    """Return the service manager of this system for the service of this name."""
-    if sys.platform == "darwin":
-        return LaunchdManager(name)
-    if sys.platform == "win32":
-        return TaskManager(name, folder)
-    return SystemdManager(name, is_system=is_system)
+def choose_manager(
+    name: str, folder: Path, *, is_system: bool, system: str = sys.platform
+) -> ServiceManager:
+    """Return the service manager of a system for the service of this name.
+
+    Args:
+        name: the service's.
+        folder: for files that the system reads once.
+        is_system: whether it is a service of the system, which only systemd has.
+        system: as `sys.platform` names it.
+    """
+    if system == "darwin":
+        return _describe_launchd(f"org.barnraise.{name}")
+    if system == "win32":
+        return _describe_task_scheduler(name, folder / "service.xml")
+    return _describe_systemd(f"{name}.service", is_system)
+
+
+def _describe_systemd(unit: str, is_system: bool) -> ServiceManager:
+    configuration = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    path = (SYSTEM_UNITS if is_system else configuration / "systemd" / "user") / unit
+    call: Command = ("systemctl",) if is_system else ("systemctl", "--user")
+    linger = "To start it with the machine, before anybody logs in: loginctl enable-linger"
+    return ServiceManager(
+        path=path,
+        render=render_systemd_unit,
+        state=(*call, "show", "--property=LoadState,ActiveState,MainPID", unit),
+        start=((*call, "daemon-reload"), (*call, "enable", "--now", unit)),
+        stop=((*call, "disable", "--now", unit),),
+        forget=((*call, "daemon-reload"), (*call, "reset-failed", unit)),
+        lists_missing=True,
+        place=str(path),
+        starts="with this machine" if is_system else "when you log in",
+        linger_sentence="" if is_system else linger,
+    )
+
+
+def _describe_launchd(label: str) -> ServiceManager:
+    path = Path.home() / "Library" / "LaunchAgents" / f"{label}.plist"
+    domain = f"gui/{os.getuid()}" if sys.platform != "win32" else ""
+    return ServiceManager(
+        path=path,
+        render=render_launchd_agent,
+        state=("launchctl", "print", f"{domain}/{label}"),
+        start=(("launchctl", "bootstrap", domain, str(path)),),
+        stop=(("launchctl", "bootout", f"{domain}/{label}"),),
+        place=str(path),
+    )
+
+
+def _describe_task_scheduler(name: str, path: Path) -> ServiceManager:
+    """Return Windows' own, which ends no worker: the caller has let it leave."""
+    task = ("/TN", name)
+    return ServiceManager(
+        path=path,
+        render=render_scheduled_task,
+        state=("schtasks", "/Query", *task),
+        start=(
+            ("schtasks", "/Create", *task, "/XML", str(path), "/F"),
+            ("schtasks", "/Run", *task),
+        ),
+        stop=(("schtasks", "/Delete", *task, "/F"),),
+        place=f"task {name} of the Task Scheduler",
+    )

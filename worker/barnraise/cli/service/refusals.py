@@ -23,7 +23,7 @@ class ServiceFacts:
         is_root: whether the command runs as root.
         wants_system: whether a service of the system is wanted.
         has_systemd: whether systemd has started this Linux.
-        is_user_manager_reachable: whether the user's own systemd answers.
+        is_manager_reachable: whether the service manager answers.
         is_container: whether this is a container.
         kernel: the kernel's release.
         home: the mount of the state directory; None if it is not known.
@@ -35,7 +35,7 @@ class ServiceFacts:
     is_root: bool = False
     wants_system: bool = False
     has_systemd: bool = True
-    is_user_manager_reachable: bool = True
+    is_manager_reachable: bool = True
     is_container: bool = False
     kernel: str = ""
     home: Mount | None = None
@@ -45,57 +45,36 @@ class ServiceFacts:
 
 def find_refusal(facts: ServiceFacts) -> str:
     """Return why no service can be installed, as a sentence; "" if it can."""
-    return _find_system_refusal(facts) or _find_user_refusal(facts) or _find_drive_refusal(facts)
-
-
-def _find_system_refusal(facts: ServiceFacts) -> str:
-    if facts.system in ("darwin", "win32"):
-        return "--system is for Linux: leave it out" if facts.wants_system else ""
-    if facts.system != "linux":
-        return f"barnraise knows no service manager of {facts.system}: {FROM_LOGIN}"
-    if facts.has_systemd:
-        return ""
-    if facts.is_container:
-        return (
-            f"this container has no systemd: {FROM_LOGIN}, or let the container's own command be "
-            "`barnraise join RUN`"
-        )
-    if "microsoft" in facts.kernel.lower():
-        advice = "" if _is_wsl1(facts.kernel) else ", or enable systemd in /etc/wsl.conf"
-        return f"this Windows Subsystem for Linux has no systemd: {FROM_LOGIN}{advice}"
-    return f"systemd does not run on this machine: {FROM_LOGIN}"
-
-
-def _is_wsl1(kernel: str) -> bool:
-    return "WSL2" not in kernel and "microsoft-standard" not in kernel
-
-
-def _find_user_refusal(facts: ServiceFacts) -> str:
-    if facts.system == "win32":
-        return ""
-    if facts.is_root and not facts.wants_system:
-        instead = "run this as your own user"
-        if facts.system == "linux":
-            instead += ", or install a service of the system with --system"
-        return f"a service of root would train with root's rights: {instead}"
-    if facts.wants_system and not facts.is_root:
-        return "--system installs for all users, which only root may: use sudo, or leave it out"
-    if facts.system == "linux" and not facts.wants_system and not facts.is_user_manager_reachable:
-        return (
-            "your user's systemd does not answer: log in as this user, on the desktop or by ssh, "
-            f"and not with su or sudo; or {FROM_LOGIN}"
-        )
-    return ""
-
-
-def _find_drive_refusal(facts: ServiceFacts) -> str:
+    is_linux, is_windows = facts.system == "linux", facts.system == "win32"
+    is_wsl = "microsoft" in facts.kernel.lower()
+    has_no_systemd = is_linux and not facts.has_systemd
     home = facts.home
-    if home is None or _is_mounted_at_boot(home, facts):
-        return ""
-    return (
-        f"{home.point}, where this machine's state is, may not be mounted when the service starts: "
-        "name a home on a drive that always is with --home FOLDER, or add the drive to /etc/fstab"
-    )
+    refusals = {
+        "--system is for Linux: leave it out": facts.wants_system and not is_linux,
+        f"barnraise knows no service manager of {facts.system}: {FROM_LOGIN}": (
+            facts.system not in ("linux", "darwin", "win32")
+        ),
+        f"this container has no systemd: {FROM_LOGIN}, or let the container's own command be "
+        "`barnraise join RUN`": has_no_systemd and facts.is_container,
+        f"this Windows Subsystem for Linux has no systemd: {FROM_LOGIN}, or, in its version 2, "
+        "enable systemd in /etc/wsl.conf": has_no_systemd and is_wsl,
+        f"systemd does not run on this machine: {FROM_LOGIN}": has_no_systemd,
+        "a service of root would train with root's rights: run this as your own user"
+        + (", or install a service of the system with --system" if is_linux else ""): (
+            facts.is_root and not facts.wants_system
+        ),
+        "--system installs for all users, which only root may: use sudo, or leave it out": (
+            facts.wants_system and not facts.is_root
+        ),
+        "your user's systemd does not answer: log in as this user, on the desktop or by ssh, and "
+        f"not with su or sudo; or {FROM_LOGIN}": not facts.is_manager_reachable,
+        f"{home.point if home else ''}, where this machine's state is, may not be mounted when the "
+        "service starts: name a home on a drive that always is with --home FOLDER"
+        + ("" if is_windows else ", or add the drive to /etc/fstab"): (
+            home is not None and not _is_mounted_at_boot(home, facts)
+        ),
+    }
+    return next((sentence for sentence, applies in refusals.items() if applies), "")
 
 
 def _is_mounted_at_boot(home: Mount, facts: ServiceFacts) -> bool:

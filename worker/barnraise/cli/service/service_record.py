@@ -1,10 +1,10 @@
 """What `barnraise service install` was asked for, in the state directory."""
 
 import hashlib
-import json
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from barnraise.durable_io import write_atomically
 from barnraise.errors import StateError
@@ -13,8 +13,7 @@ from barnraise.state_dir import StateDir
 SERVICE_FILE = "service.json"  # in the state directory
 
 
-@dataclass(frozen=True)
-class ServiceRecord:
+class ServiceRecord(BaseModel):
     """What the service trains.
 
     Attributes:
@@ -26,12 +25,14 @@ class ServiceRecord:
         options: of the worker, by name, where they differ from the usual ones.
     """
 
+    model_config = ConfigDict(extra="forbid")
+
     name: str
-    runs: list[str] = field(default_factory=list)
+    runs: list[str] = []
     share: str = ""
     follow_next: bool = False
     is_system: bool = False
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = {}
 
     @classmethod
     def load(cls, folder: Path) -> "ServiceRecord | None":
@@ -42,17 +43,17 @@ class ServiceRecord:
         """
         path = folder / SERVICE_FILE
         try:
-            return cls(**json.loads(path.read_bytes()))
+            return cls.model_validate_json(path.read_bytes())
         except FileNotFoundError:
             return None
-        except (ValueError, TypeError):
+        except ValidationError:
             raise StateError(
                 f"{path} is damaged: remove it, and install the service again"
             ) from None
 
     def save(self, folder: Path) -> None:
         """Store the record."""
-        write_atomically(folder / SERVICE_FILE, json.dumps(asdict(self), indent=1).encode())
+        write_atomically(folder / SERVICE_FILE, self.model_dump_json(indent=1).encode())
 
 
 def choose_service_name(folder: Path) -> str:

@@ -40,7 +40,7 @@ class ServiceText:
     user: str = ""
 
 
-def render_systemd_unit(service: ServiceText) -> str:
+def render_systemd_unit(service: ServiceText) -> bytes:
     """Write a unit of systemd, of the user or, if a user is named, of the system."""
     environment = "".join(
         f"Environment={_quote_for_systemd(f'{name}={value}')}\n"
@@ -68,7 +68,7 @@ TimeoutStopSec={STOP_SECONDS}
 
 [Install]
 WantedBy={target}
-"""
+""".encode()
 
 
 def _escape_for_systemd(text: str) -> str:
@@ -100,7 +100,7 @@ def render_launchd_agent(service: ServiceText) -> bytes:
     )
 
 
-def render_scheduled_task(service: ServiceText) -> str:
+def render_scheduled_task(service: ServiceText) -> bytes:
     """Write a task of Windows' Task Scheduler, which starts when its user logs in.
 
     Tasks have no environment of their own: the variables of the user's session count. Priority 7 is
@@ -146,4 +146,4 @@ def render_scheduled_task(service: ServiceText) -> str:
     </Exec>
   </Actions>
 </Task>
-"""
+""".encode("utf-16")

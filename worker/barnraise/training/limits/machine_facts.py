@@ -3,16 +3,15 @@
 One class for each system behind the protocol `SystemFacts`. Only what a rule needs is read.
 """
 
+import contextlib
 import ctypes
-import ctypes.util
 import os
 import re
 import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import psutil
@@ -24,90 +23,37 @@ from barnraise.training.limits.decision import Facts
 CPU_READINGS = 5  # over which the use of the CPU is averaged
 COMMAND_SECONDS = 10.0  # between two readings that start a program, whose answer changes slowly
 COMMAND_LIMIT_SECONDS = 5.0  # for such a program
-COMM_LENGTH = 15  # characters of a program's name that Linux keeps
 
 
 class SystemFacts(Protocol):
-    """What a system reveals of the machine."""
+    """What a system reveals of the machine.
+
+    Attributes:
+        no_idle_reason: why no idle time is revealed, as a part of a sentence.
+    """
+
+    no_idle_reason: str
 
     def read_idle_seconds(self) -> float | None:
         """Return the seconds since somebody used keyboard or mouse; None: it is not revealed."""
         ...
 
-    def explain_no_idle(self) -> str:
-        """Return why the idle time is not revealed, as a part of a sentence."""
-        ...
-
-    def list_programs(self, names: Collection[str]) -> tuple[str, ...]:
-        """Return those of these programs that run now, whatever the case of their letters."""
-        ...
-
-
-class PosixPrograms:
-    """Find running programs by the names that psutil reads."""
-
-    def list_programs(self, names: Collection[str]) -> tuple[str, ...]:
-        """Return those of these programs that run now."""
-        running = {
-            _plain_name(process.info["name"] or "") for process in psutil.process_iter(["name"])
-        }
-        return tuple(name for name in names if _plain_name(name) in running)
-
-
-def _plain_name(name: str) -> str:
-    return name.lower().removesuffix(".exe")
-
 
 class LinuxFacts:
     """Linux: X11's screen saver extension, or what logind knows of a graphical session."""
 
+    no_idle_reason = "there is no X display here, and logind knows no graphical session"
+
     def __init__(self) -> None:
-        self._screen: _XScreenSaver | None = None
+        session = SlowReading(lambda: parse_sessions(_run(SESSIONS_COMMAND), time.time()))
+        self._read = session.read
         if os.environ.get("DISPLAY") and os.environ.get("XDG_SESSION_TYPE") != "wayland":
-            self._screen = _XScreenSaver.open()
-        self._session = SlowReading(lambda: parse_sessions(_run(SESSIONS_COMMAND), time.time()))
+            with contextlib.suppress(OSError):
+                self._read = _XScreenSaver().read_idle_seconds
 
     def read_idle_seconds(self) -> float | None:
         """Return the seconds since the last input; see `SystemFacts`."""
-        if self._screen is not None:
-            return self._screen.idle_seconds()
-        return self._session.read()
-
-    def explain_no_idle(self) -> str:
-        """Return why the idle time is not revealed."""
-        return "there is no X display here, and logind knows no graphical session"
-
-    def list_programs(self, names: Collection[str]) -> tuple[str, ...]:
-        """Return those of these programs that run now.
-
-        Reading the kernel's own files costs a tenth of what psutil's objects do, every 2 s.
-        """
-        if not names:
-            return ()
-        found: set[str] = set()
-        for entry in os.scandir("/proc"):
-            if not entry.name.isdigit():
-                continue
-            try:
-                comm = Path(entry.path, "comm").read_text().strip().lower()
-            except OSError:  # it has ended
-                continue
-            found |= {
-                name
-                for name in names
-                if name.lower()[:COMM_LENGTH] == comm and _has_name(int(entry.name), name, comm)
-            }
-        return tuple(name for name in names if name in found)
-
-
-def _has_name(pid: int, name: str, comm: str) -> bool:
-    """Return whether a process has a name whose beginning is known to be its own."""
-    if len(comm) < COMM_LENGTH:
-        return True
-    try:
-        return psutil.Process(pid).name().lower() == name.lower()
-    except psutil.Error:
-        return False
+        return self._read()
 
 
 # All sessions with their properties, one block of lines for each.
@@ -150,60 +96,43 @@ class _XScreenSaverInfo(ctypes.Structure):
 class _XScreenSaver:
     """The idle time of an X display, by the extension MIT-SCREEN-SAVER."""
 
-    def __init__(self, xlib: Any, extension: Any, display: Any) -> None:
-        self._extension = extension
-        self._display = display
-        self._root = xlib.XDefaultRootWindow(display)
-        self._info = _XScreenSaverInfo()
-
-    @classmethod
-    def open(cls) -> "_XScreenSaver | None":
-        """Open the display of this session; None where there is none, or no such extension."""
-        try:
-            xlib, extension = ctypes.CDLL("libX11.so.6"), ctypes.CDLL("libXss.so.1")
-        except OSError:
-            return None
+    def __init__(self) -> None:
+        """Open the display of this session; raise OSError if there is none, or no extension."""
+        xlib, self._extension = ctypes.CDLL("libX11.so.6"), ctypes.CDLL("libXss.so.1")
         xlib.XOpenDisplay.restype = ctypes.c_void_p
         xlib.XDefaultRootWindow.argtypes = [ctypes.c_void_p]
         xlib.XDefaultRootWindow.restype = ctypes.c_ulong
-        pointers = [ctypes.POINTER(ctypes.c_int)] * 2
-        extension.XScreenSaverQueryExtension.argtypes = [ctypes.c_void_p, *pointers]
-        extension.XScreenSaverQueryInfo.argtypes = [
+        self._extension.XScreenSaverQueryInfo.argtypes = [
             ctypes.c_void_p,
             ctypes.c_ulong,
             ctypes.POINTER(_XScreenSaverInfo),
         ]
-        display = xlib.XOpenDisplay(None)
-        numbers = (ctypes.c_int(), ctypes.c_int())
-        if not display or not extension.XScreenSaverQueryExtension(
-            display, ctypes.byref(numbers[0]), ctypes.byref(numbers[1])
-        ):
-            return None
-        return cls(xlib, extension, display)
+        self._display = xlib.XOpenDisplay(None)
+        if not self._display:
+            raise OSError("there is no display")
+        self._root = xlib.XDefaultRootWindow(self._display)
+        if self.read_idle_seconds() is None:
+            raise OSError("the display has no such extension")
 
-    def idle_seconds(self) -> float | None:
+    def read_idle_seconds(self) -> float | None:
         """Return the seconds since the last input."""
-        info = ctypes.byref(self._info)
-        if not self._extension.XScreenSaverQueryInfo(self._display, self._root, info):
-            return None
-        return self._info.idle / 1000
+        info = _XScreenSaverInfo()
+        query = self._extension.XScreenSaverQueryInfo
+        return info.idle / 1000 if query(self._display, self._root, ctypes.byref(info)) else None
 
 
-class MacFacts(PosixPrograms):
+class MacFacts:
     """macOS: the counter of the input system."""
 
+    no_idle_reason = "ioreg shows no HIDIdleTime"
+
     def __init__(self) -> None:
-        self._registry = SlowReading(
-            lambda: parse_input_registry(_run(("ioreg", "-c", "IOHIDSystem", "-d", "4")))
-        )
+        command = ("ioreg", "-c", "IOHIDSystem", "-d", "4")
+        self._registry = SlowReading(lambda: parse_input_registry(_run(command)))
 
     def read_idle_seconds(self) -> float | None:
         """Return the seconds since the last input; see `SystemFacts`."""
         return self._registry.read()
-
-    def explain_no_idle(self) -> str:
-        """Return why the idle time is not revealed."""
-        return "ioreg shows no HIDIdleTime"
 
 
 def parse_input_registry(text: str) -> float | None:
@@ -216,8 +145,10 @@ class _LastInput(ctypes.Structure):
     _fields_ = [("size", ctypes.c_uint), ("milliseconds", ctypes.c_uint)]
 
 
-class WindowsFacts(PosixPrograms):
+class WindowsFacts:
     """Windows: the time of the session's last input."""
+
+    no_idle_reason = "this Windows session has no keyboard and mouse"
 
     def read_idle_seconds(self) -> float | None:
         """Return the seconds since the last input; see `SystemFacts`."""
@@ -227,10 +158,6 @@ class WindowsFacts(PosixPrograms):
         if not libraries.user32.GetLastInputInfo(ctypes.byref(last)):
             return None
         return since_tick(libraries.kernel32.GetTickCount(), last.milliseconds)
-
-    def explain_no_idle(self) -> str:
-        """Return why the idle time is not revealed."""
-        return "this Windows session has no keyboard and mouse"
 
 
 def since_tick(now: int, then: int) -> float:
@@ -324,7 +251,7 @@ class FactsReader:
             idle_seconds=self.machine.read_idle_seconds() if limits.idle is not None else None,
             on_battery=not limits.on_battery and is_on_battery(),
             other_cpu=self._others.measure() if limits.busy_cpu is not None else None,
-            programs=self.machine.list_programs(limits.pause_for) if limits.pause_for else (),
+            programs=list_running(limits.pause_for) if limits.pause_for else (),
             celsius=self.read_celsius() if limits.max_temperature is not None else None,
         )
 
@@ -341,11 +268,21 @@ class FactsReader:
         if limits.idle is not None and self.machine.read_idle_seconds() is None:
             return (
                 "--idle needs to see when keyboard and mouse were used last, and "
-                f"{self.machine.explain_no_idle()}: leave it out here"
+                f"{self.machine.no_idle_reason}: leave it out here"
             )
         if limits.max_temperature is not None and self.read_celsius() is None:
             return "--max-temperature: this machine reveals no temperature; leave it out here"
         return ""
+
+
+def list_running(names: Iterable[str]) -> tuple[str, ...]:
+    """Return those of these programs that run now, whatever the case of their letters."""
+    running = {_plain_name(process.info["name"] or "") for process in psutil.process_iter(["name"])}
+    return tuple(name for name in names if _plain_name(name) in running)
+
+
+def _plain_name(name: str) -> str:
+    return name.lower().removesuffix(".exe")
 
 
 def is_on_battery() -> bool:

@@ -4,8 +4,6 @@ import json
 import logging
 from pathlib import Path
 
-from filelock import FileLock
-
 from barnraise.durable_io import write_atomically
 
 log = logging.getLogger("barnraise")
@@ -18,12 +16,11 @@ class MonthlyTraffic:
     """The bytes sent in this month, in a file of the machine's state directory."""
 
     def __init__(self, folder: Path) -> None:
-        """Count in a folder that several workers may share."""
+        """Go on with the count that the folder's file holds."""
         self._path = folder / FILE_NAME
-        self._lock = FileLock(self._path.with_suffix(".lock"), thread_local=False)
         self._month = ""
-        self._stored = 0  # bytes in the file
-        self._unsaved = 0
+        self._sent = 0
+        self._saved = 0  # bytes in the file
         self._seen = 0  # this process's bytes at the last call
 
     def record(self, process_bytes: int, month: str) -> int:
@@ -36,20 +33,21 @@ class MonthlyTraffic:
         Returns:
             The bytes that this machine has sent in this month.
         """
-        self._unsaved += max(0, process_bytes - self._seen)
-        self._seen = process_bytes
-        if month != self._month or self._unsaved >= SAVE_BYTES:
+        if month != self._month:
             self._month = month
+            self._sent = self._saved = self._load()
+        self._sent += max(0, process_bytes - self._seen)
+        self._seen = process_bytes
+        if self._sent - self._saved >= SAVE_BYTES:
             self.save()
-        return self._stored + self._unsaved
+        return self._sent
 
     def save(self) -> None:
-        """Add what was not saved yet to the file."""
-        with self._lock:
-            self._stored = self._load() + self._unsaved
-            fields = {"month": self._month, "sent": self._stored}
+        """Store the count."""
+        if self._sent > self._saved:
+            fields = {"month": self._month, "sent": self._sent}
             write_atomically(self._path, json.dumps(fields).encode())
-        self._unsaved = 0
+            self._saved = self._sent
 
     def _load(self) -> int:
         """Return the bytes in the file, 0 if it is of another month."""

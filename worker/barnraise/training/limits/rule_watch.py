@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime
@@ -14,12 +15,18 @@ from barnraise.state_dir import StateDir
 from barnraise.training.limits.decision import HOLD_SECONDS, TRAIN, Facts, TrainingDecision, decide
 from barnraise.training.limits.machine_facts import FactsReader
 from barnraise.training.limits.monthly_traffic import MonthlyTraffic
-from barnraise.training.limits.system_zone import local_now
 
 log = logging.getLogger("barnraise")
 
 READ_SECONDS = 2.0  # between two looks at the facts
 UNREADABLE_REASON = "paused: its limits cannot be read; `barnraise limits` says why"
+
+
+def local_now() -> datetime:
+    """Return the time without a zone: this machine's, also after somebody has set another one."""
+    if hasattr(time, "tzset"):
+        time.tzset()
+    return datetime.now()
 
 
 class RuleWatch:
@@ -38,8 +45,7 @@ class RuleWatch:
         self._state_dir = state_dir
         self._reader = reader
         self._clock = clock
-        self._stamp: object = None
-        self._limits: Limits | None = None  # None: they cannot be read
+        self._limits: Limits | None = Limits()  # None: they cannot be read
         self._decision = TRAIN
         self._traffic = MonthlyTraffic(state_dir.path)
         self._count_sent: Callable[[], int] = lambda: 0
@@ -75,7 +81,7 @@ class RuleWatch:
             self._traffic.save()
 
     def refresh(self) -> TrainingDecision:
-        """Read the rules, if they have changed, and the facts, and decide."""
+        """Read the rules and the facts, and decide."""
         self._load_limits()
         now = self._clock()
         if self._limits is None:
@@ -94,19 +100,16 @@ class RuleWatch:
         return replace(self._reader.read(limits), month_sent=sent, last=self._decision)
 
     def _load_limits(self) -> None:
-        """Load the limits if their file is another one than before; forget the last decision."""
-        stamp = self._state_dir.limits_stamp()
-        if self._limits is not None and stamp == self._stamp:
-            return
-        was_readable = self._stamp is None or self._limits is not None
+        """Load the limits; forget the last decision if they are others than before."""
+        before = self._limits
         try:
             self._limits = self._state_dir.limits
         except StateError as error:
             self._limits = None
-            if was_readable:
+            if before is not None:
                 log.error("%s. Training waits until then", error)
-        self._stamp = stamp
-        self._decision = TRAIN
+        if self._limits != before:
+            self._decision = TRAIN
 
     def _watch(self) -> None:
         while not self._ended.wait(READ_SECONDS):
