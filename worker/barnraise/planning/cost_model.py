@@ -238,9 +238,9 @@ def head_seconds(hw: Hardware, model: ModelSpec, sequences: int, dtype: str = "f
         seconds = flops / rate_at(hw.logits, model.vocabulary)
     else:
         seconds = flops / rate_at(rates.forward, model.width)
-    backward_rate = rate_at(rates.backward, model.width)
-    seconds += 2 * flops / backward_rate + 2 * logits / hw.elementwise
-    return seconds
+    seconds += 2 * flops / rate_at(rates.backward, model.width)
+    # The loss reads and writes the logits three times forward, and twice backward.
+    return seconds + 5 * logits / hw.elementwise
 
 
 def embed_seconds(hw: Hardware, model: ModelSpec, sequences: int) -> float:
