@@ -62,6 +62,6 @@ def transformers_model(model: ModelSpec, fragments: Sequence[Tensor]) -> Any:
     with torch.no_grad():
         for fragment, flat in zip(model.fragments(), fragments, strict=True):
             weights = views(fragment, flat)
-            for tensor in format_of(model).tensors(fragment):
+            for tensor in format_of(model).names.tensors(fragment):
                 state[tensor.name].copy_(tensor.view(weights))
     return theirs
