@@ -70,7 +70,9 @@ def read_model(config: Mapping[str, Any]) -> ModelSpec:
         StateError: Another model; the message names the setting.
     """
     check_settings(config, REQUIRED, READ)
-    sizes = {name: read_size(config, setting, DEFAULTS[name]) for name, setting in SETTINGS.items()}
+    sizes: dict[str, Any] = {
+        name: read_size(config, setting, DEFAULTS[name]) for name, setting in SETTINGS.items()
+    }
     for setting, value in (("n_inner", 4 * sizes["width"]), ("n_ctx", sizes["context"])):
         if config.get(setting) not in (None, value):
             raise StateError(
