@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 from barnraise.ledger.anchor import initial_weights
 from barnraise.ledger.blob_store import BlobStore
-from barnraise.models import gpt2
-from barnraise.models.functions import head
+from barnraise.models.functions import FUNCTIONS, head
 from barnraise.models.weights import Weights, views
 from barnraise.protocol.coordinator_messages import TextManifest
 from barnraise.spec import Fragment, ModelSpec
 from barnraise.text.batches import TokenDataset
+
+GPT2 = FUNCTIONS["gpt2"]
 
 MODEL = ModelSpec(layers=4, width=64, heads=4, context=64, vocabulary=256)
 SHAPE = Shape("the benchmark's", MODEL.layers, MODEL.width, MODEL.parameters)
@@ -58,9 +59,9 @@ class FieldGPT(nn.Module):
         for index in self.indices:
             weights = self._view_weights(index)
             if index == 0:
-                x = gpt2.embed(weights, x)
+                x = GPT2.embed(weights, x)
             elif index < self.last:
-                x = gpt2.block(weights, x, MODEL)
+                x = GPT2.block(weights, x, MODEL)
             else:
                 x = head(weights, self._view_weights(0)["token"], x, MODEL)
         return x

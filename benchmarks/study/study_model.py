@@ -18,8 +18,7 @@ from torch import Tensor
 
 from barnraise.durable_io import write_atomically
 from barnraise.ledger.anchor import initial_weights
-from barnraise.models import gpt2
-from barnraise.models.functions import head
+from barnraise.models.functions import FUNCTIONS, head
 from barnraise.models.weights import Weights, views
 from barnraise.planning.tile_layout import lay_out_tiles
 from barnraise.protocol.coordinator_messages import TextManifest
@@ -30,6 +29,8 @@ from barnraise.swap.muon_moments import MuonMoments
 from barnraise.text import shards
 from barnraise.text.batches import TokenDataset
 from barnraise.text.stdlib_text import read_stdlib
+
+GPT2 = FUNCTIONS["gpt2"]
 
 
 @dataclass(frozen=True)
@@ -200,8 +201,8 @@ def _view_leaves(i: int, flat: Tensor, gradient: Tensor) -> Weights:
 
 def _compute_loss(weights: list[Weights], tokens: Tensor) -> Tensor:
     tokens = tokens.to(DEVICE)
-    x = gpt2.embed(weights[0], tokens[:, :-1])
+    x = GPT2.embed(weights[0], tokens[:, :-1])
     for block in weights[1:-1]:
-        x = gpt2.block(block, x, MODEL)
+        x = GPT2.block(block, x, MODEL)
     logits = head(weights[-1], weights[0]["token"], x, MODEL)
     return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())

@@ -22,9 +22,12 @@ from baselines import SEED, batches
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from barnraise.models import gpt2
+from barnraise.models.functions import FUNCTIONS
+from barnraise.models.gpt2 import NORM_EPSILON
 from barnraise.models.weights import Weights
 from barnraise.spec import UNIT_BITS, Fragment, ModelSpec, preset
+
+GPT2 = FUNCTIONS["gpt2"]
 
 # Rows of logits that exist at a time: few for a CPU's caches, many for a GPU's width.
 LOSS_SLICE_ROWS = {"cpu": 256, "cuda": 4096}
@@ -81,7 +84,7 @@ class Block(Layer):
 
     def compute(self, x: Tensor) -> Tensor:
         """Return the block's output, [B, T, d]."""
-        return gpt2.block(self.weights(), x, self.model)
+        return GPT2.block(self.weights(), x, self.model)
 
 
 class GPT(Layer):
@@ -105,22 +108,27 @@ class GPT(Layer):
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Return the mean loss of int64 [B, T] tokens and targets."""
         embedding, final = self.weights(0), self.weights(1)
-        x = gpt2.embed(embedding, tokens)
+        x = GPT2.embed(embedding, tokens)
         for block in self.blocks:
             x = block(x)
         return self.loss(final, embedding, x, targets)
 
 
+def _final_norm(final: Weights, x: Tensor) -> Tensor:
+    """Apply the norm before the head, [B, T, d]."""
+    return F.layer_norm(x, x.shape[-1:], final["norm.weight"], final["norm.bias"], NORM_EPSILON)
+
+
 def whole_loss(final: Weights, embedding: Weights, x: Tensor, targets: Tensor) -> Tensor:
     """Return the mean loss by way of all logits at once."""
     return F.cross_entropy(
-        F.linear(gpt2.norm(final, "norm", x), embedding["token"]).flatten(0, 1), targets.flatten()
+        F.linear(_final_norm(final, x), embedding["token"]).flatten(0, 1), targets.flatten()
     )
 
 
 def sliced_loss(final: Weights, embedding: Weights, x: Tensor, targets: Tensor) -> Tensor:
     """Return the mean loss without ever holding all logits."""
-    rows = gpt2.norm(final, "norm", x).flatten(0, 1)
+    rows = _final_norm(final, x).flatten(0, 1)
     token = embedding["token"]
     if torch.is_autocast_enabled(rows.device.type):  # which does not reach into the function
         dtype = torch.get_autocast_dtype(rows.device.type)

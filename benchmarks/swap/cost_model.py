@@ -16,7 +16,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "worker"))
 
-from barnraise.models import gpt2
+from barnraise.models.functions import FUNCTIONS
 from barnraise.planning import cost_model
 from barnraise.planning.hardware import Hardware, retain_freed_memory
 from barnraise.planning.tile_layout import list_matrices
@@ -37,6 +37,8 @@ SHAPES = (
     ("gpt-micro", 8),
     ("gpt2-1.5b", 1),
 )
+
+GPT2 = FUNCTIONS["gpt2"]
 # A call is repeated until it has taken ENOUGH_SECONDS, but at least and at most so many times.
 MIN_CALLS = 5
 MAX_CALLS = 21
@@ -72,11 +74,11 @@ def measure_parts(model: ModelSpec, sequences: int) -> dict[str, float]:
 
     def forward() -> None:
         with torch.no_grad():
-            gpt2.block(block.weights, x, model)
+            GPT2.block(block.weights, x, model)
 
     def backward() -> None:
         leaf = x.detach().requires_grad_()
-        start, expanded = gpt2.block_start(block.weights, leaf, model)
+        start, expanded = GPT2.block_start(block.weights, leaf, model)
         output = BlockEnd.apply(start, expanded, block, False)
         assert isinstance(output, torch.Tensor)
         output.backward(dy)

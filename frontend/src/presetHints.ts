@@ -12,11 +12,13 @@ export function enablePresetHints(page: Document): void {
 
 function showPresetShape(form: HTMLFormElement): void {
   const preset = form.querySelector<HTMLInputElement>("input[name=preset]:checked");
-  const shape = JSON.parse(preset?.dataset.shape ?? "{}") as Record<string, number>;
+  const shape = JSON.parse(preset?.dataset.shape ?? "{}") as Record<string, unknown>;
   const tokenizer = form.querySelector<HTMLInputElement>("input[name='text.tokenizer']:checked");
   if (tokenizer?.value === "bytes") shape.vocabulary = BYTE_VOCABULARY;
   for (const [name, value] of Object.entries(shape)) {
     const field = form.querySelector<HTMLInputElement>(`input[name='model.${name}']`);
-    if (field) field.placeholder = value.toLocaleString("en-US");
+    if (field && typeof value === "number") {
+      field.placeholder = value.toLocaleString("en-US", { maximumSignificantDigits: 9 });
+    }
   }
 }

@@ -1,6 +1,7 @@
 """The forms of a run: its draft, its access and notes, and its budget."""
 
 import dataclasses
+import json
 from itertools import chain
 from typing import Any, TypeVar
 from uuid import UUID
@@ -176,29 +177,29 @@ class PresetFamily:
 
     Attributes:
         name: the family's.
-        presets: the name of each, its model, and what training it takes.
+        presets: the name of each, its model, what training it takes, and its fields as JSON.
         chosen: the chosen preset, of this family or of another.
     """
 
     name: str
-    presets: list[tuple[str, ModelSpec, str]]
+    presets: list[tuple[str, ModelSpec, str, str]]
     chosen: str
 
     @property
     def is_open(self) -> bool:
         """Whether the chosen preset is one of them."""
-        return self.chosen in [name for name, _, _ in self.presets]
+        return self.chosen in [name for name, *_ in self.presets]
 
     @property
     def sizes(self) -> list[int]:
         """Return the numbers of parameters of the smallest and the largest model."""
-        sizes = [model.parameters for _, model, _ in self.presets]
+        sizes = [model.parameters for _, model, *_ in self.presets]
         return [min(sizes), max(sizes)]
 
 
-def _describe_preset(name: str) -> tuple[str, ModelSpec, str]:
+def _describe_preset(name: str) -> tuple[str, ModelSpec, str, str]:
     model = preset(name)
-    return name, model, describe_need(model.parameters)
+    return name, model, describe_need(model.parameters), json.dumps(dataclasses.asdict(model))
 
 
 def describe_need(parameters: int) -> str:
@@ -375,7 +376,7 @@ def _run_as_typed(run: Run) -> dict[str, Any]:
     vocabulary = 256 if spec.text.tokenizer == "bytes" else None
     defaults = fields_of_spec(RunSpec(model=preset(preset_name, vocabulary)))
     defaults["seed"] = None  # a draft's seed is always shown
-    always_shown = {*BASIC_FIELDS, *CHOICES}
+    always_shown = {*BASIC_FIELDS, *CHOICES}.difference(ADVANCED["Model"])
     values = {
         name: str(value)
         for name, value in fields_of_spec(spec).items()
@@ -389,15 +390,12 @@ def _run_as_typed(run: Run) -> dict[str, Any]:
 
 
 def _similar_preset(model: ModelSpec) -> str:
-    """Return the preset that differs from a model in the fewest ways.
+    """Return the preset of the same architecture that differs from a model in the fewest fields."""
+    names = [each.name for each in dataclasses.fields(ModelSpec)]
 
-    That is one that differs in context and vocabulary only; or else in fields that the form shows;
-    or else one of the same architecture.
-    """
-    names = {each.name for each in dataclasses.fields(ModelSpec)}
-    shown = {name.removeprefix("model.") for name in ADVANCED["Model"]}
-    for compared in (names - {"context", "vocabulary"}, names - shown, {"architecture"}):
-        for name in PRESETS:
-            if all(getattr(preset(name), each) == getattr(model, each) for each in compared):
-                return name
-    return DEFAULT_PRESET
+    def difference(name: str) -> tuple[bool, int]:
+        other = preset(name)
+        differing = sum(getattr(other, each) != getattr(model, each) for each in names)
+        return other.architecture != model.architecture, differing
+
+    return min(PRESETS, key=difference)

@@ -96,6 +96,10 @@ ADVANCED = {
         "model.hidden",
         "model.context",
         "model.vocabulary",
+        "model.rope_theta",
+        "model.norm_epsilon",
+        "model.qk_norm",
+        "model.tied_head",
     ),
     "Optimizer": (
         "recipe.optimizer",
@@ -129,7 +133,10 @@ OPTIMIZER_LABELS = {
     ADAMW: "AdamW",
     MUON: "Muon: half the steps, longer ones",
 }
+OF_PRESET = [("", "As the preset"), ("True", "Yes"), ("False", "No")]
 CHOICES: dict[str, list[tuple[str, str]]] = {  # the first is the default
+    "model.qk_norm": OF_PRESET,
+    "model.tied_head": OF_PRESET,
     "recipe.optimizer": list(OPTIMIZER_LABELS.items()),
     "recipe.schedule": [(name, name.capitalize()) for name in SCHEDULES],
     "recipe.strategy": list(STRATEGY_LABELS.items()),

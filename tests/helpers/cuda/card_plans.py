@@ -12,13 +12,15 @@ from helpers.cuda.fake_cuda import Card, Copy, fake_cuda, in_fresh_thread
 from helpers.cuda.race_detector import RaceDetector
 from helpers.worker.plans import bitwise
 
-from barnraise.models import gpt2
+from barnraise.models.functions import FUNCTIONS
 from barnraise.models.weights import views
 from barnraise.planning.plan import DeviceShare, Plan, tile_elements
 from barnraise.spec import MAX_PROMPTS, ModelSpec, Recipe, preset
 from barnraise.swap.engine import Engine
 from barnraise.swap.sampler import SamplingSettings, TokenRange
 from barnraise.swap.state_store import StateStore
+
+GPT2 = FUNCTIONS["gpt2"]
 
 
 def card_plan(
@@ -279,8 +281,8 @@ def plain_launches(model: ModelSpec, dtype: str) -> int:
             card.reset()
             with torch.autocast("cuda", torch.bfloat16, enabled=dtype == "bfloat16"):
                 with torch.no_grad():
-                    gpt2.block(weights, x, model)
-                y = gpt2.block(weights, x, model)
+                    GPT2.block(weights, x, model)
+                y = GPT2.block(weights, x, model)
             y.backward(torch.zeros_like(y))
             return sum(card.launches.values())
 

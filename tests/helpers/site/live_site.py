@@ -87,7 +87,9 @@ class Site:
         """Run a management command and return its output."""
         return manage(self.environment, *command)
 
-    def launch_run(self, name: str, tokens: int, *settings: str, quorum: int = 1) -> str:
+    def launch_run(
+        self, name: str, tokens: int, *settings: str, quorum: int = 1, preset: str = "gpt-nano"
+    ) -> str:
         """Create and launch a run of the organiser, and return its slug.
 
         Args:
@@ -95,9 +97,10 @@ class Site:
             tokens: Its token budget.
             settings: Fields of its specification, as in "model.layers=2".
             quorum: Training starts once so many machines have joined.
+            preset: The preset whose model the settings change.
         """
         options = ["--owner", EMAIL, "--name", name, "--report-every", "1", "--launch"]
-        options += ["--tokens", str(tokens), "--quorum", str(quorum)]
+        options += ["--tokens", str(tokens), "--quorum", str(quorum), "--preset", preset]
         for setting in settings:
             options += ["--set", setting]
         return self.manage("create_run", *options).splitlines()[-1]

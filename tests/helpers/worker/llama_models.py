@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from barnraise.models.functions import functions_of, head
 from barnraise.models.weights import views
 from barnraise.spec import ModelSpec
 from barnraise.training.model_files.transformers_formats import format_of
@@ -51,17 +50,6 @@ def random_fragments(model: ModelSpec, seed: int = 0) -> list[Tensor]:
     return flats
 
 
-def logits_of(model: ModelSpec, fragments: Sequence[Tensor], tokens: Tensor) -> Tensor:
-    """Compute the logits of tokens, int64 [B, T]."""
-    functions = functions_of(model)
-    weights = [views(f, flat) for f, flat in zip(model.fragments(), fragments, strict=True)]
-    x = functions.embed(weights[0], tokens)
-    for block in weights[1:-1]:
-        x = functions.block(block, x, model)
-    fragment, name = model.head_table
-    return head(weights[-1], weights[fragment][name], x, model)
-
-
 def transformers_model(model: ModelSpec, fragments: Sequence[Tensor]) -> Any:
     """Create the transformers library's model with these weights."""
     from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
@@ -74,6 +62,6 @@ def transformers_model(model: ModelSpec, fragments: Sequence[Tensor]) -> Any:
     with torch.no_grad():
         for fragment, flat in zip(model.fragments(), fragments, strict=True):
             weights = views(fragment, flat)
-            for tensor in format_of(model).tensors(fragment):
+            for tensor in format_of(model).names.tensors(fragment):
                 state[tensor.name].copy_(tensor.view(weights))
     return theirs

@@ -1,6 +1,7 @@
 """Small models with arbitrary weights, and the logits that our functions compute from them."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import torch
 from tokenizers import Tokenizer
@@ -47,21 +48,27 @@ def make_trained_model(model: ModelSpec, tokenizer: bytes | None = None) -> Trai
     return TrainedModel(model, tensors, tokenizer, facts)
 
 
+def logits_of(
+    model: ModelSpec, fragments: Sequence[torch.Tensor], tokens: torch.Tensor
+) -> torch.Tensor:
+    """Return the logits of tokens [B, T] by the engine's functions; fragments are fp32 [n]."""
+    functions = functions_of(model)
+    weights = [views(f, flat) for f, flat in zip(model.fragments(), fragments, strict=True)]
+    x = functions.embed(weights[0], tokens)
+    for block in weights[1:-1]:
+        x = functions.block(block, x, model)
+    fragment, name = model.head_table
+    return head(weights[-1], weights[fragment][name], x, model)
+
+
 def compute_logits(
     trained: TrainedModel, tokens: torch.Tensor, dtype: torch.dtype = torch.float32
 ) -> torch.Tensor:
-    """Return the logits of tokens [B, T] by the engine's functions, with weights rounded once."""
+    """Return the logits of tokens [B, T] with weights that are rounded once."""
+    layout = trained.model.fragments()
     with torch.no_grad():
-        weights = [
-            views(fragment, trained.load(fragment).to(dtype).float())
-            for fragment in trained.model.fragments()
-        ]
-        functions = functions_of(trained.model)
-        x = functions.embed(weights[0], tokens)
-        for block in weights[1:-1]:
-            x = functions.block(block, x, trained.model)
-        fragment, name = trained.model.head_table
-        return head(weights[-1], weights[fragment][name], x, trained.model)
+        fragments = [trained.load(fragment).to(dtype).float() for fragment in layout]
+        return logits_of(trained.model, fragments, tokens)
 
 
 def with_layers(trained: TrainedModel, layers: int) -> TrainedModel:

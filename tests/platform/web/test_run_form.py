@@ -1,12 +1,13 @@
 """Test the form of a run: the run that it creates, and the errors that it shows."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from helpers.site.checkpoint_views import build_checkpoint
 from helpers.site.pages import field_error, text
 
-from barnraise.spec import Start
+from barnraise.spec import Start, preset
 from coordinator.runs.models import Run
 from coordinator.runs.spec_form import spec_from_fields
 from coordinator.web.forms import RunForm
@@ -151,21 +152,49 @@ def test_run_form_groups_presets_by_family_and_a_llama_can_become_a_gpt(signed_i
     run = Run.objects.get()
     model = run.spec.model
     assert (model.architecture, model.qk_norm, model.hidden) == ("llama", True, 2048)
-    for preset, architecture in (("llama-nano", "llama"), ("gpt-nano", "gpt2")):
+    for name, architecture in (("llama-nano", "llama"), ("gpt-nano", "gpt2")):
         values = {field.name: field.value() or "" for field in RunForm(run=run)}
         shape = {name: "" for name in values if name.startswith("model.")}
-        response = client.post(f"/runs/{run.slug}/edit/", {**values, **shape, "preset": preset})
+        response = client.post(f"/runs/{run.slug}/edit/", {**values, **shape, "preset": name})
         assert response.status_code == 302
         run.refresh_from_db()
         assert run.spec.model.architecture == architecture and not run.spec.model.qk_norm
 
 
-def test_wrong_shape_of_a_llama_is_refused_at_its_field(signed_in):
+def test_shape_of_a_llama_differs_from_its_preset_as_typed(signed_in):
     client, _ = signed_in()
-    typed = {**GOOD, "preset": "llama-nano", "model.key_value_heads": "3"}
-    response = client.post("/runs/new/", typed)
+    shape = {"key_value_heads": "1", "hidden": "512", "rope_theta": "5e5", "norm_epsilon": "1e-6"}
+    typed = {f"model.{name}": value for name, value in shape.items()}
+    flags = {"model.qk_norm": "True", "model.tied_head": "False"}
+    client.post("/runs/new/", {**GOOD, "preset": "llama-nano", **typed, **flags})
+    run = Run.objects.get()
+    changed = dict(key_value_heads=1, hidden=512, rope_theta=5e5, norm_epsilon=1e-6)
+    assert run.spec.model == replace(preset("llama-nano"), **changed, qk_norm=True, tied_head=False)
+    form = RunForm(run=run)
+    assert {name: form[name].value() for name in flags} == flags
+    values = {field.name: field.value() or "" for field in form} | {"model.tied_head": ""}
+    assert client.post(f"/runs/{run.slug}/edit/", values).status_code == 302
+    run.refresh_from_db()
+    assert run.spec.model == replace(preset("llama-nano"), **changed, qk_norm=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "typed", "error"),
+    [
+        ("llama-nano", "model.key_value_heads", "3", "try 2"),
+        ("llama-nano", "model.head_size", "31", "must have an even size"),
+        ("llama-nano", "model.rope_theta", "0.5", "rotary base must be between"),
+        ("llama-nano", "model.norm_epsilon", "1", "norm epsilon must be between"),
+        ("llama-nano", "model.qk_norm", "maybe", "not one of the available choices"),
+        ("gpt-nano", "model.hidden", "512", "a preset of another family"),
+        ("gpt-nano", "model.tied_head", "False", "a preset of another family"),
+    ],
+)
+def test_wrong_shape_is_refused_at_its_field(signed_in, name, field, typed, error):
+    client, _ = signed_in()
+    response = client.post("/runs/new/", {**GOOD, "preset": name, field: typed})
     assert response.status_code == 422
-    assert "try 2" in field_error(response.content.decode(), "model.key_value_heads")
+    assert error in field_error(response.content.decode(), field)
 
 
 def test_edit_in_the_browser_keeps_settings_without_a_field(signed_in, draft):

@@ -10,13 +10,14 @@ import torch
 from torch import nn
 
 from barnraise.ledger.anchor import initial_weights
-from barnraise.models import gpt2 as gpt
-from barnraise.models.functions import head
+from barnraise.models.functions import FUNCTIONS, head
 from barnraise.planning import cost_model
 from barnraise.spec import ALIGN, TENSOR_ALIGN, ModelSpec, preset
 from barnraise.swap.fused_loss import Head, head_loss, head_step
 from barnraise.swap.leaves import Leaves
 from barnraise.swap.precision import units_to_float
+
+GPT = FUNCTIONS["gpt2"]
 
 TOLERANCE = 2e-5
 TINY = ModelSpec(layers=2, width=32, heads=4, context=24, vocabulary=301)
@@ -104,9 +105,9 @@ class FlatModel(list):
         assert not plain_parameters
 
     def stream(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = gpt.embed(self[0].weights, tokens)
+        x = GPT.embed(self[0].weights, tokens)
         for leaves in self[1:-1]:
-            x = gpt.block(leaves.weights, x, self.spec)
+            x = GPT.block(leaves.weights, x, self.spec)
         return x
 
     def backward(self, batch: torch.Tensor, share: float = 1.0) -> torch.Tensor:

@@ -5,10 +5,10 @@ import torch
 from helpers.worker.llama_models import (
     QWEN,
     UNTIED,
-    logits_of,
     random_fragments,
     transformers_model,
 )
+from helpers.worker.trained_models import logits_of
 
 from barnraise.models.functions import functions_of
 from barnraise.models.weights import KeyValueCache, views
@@ -60,7 +60,7 @@ def test_tokens_with_a_cache_give_the_stream_of_the_whole_sequence(model: ModelS
     weights = views(model.fragments()[1], flat)
     x = torch.randn(1, 20, model.width)
     cache = KeyValueCache.empty(model, 20, torch.device("cpu"))
-    parts = [functions.block_with_cache(weights, part, model, cache) for part in x.split(7, dim=1)]
+    parts = [functions.block(weights, part, model, cache) for part in x.split(7, dim=1)]
     whole = functions.block(weights, x, model)
     torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=1e-5, atol=1e-5)
     assert cache.keys.shape[1] == model.key_value_heads

@@ -9,9 +9,8 @@ from example_hardware import cpu_machine
 from helpers.cuda.torch_allocations import allocated_after, peak_allocated
 from torch.utils.flop_counter import FlopCounterMode
 
-from barnraise.models import gpt2 as gpt
-from barnraise.models.functions import head
-from barnraise.models.weights import Weights, views
+from barnraise.models.functions import functions_of, head
+from barnraise.models.weights import views
 from barnraise.planning import cost_model
 from barnraise.planning.hardware import MatmulRates, UpdateRate
 from barnraise.spec import ModelSpec, preset
@@ -20,41 +19,66 @@ from barnraise.swap import fused_loss
 from barnraise.swap.forward_backward import BlockEnd
 from barnraise.swap.leaves import Leaves
 
-BLOCK_SHAPES = [  # width, heads, sequences, context
-    (128, 4, 8, 128),
-    (128, 2, 2, 1024),
-    (256, 8, 3, 256),
-    (512, 8, 4, 512),
-    (768, 12, 1, 1024),
-    (768, 12, 2, 1024),
-    (1024, 16, 1, 512),
-    (1600, 25, 1, 128),
-    (128, 4, 1, 40),
+BLOCK_SHAPES = [  # width, heads, context, sequences
+    (128, 4, 128, 8),
+    (128, 2, 1024, 2),
+    (256, 8, 256, 3),
+    (512, 8, 512, 4),
+    (768, 12, 1024, 1),
+    (768, 12, 1024, 2),
+    (1024, 16, 512, 1),
+    (1600, 25, 128, 1),
+    (128, 4, 40, 1),
 ]
-HEAD_SHAPES = [  # width, vocabulary, sequences, context
-    (128, 2048, 1, 128),
-    (128, 2048, 8, 128),
-    (256, 2048, 3, 256),
-    (256, 8192, 1, 400),
-    (1600, 300, 1, 128),
-    (768, 50257, 1, 512),
+# The same; then key-value heads, feed-forward width, head size, norms of queries and keys.
+LLAMA_SHAPES = [
+    (128, 4, 128, 8, 2, 384, 0, False),
+    (128, 2, 1024, 2, 1, 344, 0, False),
+    (256, 8, 256, 3, 8, 704, 0, False),
+    (512, 8, 512, 2, 4, 1408, 0, True),
+    (576, 9, 1024, 1, 3, 1536, 0, False),
+    (1024, 16, 512, 1, 8, 3072, 128, True),
+    (1024, 16, 64, 1, 4, 2816, 0, False),
+    (128, 4, 1024, 1, 4, 64, 0, False),
+    (128, 4, 40, 1, 1, 384, 0, False),
+    (256, 8, 1024, 1, 2, 128, 64, True),
 ]
+HEAD_SHAPES = [  # architecture, width, vocabulary, sequences, context
+    ("gpt2", 128, 2048, 1, 128),
+    ("gpt2", 128, 2048, 8, 128),
+    ("gpt2", 256, 2048, 3, 256),
+    ("gpt2", 256, 8192, 1, 400),
+    ("gpt2", 1600, 300, 1, 128),
+    ("gpt2", 768, 50257, 1, 512),
+    ("llama", 128, 2048, 8, 128),
+    ("llama", 256, 8192, 1, 400),
+    ("llama", 1600, 300, 1, 128),
+    ("llama", 64, 128_256, 2, 512),
+    ("llama", 64, 151_936, 1, 300),
+]
+LLAMAS = ["llama-nano", "smollm2-360m", "qwen3-0.6b", "llama3.1-70b"]
+BOTH = pytest.mark.parametrize("architecture", ["gpt2", "llama"])
 
 
-def two_layer_model(width: int, heads: int, context: int, vocabulary: int = 300) -> ModelSpec:
-    return ModelSpec(2, width, heads, context, vocabulary)
+def two_layer_model(width: int, heads: int, context: int, vocabulary: int = 300, **others):
+    return ModelSpec(2, width, heads, context, vocabulary, **others)
 
 
-def random_leaves(model: ModelSpec, index: int) -> Weights:
-    """Create a fragment's weights as the engine does.
+def block_cases() -> list[tuple[ModelSpec, int]]:
+    """List models and sequences whose blocks are measured."""
+    cases = [(two_layer_model(*shape), sequences) for *shape, sequences in BLOCK_SHAPES]
+    names = ("key_value_heads", "hidden", "head_size", "qk_norm")
+    for width, heads, context, sequences, *others in LLAMA_SHAPES:
+        fields = dict(zip(names, others, strict=True), architecture="llama")
+        cases.append((two_layer_model(width, heads, context, **fields), sequences))
+    return cases
 
-    The weights are views of one buffer, and their gradients are views of another.
-    """
+
+def random_leaves(model: ModelSpec, index: int) -> Leaves:
+    """Create a fragment's weights as the engine does."""
     fragment = model.fragments()[index]
-    values = views(fragment, torch.randn(fragment.size).mul_(0.02))
-    leaves = {name: view.detach().requires_grad_() for name, view in values.items()}
-    for name, view in views(fragment, torch.zeros(fragment.size)).items():
-        leaves[name].grad = view
+    leaves = Leaves(fragment, torch.randn(fragment.size).mul_(0.02))
+    leaves.accumulate_into(torch.zeros(fragment.size))
     return leaves
 
 
@@ -65,70 +89,70 @@ def is_just_above(predicted: int, measured: int) -> bool:
 # ---- FLOPs -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["gpt-nano", "gpt-mini", "gpt2-124m", "gpt2-1.5b", "gpt3-175b"])
+@pytest.mark.parametrize(
+    "name", ["gpt-nano", "gpt-mini", "gpt2-124m", "gpt2-1.5b", "gpt3-175b", *LLAMAS]
+)
 @pytest.mark.parametrize("sequences", [1, 3])
 def test_forward_flops_equal_those_that_torch_counts(name, sequences):
     model = preset(name)
-    embedding, block, *_, final = [
+    functions = functions_of(model)
+    weights = [
         views(fragment, torch.empty(fragment.size, device="meta")) for fragment in model.fragments()
     ]
     x = torch.empty(sequences, model.context, model.width, device="meta")
     with FlopCounterMode(display=False) as counter:
-        gpt.block(block, x, model)
+        functions.block(weights[1], x, model)
     # The counter ignores the causal mask, which halves the products of attention.
     full_attention = 2 * cost_model.attention_flops(model, sequences)
     assert counter.get_total_flops() == cost_model.block_flops(model, sequences) + full_attention
+    fragment, table = model.head_table
     with FlopCounterMode(display=False) as counter:
-        head(final, embedding["token"], x, model)
+        head(weights[-1], weights[fragment][table], x, model)
     assert counter.get_total_flops() == cost_model.head_flops(model, sequences)
     with FlopCounterMode(display=False) as counter:
         tokens = torch.zeros(sequences, model.context, dtype=torch.int64, device="meta")
-        gpt.embed(embedding, tokens)
+        functions.embed(weights[0], tokens)
     assert counter.get_total_flops() == 0
 
 
-def test_backward_of_a_block_has_twice_the_flops_of_its_forward():
-    model = two_layer_model(64, 4, 96)
+@BOTH
+def test_backward_of_a_block_has_twice_the_flops_of_its_forward(architecture):
+    model = two_layer_model(64, 4, 96, architecture=architecture)
     x = torch.randn(2, 96, 64, requires_grad=True)
-    y = gpt.block(random_leaves(model, 1), x, model)
+    y = functions_of(model).block(random_leaves(model, 1).weights, x, model)
     with FlopCounterMode(display=False) as counter:
         y.backward(torch.ones_like(y))
     # The counter counts no attention on a CPU, and `block_flops` includes none.
     assert counter.get_total_flops() == 2 * cost_model.block_flops(model, 2)
 
 
-@pytest.mark.parametrize("name", ["gpt-nano", "gpt2-124m", "gpt3-13b"])
+@pytest.mark.parametrize("name", ["gpt-nano", "gpt2-124m", "gpt3-13b", "llama-nano", "qwen3-8b"])
 def test_parameters_are_those_of_the_tensors(name):
     model = preset(name)
-    tensors = [
-        [torch.empty(slot.shape, device="meta") for slot in fragment.slots]
-        for fragment in model.fragments()
-    ]
-    assert model.parameters == sum(tensor.numel() for fragment in tensors for tensor in fragment)
-    in_block = sum(tensor.numel() for tensor in tensors[1])
-    assert architecture_of(model).block_parameters(model) == in_block
+    slots = [fragment.slots for fragment in model.fragments()]
+    assert model.parameters == sum(slot.size for fragment in slots for slot in fragment)
+    assert architecture_of(model).block_parameters(model) == sum(slot.size for slot in slots[1])
+    assert all(sum(slot.parts) == slot.shape[0] for slot in slots[1] if slot.parts)
 
 
 # ---- memory ----------------------------------------------------------------------------------
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize(("width", "heads", "sequences", "context"), BLOCK_SHAPES)
-def test_block_memory_is_predicted_within_three_percent(width, heads, sequences, context):
+@pytest.mark.parametrize(("model", "sequences"), block_cases(), ids=str)
+def test_block_memory_is_predicted_within_three_percent(model, sequences):
     """The prediction is never below what torch allocates."""
-    model, threads = two_layer_model(width, heads, context), torch.get_num_threads()
-    fragment = model.fragments()[1]
-    leaves = Leaves(fragment, torch.randn(fragment.size).mul_(0.02))
-    leaves.accumulate_into(torch.zeros(fragment.size))
-    x, dy = torch.randn(2, sequences, context, width)
+    functions, threads = functions_of(model), torch.get_num_threads()
+    leaves = random_leaves(model, 1)
+    x, dy = torch.randn(2, sequences, model.context, model.width)
 
     def build_graph(leaf: torch.Tensor, with_output: bool) -> torch.Tensor:
-        start = gpt.block_start(leaves.weights, leaf, model)
+        start = functions.block_start(leaves.weights, leaf, model)
         return BlockEnd.apply(*start, leaves, with_output)
 
     def forward() -> torch.Tensor:
         with torch.no_grad():
-            return gpt.block(leaves.weights, x, model)
+            return functions.block(leaves.weights, x, model)
 
     def recompute_and_backward() -> torch.Tensor:
         leaf = x.detach().requires_grad_()
@@ -145,12 +169,17 @@ def test_block_memory_is_predicted_within_three_percent(width, heads, sequences,
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize(("width", "vocabulary", "sequences", "context"), HEAD_SHAPES)
-def test_head_memory_is_predicted_within_three_percent(width, vocabulary, sequences, context):
-    model, threads = two_layer_model(width, 4, context, vocabulary), torch.get_num_threads()
-    final, token = random_leaves(model, -1), torch.randn(vocabulary, width)
-    head_of = fused_loss.Head(model, final, token)
-    gradient = torch.zeros_like(token)
+@pytest.mark.parametrize(
+    ("architecture", "width", "vocabulary", "sequences", "context"), HEAD_SHAPES
+)
+def test_head_memory_is_predicted_within_three_percent(
+    architecture, width, vocabulary, sequences, context
+):
+    """Vocabularies of Llama 3 and Qwen3 are among them."""
+    model = two_layer_model(width, 4, context, vocabulary, architecture=architecture)
+    threads, table = torch.get_num_threads(), torch.randn(vocabulary, width)
+    head_of = fused_loss.Head(model, random_leaves(model, -1).weights, table)
+    gradient = torch.zeros_like(table)
     x = torch.randn(sequences, context, width)
     targets = torch.randint(vocabulary, (sequences, context))
     step = peak_allocated(lambda: fused_loss.head_step(head_of, x, targets, 1.0, gradient))
@@ -159,13 +188,14 @@ def test_head_memory_is_predicted_within_three_percent(width, vocabulary, sequen
     assert is_just_above(cost_model.head_peak_bytes(model, sequences, with_gradients=False), loss)
 
 
-def test_embedding_memory_is_predicted_within_three_percent():
-    model = two_layer_model(128, 4, 256)
-    weights, tokens = random_leaves(model, 0), torch.zeros(3, 256, dtype=torch.int64)
+@BOTH
+def test_embedding_memory_is_predicted_within_three_percent(architecture):
+    model = two_layer_model(128, 4, 256, architecture=architecture)
+    weights, tokens = random_leaves(model, 0).weights, torch.zeros(3, 256, dtype=torch.int64)
     with torch.no_grad():
         assert is_just_above(
             cost_model.embed_peak_bytes(model, 3),
-            peak_allocated(lambda: gpt.embed(weights, tokens)),
+            peak_allocated(lambda: functions_of(model).embed(weights, tokens)),
         )
 
 

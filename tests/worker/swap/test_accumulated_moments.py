@@ -12,7 +12,7 @@ from barnraise.swap.adam_moments import AdamMoments
 from barnraise.swap.adamw import AdamWStep
 
 SIZE = 4096
-MATRIX = Fragment(0, "matrix", (Slot("weight", (64, 64), 0),), SIZE)
+MATRIX = Fragment(0, "matrix", (Slot("weight", (64, 64), "matrix"),), SIZE)
 RATE, DECAY, DIVISOR = 1e-2, 0.1, 2.0
 
 

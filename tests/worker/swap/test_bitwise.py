@@ -10,12 +10,13 @@ import torch.nn.functional as F
 from helpers.effort import examples, one_in
 from helpers.worker.plans import bitwise, from_disk, resident
 
-from barnraise.models import gpt2 as gpt
-from barnraise.models.functions import head
+from barnraise.models.functions import FUNCTIONS, head
 from barnraise.models.weights import views
 from barnraise.spec import ModelSpec
 from barnraise.swap.adamw import BETA1, BETA2, EPSILON
 from barnraise.swap.precision import units_to_float
+
+GPT = FUNCTIONS["gpt2"]
 
 COMBINATIONS = list(itertools.product(bitwise.TIERS, bitwise.CLIPPINGS, bitwise.MICRO_BATCHES))
 GROUPINGS = 1 << bitwise.MODEL.layers - 1
@@ -145,9 +146,9 @@ def train_with_autograd(clipping: str, steps: int) -> tuple[list[float], list[to
     losses = []
     for step in range(steps):
         batch = bitwise.sample_text(SMALL, bitwise.SEQUENCES, seed=step)
-        x = gpt.embed(embedding, batch[:, :-1])
+        x = GPT.embed(embedding, batch[:, :-1])
         for block in blocks:
-            x = gpt.block(block, x, SMALL)
+            x = GPT.block(block, x, SMALL)
         loss = F.cross_entropy(
             head(final, embedding["token"], x, SMALL).flatten(0, 1), batch[:, 1:].flatten()
         )

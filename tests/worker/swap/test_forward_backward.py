@@ -6,8 +6,7 @@ import torch.nn.functional as F
 from helpers.worker.plans import groups, resident, sample_text
 
 from barnraise.ledger.anchor import initial_weights
-from barnraise.models import gpt2 as gpt
-from barnraise.models.functions import head
+from barnraise.models.functions import FUNCTIONS, head
 from barnraise.models.weights import views
 from barnraise.planning.program import LaneName
 from barnraise.spec import ModelSpec
@@ -17,6 +16,8 @@ from barnraise.swap.fused_loss import Head, head_step
 from barnraise.swap.lanes import WorkerLane
 from barnraise.swap.leaves import Leaves
 from barnraise.swap.precision import units_to_float
+
+GPT = FUNCTIONS["gpt2"]
 
 MODEL = ModelSpec(layers=6, width=16, heads=2, context=8, vocabulary=256)
 RECOMPUTATIONS = [
@@ -95,9 +96,9 @@ def test_gradients_match_one_graph_over_the_whole_model():
     flats = [units_to_float(initial_weights(f, 3)).requires_grad_() for f in fragments]
     layers = [views(f, flat) for f, flat in zip(fragments, flats, strict=True)]
     batch = text()
-    x = gpt.embed(layers[0], batch[:, :-1])
+    x = GPT.embed(layers[0], batch[:, :-1])
     for layer in layers[1:-1]:
-        x = gpt.block(layer, x, MODEL)
+        x = GPT.block(layer, x, MODEL)
     loss = F.cross_entropy(
         head(layers[-1], layers[0]["token"], x, MODEL).flatten(0, 1), batch[:, 1:].flatten()
     )
@@ -158,6 +159,6 @@ def test_compiled_plan_computes_with_compiled_functions(monkeypatch):
     block_functions.cache_clear()
     actual = run(planned(31, 31, compiled=True), Activations(), text())
     block_functions.cache_clear()
-    assert compiled == [gpt.block, gpt.block_start]
+    assert compiled == [GPT.block, GPT.block_start]
     expected = run(planned(31, 31), Activations(), text())
     assert all(torch.equal(a, b) for a, b in zip(actual[1], expected[1], strict=True))

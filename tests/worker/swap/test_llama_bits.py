@@ -6,21 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 from helpers.effort import one_in
+from helpers.worker import llama_models
 from helpers.worker.plans import bitwise
 
-from barnraise.spec import ModelSpec
-
-UNTIED = ModelSpec(
-    architecture="llama",
-    layers=8,
-    width=16,
-    heads=4,
-    key_value_heads=2,
-    hidden=40,
-    context=8,
-    vocabulary=256,
-    tied_head=False,
-)
+UNTIED = replace(llama_models.UNTIED, layers=8, width=16, hidden=40, context=8, vocabulary=256)
 QWEN = replace(UNTIED, head_size=8, qk_norm=True, tied_head=True)
 GROUPINGS = 1 << UNTIED.layers - 1
 COMBINATIONS = list(

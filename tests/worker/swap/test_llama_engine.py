@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers.worker.llama_models import QWEN, UNTIED, logits_of
+from helpers.worker.llama_models import QWEN, UNTIED
 from helpers.worker.plans import bitwise, from_disk
+from helpers.worker.trained_models import logits_of
 
 from barnraise.swap.precision import units_to_float
 from barnraise.swap.sampler import SamplingSettings, TokenRange

@@ -9,8 +9,7 @@ from helpers.effort import one_in
 from helpers.worker.plans import bitwise, engine_of, from_disk, resident, sample_text, tiny_plan
 
 from barnraise.errors import StateError
-from barnraise.models import gpt2 as gpt
-from barnraise.models.functions import head
+from barnraise.models.functions import FUNCTIONS, head
 from barnraise.models.weights import Weights, views
 from barnraise.planning.cost_model import newton_schulz_bytes, newton_schulz_flops
 from barnraise.planning.tile_layout import Matrix, lay_out_tiles
@@ -19,6 +18,8 @@ from barnraise.swap import muon
 from barnraise.swap.adamw import BETA1, BETA2, EPSILON, AdamWStep, sum_of_squares
 from barnraise.swap.muon_moments import find_optimizer
 from barnraise.swap.precision import units_to_float
+
+GPT = FUNCTIONS["gpt2"]
 
 RATE, DECAY = 0.01, 0.1
 STEP = AdamWStep(bitwise.MODEL.fragments()[1], 1, 0.004, DECAY, matrix_rate=RATE)
@@ -106,7 +107,7 @@ def split_block(weights: Weights) -> Weights:
 
 
 def joined_block(leaves: Weights) -> Weights:
-    """Return the weights that `gpt.block` expects."""
+    """Return the weights that `GPT.block` expects."""
     qkv = torch.cat([leaves[f"{name}.weight"] for name in "qkv"])
     return {**leaves, "qkv.weight": qkv}
 
@@ -142,9 +143,9 @@ def train_with_torch(steps: int) -> list[float]:
     losses = []
     for step in range(steps):
         batch = bitwise.sample_text(SMALL, bitwise.SEQUENCES, seed=step)
-        x = gpt.embed(embedding, batch[:, :-1])
+        x = GPT.embed(embedding, batch[:, :-1])
         for block in blocks:
-            x = gpt.block(joined_block(block), x, SMALL)
+            x = GPT.block(joined_block(block), x, SMALL)
         loss = F.cross_entropy(
             head(final, embedding["token"], x, SMALL).flatten(0, 1), batch[:, 1:].flatten()
         )

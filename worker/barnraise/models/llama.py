@@ -4,8 +4,7 @@ Pre-RMSNorm blocks (Zhang & Sennrich 2019, arXiv:1910.07467), rotary positions (
 arXiv:2104.09864), grouped-query attention (Ainslie et al. 2023, arXiv:2305.13245), SwiGLU (Shazeer
 2020, arXiv:2002.05202) and no biases, as the transformers library's `LlamaForCausalLM` computes it
 (Touvron et al. 2023, arXiv:2302.13971); with norms of queries and keys as `Qwen3ForCausalLM` does.
-`models/functions.py` says what the functions are for. Shapes: B sequences, T tokens, d width, f
-hidden width of the feed-forward.
+Shapes: B sequences, T tokens, d width, f hidden width of the feed-forward.
 
 Norm, rotation and SwiGLU are autograd functions of their own, because composed of torch's
 operations they would save two to three times as much for their backward.
@@ -17,68 +16,45 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from barnraise.models.weights import KeyValueCache, Weights, attend, block_end
+from barnraise.models.weights import KeyValueCache, ModelFunctions, Weights, attend
 from barnraise.spec.model_dimensions import ModelDimensions
 
 
-def embed(weights: Weights, tokens: Tensor, begin: int = 0) -> Tensor:
-    """Embed tokens: int64 [B, T] → fp32 [B, T, d]. Positions are in the blocks."""
-    return F.embedding(tokens, weights["token"])
+class LlamaFunctions(ModelFunctions):
+    """The functions of Llama's architecture; see `ModelFunctions`."""
 
+    def embed(self, weights: Weights, tokens: Tensor, begin: int = 0) -> Tensor:
+        """Return the rows of tokens. Positions are in the blocks."""
+        return F.embedding(tokens, weights["token"])
 
-def block(weights: Weights, x: Tensor, model: ModelDimensions) -> Tensor:
-    """Compute one layer: [B, T, d] → [B, T, d]."""
-    return block_end(weights, *block_start(weights, x, model))
+    def norm(self, weights: Weights, name: str, x: Tensor, model: ModelDimensions) -> Tensor:
+        """Apply an RMSNorm."""
+        return _apply(RMSNorm, x, weights[f"{name}.weight"].to(x.dtype), model.norm_epsilon)
 
+    def attention(
+        self, weights: Weights, x: Tensor, model: ModelDimensions, cache: KeyValueCache | None
+    ) -> Tensor:
+        """Compute attention with rotated queries and keys, which are normed before with Qwen3."""
+        b, t, _ = x.shape
+        qkv = F.linear(x, weights["qkv.weight"]).view(b, t, -1, model.head_width)
+        cosines, sines = _rotation(model, cache.length if cache else 0, qkv)
+        grouped = model.key_value_width // model.head_width
+        sizes = (model.heads, grouped, grouped)
+        if model.qk_norm:
+            query, key, value = qkv.split(sizes, dim=2)
+            query = self.norm(weights, "query_norm", query, model)
+            query = _apply(Rotation, query, cosines, sines, model.heads)
+            key = self.norm(weights, "key_norm", key, model)
+            key = _apply(Rotation, key, cosines, sines, grouped)
+        else:
+            qkv = _apply(Rotation, qkv, cosines, sines, sum(sizes[:2]))
+            query, key, value = qkv.split(sizes, dim=2)
+        mixed = attend(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), cache)
+        return F.linear(mixed.transpose(1, 2).flatten(2), weights["out.weight"])
 
-def block_start(weights: Weights, x: Tensor, model: ModelDimensions) -> tuple[Tensor, Tensor]:
-    """Compute all of a layer but its last product.
-
-    Returns:
-        The residual stream after attention [B, T, d], and the feed-forward's hidden values [B, T,
-        f].
-    """
-    x = x + _attention(weights, _norm(weights, "norm1", x, model), model)
-    return x, _expand(weights, _norm(weights, "norm2", x, model))
-
-
-def block_with_cache(
-    weights: Weights, x: Tensor, model: ModelDimensions, cache: KeyValueCache
-) -> Tensor:
-    """Compute one layer for tokens that follow those in the cache: [1, T, d] → [1, T, d].
-
-    Their keys and values are added to the cache.
-    """
-    x = x + _attention(weights, _norm(weights, "norm1", x, model), model, cache)
-    return block_end(weights, x, _expand(weights, _norm(weights, "norm2", x, model)))
-
-
-def final_norm(weights: Weights, x: Tensor, model: ModelDimensions) -> Tensor:
-    """Apply the norm before the head: [B, T, d] → [B, T, d]."""
-    return _norm(weights, "norm", x, model)
-
-
-def _attention(
-    weights: Weights, x: Tensor, model: ModelDimensions, cache: KeyValueCache | None = None
-) -> Tensor:
-    """Compute causal self-attention over x and the tokens in a cache: [B, T, d] → [B, T, d].
-
-    The rows of the qkv matrix are all queries, then all keys, then all values, each by head.
-    """
-    b, t, _ = x.shape
-    qkv = F.linear(x, weights["qkv.weight"]).view(b, t, -1, model.head_width)
-    cosines, sines = _rotation(model, cache.length if cache else 0, qkv)
-    grouped = model.key_value_width // model.head_width
-    sizes = (model.heads, grouped, grouped)
-    if model.qk_norm:
-        query, key, value = qkv.split(sizes, dim=2)
-        query = _rotate(_norm(weights, "query_norm", query, model), cosines, sines, model.heads)
-        key = _rotate(_norm(weights, "key_norm", key, model), cosines, sines, grouped)
-    else:
-        qkv = _rotate(qkv, cosines, sines, sum(sizes[:2]))
-        query, key, value = qkv.split(sizes, dim=2)
-    mixed = attend(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), cache)
-    return F.linear(mixed.transpose(1, 2).flatten(2), weights["out.weight"])
+    def expand(self, weights: Weights, x: Tensor) -> Tensor:
+        """Compute SwiGLU of the first product."""
+        return _apply(SwiGLU, F.linear(x, weights["gate_up.weight"]))
 
 
 def _rotation(model: ModelDimensions, begin: int, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -88,21 +64,6 @@ def _rotation(model: ModelDimensions, begin: int, like: Tensor) -> tuple[Tensor,
     positions = torch.arange(begin, begin + like.shape[1], device=like.device)
     angles = torch.outer(positions.float(), frequencies)[:, None]
     return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
-
-
-def _rotate(x: Tensor, cosines: Tensor, sines: Tensor, heads: int) -> Tensor:
-    """Rotate the first `heads` of x [B, T, any, width], and copy the others."""
-    return _apply(Rotation, x, cosines, sines, heads)
-
-
-def _norm(weights: Weights, name: str, x: Tensor, model: ModelDimensions) -> Tensor:
-    """Apply the norm `name` to x, which may be of a wider type than the weights."""
-    return _apply(RMSNorm, x, weights[f"{name}.weight"].to(x.dtype), model.norm_epsilon)
-
-
-def _expand(weights: Weights, x: Tensor) -> Tensor:
-    """Compute the feed-forward's hidden values: [B, T, d] → [B, T, f]."""
-    return _apply(SwiGLU, F.linear(x, weights["gate_up.weight"]))
 
 
 def _apply(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:

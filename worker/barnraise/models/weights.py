@@ -1,5 +1,6 @@
-"""What all architectures share: named weights, keys and values of earlier tokens, a block's end."""
+"""What all architectures share: named weights, keys and values of earlier tokens, and a block."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -51,6 +52,68 @@ def views(fragment: Fragment, flat: Tensor) -> Weights:
         slot.name: flat[slot.offset : slot.offset + slot.size].view(slot.shape)
         for slot in fragment.slots
     }
+
+
+class ModelFunctions(ABC):
+    """The functions that compute an architecture, whose blocks are pre-norm.
+
+    A model is these functions, because a layer is what gets swapped. A block comes in two parts,
+    because recomputation for its backward needs only the first; `block_end` is the second. Each
+    function takes its fragment's weights by name. Shapes: B sequences, T tokens, d width.
+    """
+
+    @abstractmethod
+    def embed(self, weights: Weights, tokens: Tensor, begin: int = 0) -> Tensor:
+        """Embed tokens, the first one at position `begin`: int64 [B, T] → fp32 [B, T, d]."""
+
+    @abstractmethod
+    def norm(self, weights: Weights, name: str, x: Tensor, model: ModelDimensions) -> Tensor:
+        """Apply the norm `name` to x, which may be of a wider type than the weights."""
+
+    @abstractmethod
+    def attention(
+        self, weights: Weights, x: Tensor, model: ModelDimensions, cache: KeyValueCache | None
+    ) -> Tensor:
+        """Compute causal self-attention over x and the tokens in a cache: [B, T, d] → [B, T, d].
+
+        The rows of the qkv matrix are all queries, then all keys, then all values, each by head.
+        """
+
+    @abstractmethod
+    def expand(self, weights: Weights, x: Tensor) -> Tensor:
+        """Compute the feed-forward's hidden values: [B, T, d] → [B, T, hidden]."""
+
+    def block_start(
+        self,
+        weights: Weights,
+        x: Tensor,
+        model: ModelDimensions,
+        cache: KeyValueCache | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Compute all of a layer but its last product.
+
+        Returns:
+            The residual stream after attention [B, T, d], and the feed-forward's hidden values.
+        """
+        x = x + self.attention(weights, self.norm(weights, "norm1", x, model), model, cache)
+        return x, self.expand(weights, self.norm(weights, "norm2", x, model))
+
+    def block(
+        self,
+        weights: Weights,
+        x: Tensor,
+        model: ModelDimensions,
+        cache: KeyValueCache | None = None,
+    ) -> Tensor:
+        """Compute one layer: [B, T, d] → [B, T, d].
+
+        With a cache, for tokens that follow those in it; their keys and values are added to it.
+        """
+        return block_end(weights, *self.block_start(weights, x, model, cache))
+
+    def final_norm(self, weights: Weights, x: Tensor, model: ModelDimensions) -> Tensor:
+        """Apply the norm before the head: [B, T, d] → [B, T, d]."""
+        return self.norm(weights, "norm", x, model)
 
 
 def block_end(weights: Weights, x: Tensor, expanded: Tensor) -> Tensor:

@@ -130,7 +130,7 @@ def head_peak_bytes(
     rows = min(tokens, loss_rows(vocabulary, device, with_gradients))
     last_rows = min(rows, tokens - rows)
     losses = FP32_BYTES * tokens
-    norm_statistics = architecture.norm_saved_bytes(model, tokens)
+    norm_statistics = FP32_BYTES * architecture.norm_statistics * tokens
     norm_weights = FP32_BYTES * architecture.norm_weight_elements(model)
     if dtype == "float32":
         slices = FP32_BYTES * vocabulary * max(2 * rows, rows + 2 * last_rows)
@@ -187,7 +187,7 @@ def block_forward_seconds(
     product_rate = rate_at(hw.in_dtype(dtype).forward, model.width)
     products = block_flops(model, sequences) / product_rate
     attention = attention_flops(model, sequences) / _attention_rate(hw, model)
-    streams = architecture_of(model).forward_streams(model) * stream_bytes(model, sequences)
+    streams = architecture_of(model).block_streams(model).forward * stream_bytes(model, sequences)
     return products + attention + streams / hw.elementwise
 
 
@@ -220,7 +220,7 @@ def block_backward_seconds(
         attention_rate /= DETERMINISTIC_BACKWARD
     attention = ATTENTION_BACKWARD * attention_flops(model, sequences) / attention_rate
     architecture = architecture_of(model)
-    streams = architecture.backward_streams(model) * stream_bytes(model, sequences)
+    streams = architecture.block_streams(model).backward * stream_bytes(model, sequences)
     # All gradients but those of `down` are added to a sum.
     added_parameters = architecture.block_parameters(model)
     added_parameters -= architecture.last_product_parameters(model)
@@ -238,9 +238,9 @@ def head_seconds(hw: Hardware, model: ModelSpec, sequences: int, dtype: str = "f
         seconds = flops / rate_at(hw.logits, model.vocabulary)
     else:
         seconds = flops / rate_at(rates.forward, model.width)
-    backward_rate = rate_at(rates.backward, model.width)
-    seconds += 2 * flops / backward_rate + 2 * logits / hw.elementwise
-    return seconds
+    seconds += 2 * flops / rate_at(rates.backward, model.width)
+    # The loss reads and writes the logits three times forward, and twice backward.
+    return seconds + 5 * logits / hw.elementwise
 
 
 def embed_seconds(hw: Hardware, model: ModelSpec, sequences: int) -> float:

@@ -236,7 +236,7 @@ def _prefill_bytes(plan: Plan) -> int:
     model = plan.model
     window = min(SAMPLE_WINDOW, model.context)
     chunk = min(PREFILL_CHUNK, window)
-    streams = math.ceil(architecture_of(model).cached_streams(model) * model.width)
+    streams = math.ceil(architecture_of(model).block_streams(model).cached * model.width)
     return 4 * chunk * (streams + 2 * model.heads * window)
 
 

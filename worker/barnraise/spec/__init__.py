@@ -20,7 +20,6 @@ from barnraise.spec.architectures import ARCHITECTURES, architecture_of
 from barnraise.spec.model_dimensions import (
     LATER_FIELDS,
     ModelDimensions,
-    TensorKind,
     TensorShape,
     field_metadata,
 )
@@ -79,31 +78,14 @@ def _shown(default: Value, label: str, note: str = "") -> Value:
 
 
 @dataclass(frozen=True)
-class Slot:
-    """Where one tensor lies in its fragment.
+class Slot(TensorShape):
+    """A tensor, and where it lies in its fragment.
 
     Attributes:
-        name: the tensor's name.
-        shape: its shape.
         offset: elements from the fragment's start.
-        initial: its initial values: "normal", "ones" or "zeros".
-        deviation: the standard deviation of "normal", in units of 2**-26.
-        kind: what the tensor is to an optimizer; see `TensorShape`.
-        parts: of a matrix that holds several, one above another: the rows of each.
     """
 
-    name: str
-    shape: tuple[int, ...]
-    offset: int
-    initial: str = "zeros"
-    deviation: int = 0
-    kind: TensorKind = "matrix"
-    parts: tuple[int, ...] = ()
-
-    @property
-    def size(self) -> int:
-        """Return the number of elements."""
-        return math.prod(self.shape)
+    offset: int = 0
 
 
 @dataclass(frozen=True)
@@ -157,12 +139,7 @@ def _lay_out(index: int, name: str, tensors: Sequence[TensorShape]) -> Fragment:
     slots: list[Slot] = []
     offset = 0
     for tensor in tensors:
-        initial, deviation = tensor.initial, 0
-        if isinstance(initial, int):
-            initial, deviation = "normal", initial
-        slots.append(
-            Slot(tensor.name, tensor.shape, offset, initial, deviation, tensor.kind, tensor.parts)
-        )
+        slots.append(Slot(**vars(tensor), offset=offset))
         offset = -(-(offset + tensor.size) // TENSOR_ALIGN) * TENSOR_ALIGN
     return Fragment(index, name, tuple(slots), -(-offset // ALIGN) * ALIGN)
 

@@ -38,21 +38,37 @@ class MicroBatch:
     device: str = "cpu"
 
 
+@dataclass(frozen=True)
+class BlockStreams:
+    """The fp32 streams [sequences, context, width] that a block's elementwise operations move.
+
+    Attributes:
+        forward: of the forward.
+        backward: of the backward, without recomputation.
+        cached: of the work on a part of a prompt, while text is written, without the scores of
+            attention.
+    """
+
+    forward: float
+    backward: float
+    cached: float
+
+
 class Architecture(ABC):
     """The description of one architecture.
 
     Attributes:
         name: as specs name it.
         title: as people do.
-        has_gguf: whether `training/model_files/gguf_export.py` writes it.
         block_kernels: kernels of a block and micro-batch on a GPU, by the weights' dtype: forward;
             recomputation and backward.
+        norm_statistics: numbers a token that a norm computes in fp32 and its backward needs.
     """
 
     name: str
     title: str
-    has_gguf: bool
     block_kernels: dict[str, tuple[int, int]]
+    norm_statistics: int
 
     # ---- tensors ---------------------------------------------------------------------------------
 
@@ -88,12 +104,8 @@ class Architecture(ABC):
         return next(tensor.size for tensor in tensors if tensor.name == "down.weight")
 
     @abstractmethod
-    def forward_streams(self, model: ModelDimensions) -> float:
-        """Return the fp32 streams that the elementwise operations of a block's forward move."""
-
-    @abstractmethod
-    def backward_streams(self, model: ModelDimensions) -> float:
-        """Return the fp32 streams that those of its backward move, without recomputation."""
+    def block_streams(self, model: ModelDimensions) -> BlockStreams:
+        """Return what the elementwise operations of a block move."""
 
     # ---- memory ----------------------------------------------------------------------------------
 
@@ -113,28 +125,18 @@ class Architecture(ABC):
         output is not recomputed.
         """
 
-    @abstractmethod
     def embed_peak_bytes(self, model: ModelDimensions, sequences: int) -> int:
-        """Return the peak of the look-up."""
-
-    @abstractmethod
-    def norm_saved_bytes(self, model: ModelDimensions, tokens: int) -> int:
-        """Return the statistics that the final norm leaves allocated for its backward."""
+        """Return the peak of the look-up: the rows found in each table."""
+        return len(self.embedding_tensors(model)) * stream_bytes(model, sequences)
 
     @abstractmethod
     def norm_backward_bytes(self, model: ModelDimensions, tokens: int, threads: int) -> int:
         """Return the bytes that the backward of the final norm allocates."""
 
-    @abstractmethod
     def norm_weight_elements(self, model: ModelDimensions) -> int:
         """Return the number of elements of the final norm's weights."""
-
-    @abstractmethod
-    def cached_streams(self, model: ModelDimensions) -> float:
-        """Return the fp32 streams of a block's work on a part of a prompt, while text is written.
-
-        Attention's scores are not counted.
-        """
+        tensors = self.final_tensors(model)
+        return sum(tensor.size for tensor in tensors if tensor.kind != "embedding")
 
 
 def stream_bytes(model: ModelDimensions, sequences: int) -> int:

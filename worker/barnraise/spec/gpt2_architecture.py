@@ -7,6 +7,7 @@ from barnraise.spec.architecture import (
     BF16_BYTES,
     FP32_BYTES,
     Architecture,
+    BlockStreams,
     MicroBatch,
     attention_scratch_bytes,
     gradient_chunk,
@@ -26,8 +27,8 @@ class GPT2Architecture(Architecture):
 
     name = "gpt2"
     title = "GPT-2"
-    has_gguf = True
     block_kernels = {"float32": (10, 39), "bfloat16": (17, 53)}
+    norm_statistics = 2
 
     def embedding_tensors(self, model: ModelDimensions) -> Sequence[TensorShape]:
         """List the tables of tokens and positions."""
@@ -69,13 +70,9 @@ class GPT2Architecture(Architecture):
             if getattr(model, name) != fixed[name]
         }
 
-    def forward_streams(self, model: ModelDimensions) -> float:
-        """Return the streams of two norms, two additions and a GELU of four times the width."""
-        return 18
-
-    def backward_streams(self, model: ModelDimensions) -> float:
-        """Return the streams of the backward of the same."""
-        return 45
+    def block_streams(self, model: ModelDimensions) -> BlockStreams:
+        """Return those of two norms, two additions and a GELU of four times the width."""
+        return BlockStreams(forward=18, backward=45, cached=24)
 
     def saved_bytes(self, model: ModelDimensions, batch: MicroBatch) -> int:
         """Return the bytes that a block's forward with gradients leaves allocated.
@@ -122,22 +119,6 @@ class GPT2Architecture(Architecture):
         in_attention = saved - 4 * u + scratch
         return max(at_down, at_up, in_attention)
 
-    def embed_peak_bytes(self, model: ModelDimensions, sequences: int) -> int:
-        """Return the peak of the look-up: the rows found, and their sum with the positions."""
-        return 2 * stream_bytes(model, sequences)
-
-    def norm_saved_bytes(self, model: ModelDimensions, tokens: int) -> int:
-        """Return the bytes of the layer norm's means and deviations."""
-        return 2 * FP32_BYTES * tokens
-
     def norm_backward_bytes(self, model: ModelDimensions, tokens: int, threads: int) -> int:
         """Return a stream, and the gradients of scale and shift that each thread sums."""
         return FP32_BYTES * (tokens * model.width + 2 * model.width * (1 + threads))
-
-    def norm_weight_elements(self, model: ModelDimensions) -> int:
-        """Return the number of elements of scale and shift."""
-        return 2 * model.width
-
-    def cached_streams(self, model: ModelDimensions) -> float:
-        """Return the streams of norms, attention and feed-forward, with room for their copies."""
-        return 24

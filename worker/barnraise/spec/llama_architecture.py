@@ -6,10 +6,10 @@ from barnraise.spec.architecture import (
     BF16_BYTES,
     FP32_BYTES,
     Architecture,
+    BlockStreams,
     MicroBatch,
     attention_scratch_bytes,
     gradient_chunk,
-    stream_bytes,
 )
 from barnraise.spec.model_dimensions import ModelDimensions, TensorShape, norm_tensor
 
@@ -19,8 +19,8 @@ class LlamaArchitecture(Architecture):
 
     name = "llama"
     title = "Llama"
-    has_gguf = False
     block_kernels = {"float32": (50, 130), "bfloat16": (60, 150)}
+    norm_statistics = 1
 
     def embedding_tensors(self, model: ModelDimensions) -> Sequence[TensorShape]:
         """List the table of tokens."""
@@ -63,18 +63,18 @@ class LlamaArchitecture(Architecture):
             )
         return found
 
-    def forward_streams(self, model: ModelDimensions) -> float:
-        """Return the streams of two norms of 7, two additions of 3, rotation and SwiGLU.
+    def block_streams(self, model: ModelDimensions) -> BlockStreams:
+        """Return those of two norms, two additions, rotation and SwiGLU.
 
-        They are counted from what each operation reads and writes, not fitted to measurements.
+        They are counted from what each operation reads and writes, not fitted to measurements: of
+        the norms 7 each forward and 20 backward, of the additions 3.
         """
-        d, f = model.width, model.hidden_width
-        return 20 + (7 * self._qkv_width(model) + 5 * f) / d
-
-    def backward_streams(self, model: ModelDimensions) -> float:
-        """Return the streams of two norms of 20, two additions, rotation and SwiGLU, counted."""
-        d, f = model.width, model.hidden_width
-        return 46 + (10 * self._qkv_width(model) + 11 * f) / d
+        qkv, f = self._qkv_width(model) / model.width, model.hidden_width / model.width
+        return BlockStreams(
+            forward=20 + 7 * qkv + 5 * f,
+            backward=46 + 10 * qkv + 11 * f,
+            cached=6 + 4 * qkv + 4 * f,
+        )
 
     def saved_bytes(self, model: ModelDimensions, batch: MicroBatch) -> int:
         """Return the bytes that a block's forward with gradients leaves allocated.
@@ -152,25 +152,9 @@ class LlamaArchitecture(Architecture):
         angles = narrow * model.context * model.head_width
         return tokens * (narrow * elements + FP32_BYTES * statistics) + scales + angles
 
-    def embed_peak_bytes(self, model: ModelDimensions, sequences: int) -> int:
-        """Return the peak of the look-up: the rows found."""
-        return stream_bytes(model, sequences)
-
-    def norm_saved_bytes(self, model: ModelDimensions, tokens: int) -> int:
-        """Return the bytes of the norm's inverse root mean squares."""
-        return FP32_BYTES * tokens
-
     def norm_backward_bytes(self, model: ModelDimensions, tokens: int, threads: int) -> int:
         """Return two streams, a mean of each token, and the gradient of the scale."""
         return FP32_BYTES * (2 * tokens * model.width + tokens + model.width)
-
-    def norm_weight_elements(self, model: ModelDimensions) -> int:
-        """Return the number of elements of the scale."""
-        return model.width
-
-    def cached_streams(self, model: ModelDimensions) -> float:
-        """Return the streams of norm, sum and output; attention's; and SwiGLU's."""
-        return 6 + (4 * self._qkv_width(model) + 4 * model.hidden_width) / model.width
 
     @staticmethod
     def _qkv_width(model: ModelDimensions) -> int:

@@ -110,15 +110,15 @@ class TensorShape:
         shape: its shape.
         kind: what it is to an optimizer. A "matrix" multiplies the stream inside a block; an
             "embedding" is a table of rows for tokens or positions.
-        initial: its initial values: "ones", "zeros", or the standard deviation of normal ones, in
-            units of 2**-26.
+        deviation: the standard deviation of normal initial values, in units of 2**-26; 0 for
+            initial values that are all alike.
         parts: of a matrix that holds several, one above another: the rows of each.
     """
 
     name: str
     shape: tuple[int, ...]
     kind: TensorKind
-    initial: int | Literal["ones", "zeros"]
+    deviation: int = 0
     parts: tuple[int, ...] = ()
 
     @property
@@ -126,12 +126,19 @@ class TensorShape:
         """Return the number of elements."""
         return math.prod(self.shape)
 
+    @property
+    def initial(self) -> Literal["normal", "ones", "zeros"]:
+        """Return what its initial values are."""
+        if self.deviation:
+            return "normal"
+        return "ones" if self.kind == "norm" else "zeros"
+
 
 def norm_tensor(name: str, width: int) -> TensorShape:
     """Return the scale of a norm."""
-    return TensorShape(name, (width,), "norm", "ones")
+    return TensorShape(name, (width,), "norm")
 
 
 def bias_tensor(name: str, width: int) -> TensorShape:
     """Return the bias of a norm or a product."""
-    return TensorShape(name, (width,), "bias", "zeros")
+    return TensorShape(name, (width,), "bias")

@@ -174,7 +174,7 @@ class Sampler:
         """Pass a sequence's new tokens through a layer, some of them at a time."""
         cache = sequence.caches[layer]
         parts = [
-            self._functions.block_with_cache(weights, part, self._model, cache)
+            self._functions.block(weights, part, self._model, cache)
             for part in sequence.stream.split(PREFILL_CHUNK, dim=1)
         ]
         sequence.stream = torch.cat(parts, dim=1)

@@ -12,7 +12,6 @@ from barnraise.errors import StateError
 from barnraise.ledger.anchor import fragment_from_bytes
 from barnraise.ledger.blob_store import BlobStore
 from barnraise.spec import MAX_CONTEXT
-from barnraise.training.model_files.gguf_export import export_gguf
 from barnraise.training.model_files.hugging_face_export import export_hugging_face
 from barnraise.training.model_files.hugging_face_import import import_hugging_face
 from barnraise.training.model_files.trained_model import EXPORT_DTYPES
@@ -133,9 +132,3 @@ def test_tensors_that_do_not_fit_the_configuration_are_refused_by_name(tmp_path)
         path.write_text(json.dumps({**config, **change}))
         with pytest.raises(StateError, match=named):
             import_folder(tmp_path / "model")
-
-
-def test_gguf_of_a_llama_is_refused_with_what_to_do(tmp_path):
-    with pytest.raises(StateError, match=r"convert_hf_to_gguf\.py"):
-        export_gguf(tmp_path, make_trained_model(UNTIED))
-    assert not list(tmp_path.iterdir())

@@ -1,46 +1,52 @@
 """Write a trained model as one GGUF file, for llama.cpp and Ollama.
 
-GGUF has GPT-2's architecture with the same matrices as ours; the head is tied to the token table
-when the file has no `output.weight`. The tokenizer is GPT-2's byte-level BPE.
+Architectures and tensors have the names that the transformers library's have in the tables of
+`gguf`. Matrices are those of a fragment, but for the order of rows in Llama's queries and keys.
+Without `output.weight` in the file the head is the table of tokens.
 """
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
-from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType, TokenType
+from gguf import (
+    MODEL_ARCH_NAMES,
+    GGMLQuantizationType,
+    GGUFWriter,
+    LlamaFileType,
+    TokenType,
+    get_tensor_name_map,
+)
 from torch import Tensor
 
 from barnraise.errors import StateError
 from barnraise.models.gpt2 import NORM_EPSILON
 from barnraise.models.weights import views
-from barnraise.spec import Fragment, Slot
-from barnraise.spec.architectures import architecture_of
+from barnraise.spec import ModelSpec, Slot
 from barnraise.text.tokenizer import END_BYTE
 from barnraise.training.model_files.tokenizer_files import (
     ExportedTokenizer,
     byte_characters,
 )
 from barnraise.training.model_files.trained_model import TrainedModel
+from barnraise.training.model_files.transformers_formats import format_of, model_type_of
+from barnraise.training.model_files.transformers_names import TransformersTensor
 
 MODEL_FILE, OLLAMA_FILE = "model.gguf", "Modelfile"
-# Slots outside the blocks → their names in GGUF.
-_NAMES = {
-    "token": "token_embd.weight",
-    "position": "position_embd.weight",
-    "norm.weight": "output_norm.weight",
-    "norm.bias": "output_norm.bias",
-}
-# Parts of a block → their names there.
-_PARTS = {
-    "norm1": "attn_norm",
-    "qkv": "attn_qkv",
-    "out": "attn_output",
-    "norm2": "ffn_norm",
-    "up": "ffn_up",
-    "down": "ffn_down",
+# Architectures in which llama.cpp rotates neighbouring elements of a head: it has them there where
+# the transformers library has element i and element i + width / 2. In all others both agree.
+_WITH_NEIGHBOURS = ("llama",)
+_ROTATED = ("attn_q.weight", "attn_k.weight")
+# The names that llama.cpp has for the rules by which byte-level BPEs split words, and the regular
+# expressions of these rules. The first three digits of a number are together in Llama 3's.
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+_OTHERS = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_SPLIT_PATTERNS = {
+    _CONTRACTIONS + r"\p{N}{1,3}" + _OTHERS: "llama-bpe",
+    _CONTRACTIONS + r"\p{N}" + _OTHERS: "qwen2",
 }
 _FILE_TYPES = {
     torch.float32: LlamaFileType.ALL_F32,
@@ -57,69 +63,97 @@ def export_gguf(folder: Path, trained: TrainedModel, dtype: torch.dtype = torch.
         dtype: of the matrices. Vectors and positions are always fp32, as llama.cpp wants them.
 
     Raises:
-        StateError: A fragment is missing or of another shape, or the tokenizer is of a kind that
-            GGUF's "gpt2" would read differently. Then nothing is written.
+        StateError: A fragment is missing or of another shape, or llama.cpp would read the
+            tokenizer's words differently. Then nothing is written.
     """
     trained.check()
-    architecture = architecture_of(trained.model)
-    if not architecture.has_gguf:
-        raise StateError(
-            f"no GGUF file is written of a {architecture.title} yet: export with --format hf, and "
-            "convert that with llama.cpp's convert_hf_to_gguf.py"
-        )
-    if trained.tokenizer is not None:
-        _check_tokenizer(trained.tokenizer)
-    path = folder / MODEL_FILE
-    writer = GGUFWriter(path, architecture.name)
-    _add_metadata(writer, trained, dtype)
-    fragments = trained.model.fragments()
-    for fragment in fragments:
-        for slot in fragment.slots:
-            kind = _value_type(slot, dtype)
-            itemsize = 4 if kind is GGMLQuantizationType.F32 else 2
+    split = "gpt-2" if trained.tokenizer is None else _name_split(trained.tokenizer)
+    model = trained.model
+    kind = model_type_of(model)
+    writer = GGUFWriter(folder / MODEL_FILE, kind)
+    _add_model(writer, trained, dtype)
+    _add_tokenizer(writer, trained, split)
+    tensors_of, names = format_of(model).names.tensors, _name_map(kind, model.layers)
+    for fragment in model.fragments():
+        for tensor in tensors_of(fragment):
+            value_type = _value_type(tensor.slot, dtype)
+            itemsize = 4 if value_type is GGMLQuantizationType.F32 else 2
+            *rows, columns = tensor.our_shape
             # Raw 16-bit values are described by their bytes' shape.
-            shape = slot.shape if itemsize == 4 else (*slot.shape[:-1], 2 * slot.shape[-1])
             writer.add_tensor_info(
-                _gguf_name(fragment, slot),
-                shape,
+                names(tensor),
+                (*rows, columns if itemsize == 4 else 2 * columns),
                 np.dtype(np.float32 if itemsize == 4 else np.uint8),
-                itemsize * math.prod(slot.shape),
-                raw_dtype=kind,
+                itemsize * math.prod(tensor.our_shape),
+                raw_dtype=value_type,
             )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
-    for fragment in fragments:
+    for fragment in model.fragments():
         weights = views(fragment, trained.load(fragment))
-        for slot in fragment.slots:
-            writer.write_tensor_data(_to_array(weights[slot.name], _value_type(slot, dtype)))
+        for tensor in tensors_of(fragment):
+            values = tensor.our_view(weights)
+            if kind in _WITH_NEIGHBOURS and names(tensor).endswith(_ROTATED):
+                values = _pair_neighbours(values, model.head_width)
+            writer.write_tensor_data(_to_array(values, _value_type(tensor.slot, dtype)))
         del weights  # free it before the next fragment is loaded
     writer.close()
     (folder / OLLAMA_FILE).write_text(f"FROM ./{MODEL_FILE}\n", encoding="utf-8")
 
 
-def _check_tokenizer(content: bytes) -> None:
-    """Refuse a tokenizer that is not a byte-level BPE which splits words as GPT-2's does.
+def _name_map(kind: str, layers: int) -> Callable[[TransformersTensor], str]:
+    """Return the function that names tensors as llama.cpp does."""
+    architecture = {name: number for number, name in MODEL_ARCH_NAMES.items()}[kind]
+    table = get_tensor_name_map(architecture, layers)
+
+    def name_tensor(tensor: TransformersTensor) -> str:
+        name = table.get_name(tensor.name, try_suffixes=(".weight", ".bias"))
+        assert name is not None, f"gguf's table lacks {tensor.name}"
+        return name
+
+    return name_tensor
+
+
+def _pair_neighbours(matrix: Tensor, head_width: int) -> Tensor:
+    """Order the rows of each head so that those which are rotated together are neighbours."""
+    heads = matrix.unflatten(0, (-1, 2, head_width // 2))
+    return heads.transpose(1, 2).reshape(matrix.shape)
+
+
+def _name_split(content: bytes) -> str:
+    """Return llama.cpp's name of the rule by which a byte-level BPE splits words.
 
     Raises:
-        StateError: with what to do.
+        StateError: llama.cpp has no such rule, or the tokenizer is none; with what to do.
     """
     tokenizer = json.loads(content)
     words = tokenizer.get("pre_tokenizer") or {}
-    is_gpt2 = (
+    *first, last = words.get("pretokenizers") or [words]
+    name = ""
+    if not first:
+        name = "gpt-2"
+    elif len(first) == 1 and first[0].get("type") == "Digits" and first[0].get("individual_digits"):
+        name = "smollm"
+    elif len(first) == 1 and first[0].get("behavior") == "Isolated":
+        name = _SPLIT_PATTERNS.get((first[0].get("pattern") or {}).get("Regex", ""), "")
+    # Qwen's tokenizer composes characters first; llama.cpp reads text that is composed already.
+    normalizer = (tokenizer.get("normalizer") or {}).get("type")
+    is_byte_level = (
         tokenizer["model"].get("type", "BPE") == "BPE"
         and not tokenizer["model"].get("byte_fallback")
-        and not tokenizer.get("normalizer")
-        and words.get("type") == "ByteLevel"
-        and not words.get("add_prefix_space")
-        and words.get("use_regex", True)
+        and normalizer == ("NFC" if name == "qwen2" else None)
+        and last.get("type") == "ByteLevel"
+        and not last.get("add_prefix_space")
+        and last.get("use_regex", True) == (name in ("gpt-2", "smollm"))
     )
-    if not is_gpt2:
+    if not (name and is_byte_level):
         raise StateError(
-            "a GGUF file is written only with a byte-level BPE of GPT-2's kind, and this run's "
-            "tokenizer is another one: export with --format hf, and convert that with llama.cpp's "
-            "convert_hf_to_gguf.py"
+            "a GGUF file is written only with a byte-level BPE that splits words as GPT-2's, "
+            "SmolLM's, Llama 3's or Qwen's does, and this run's tokenizer is another one: export "
+            "with --format hf, and convert that with llama.cpp's convert_hf_to_gguf.py"
         )
+    return name
 
 
 def _token_types(tokenizer: ExportedTokenizer) -> list[TokenType]:
@@ -131,30 +165,50 @@ def _token_types(tokenizer: ExportedTokenizer) -> list[TokenType]:
     return types
 
 
-def _add_metadata(writer: GGUFWriter, trained: TrainedModel, dtype: torch.dtype) -> None:
+def _add_model(writer: GGUFWriter, trained: TrainedModel, dtype: torch.dtype) -> None:
     model = trained.model
     if trained.facts is not None:
         writer.add_name(trained.facts.name)
         writer.add_license(trained.facts.licence)
     writer.add_context_length(model.context)
     writer.add_embedding_length(model.width)
-    writer.add_feed_forward_length(4 * model.width)
+    writer.add_feed_forward_length(model.hidden_width)
     writer.add_block_count(model.layers)
     writer.add_head_count(model.heads)
-    writer.add_layer_norm_eps(NORM_EPSILON)
     writer.add_file_type(_FILE_TYPES[dtype])
     writer.add_vocab_size(model.vocabulary)
+    _ADDERS[model.architecture](writer, model)
+
+
+def _add_gpt2(writer: GGUFWriter, model: ModelSpec) -> None:
+    writer.add_layer_norm_eps(NORM_EPSILON)
+
+
+def _add_llama(writer: GGUFWriter, model: ModelSpec) -> None:
+    writer.add_layer_norm_rms_eps(model.norm_epsilon)
+    writer.add_head_count_kv(model.key_value_width // model.head_width)
+    writer.add_key_length(model.head_width)
+    writer.add_value_length(model.head_width)
+    writer.add_rope_dimension_count(model.head_width)
+    writer.add_rope_freq_base(model.rope_theta)
+
+
+# What only one architecture's metadata state, by its name.
+_ADDERS = {"gpt2": _add_gpt2, "llama": _add_llama}
+
+
+def _add_tokenizer(writer: GGUFWriter, trained: TrainedModel, split: str) -> None:
     tokenizer = ExportedTokenizer.of_run(trained.tokenizer)
     tokens = list(tokenizer.tokens)
     types = _token_types(tokenizer)
-    missing = model.vocabulary - len(tokens)
+    missing = trained.model.vocabulary - len(tokens)
     tokens += [""] * missing
     types += [TokenType.UNUSED] * missing
     for number, token in enumerate(tokens):
         if not token:  # numbers may be missing in between, too
             tokens[number], types[number] = f"[unused{number}]", TokenType.UNUSED
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
+    writer.add_tokenizer_pre(split)
     writer.add_token_list(tokens)
     writer.add_token_types(types)
     writer.add_token_merges([f"{left} {right}" for left, right in _list_merges(tokenizer)])
@@ -173,13 +227,6 @@ def _list_merges(tokenizer: ExportedTokenizer) -> tuple[tuple[str, str], ...]:
         return tokenizer.merges
     end = byte_characters()[END_BYTE]
     return ((end, end),)
-
-
-def _gguf_name(fragment: Fragment, slot: Slot) -> str:
-    if not fragment.name.startswith("block."):
-        return _NAMES[slot.name]
-    part, kind = slot.name.split(".")
-    return f"blk.{fragment.name.removeprefix('block.')}.{_PARTS[part]}.{kind}"
 
 
 def _value_type(slot: Slot, dtype: torch.dtype) -> GGMLQuantizationType:

@@ -23,18 +23,18 @@ REQUIRED: dict[str, tuple[Any, ...]] = {
     "scale_attn_weights": (True,),
     "scale_attn_by_inverse_layer_idx": (False,),
     "reorder_and_upcast_attn": (False,),
-    "add_cross_attention": (False,),
-    "is_encoder_decoder": (False,),
-    "is_decoder": (False, True),
     "tie_word_embeddings": (True,),
-    "tie_encoder_decoder": (False,),
-    "torchscript": (False, True),
 }
-SHAPE = ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head", "n_inner", "n_ctx")
-# The settings by the names of the same sizes in a run's rules.
-SETTINGS: dict[str, str] = dict(
-    zip(("vocabulary", "context", "width", "layers", "heads"), SHAPE[:5], strict=True)
-)
+# Fields of a model → the settings that they are read from, and the library's own defaults.
+SETTINGS = {
+    "vocabulary": "vocab_size",
+    "context": "n_positions",
+    "width": "n_embd",
+    "layers": "n_layer",
+    "heads": "n_head",
+}
+DEFAULTS = {"vocabulary": 50257, "context": 1024, "width": 768, "layers": 12, "heads": 12}
+READ = (*SETTINGS.values(), "n_inner", "n_ctx")
 
 
 def model_config(model: ModelSpec, end_id: int, dtype: str) -> dict[str, Any]:
@@ -42,12 +42,8 @@ def model_config(model: ModelSpec, end_id: int, dtype: str) -> dict[str, Any]:
     return {
         "model_type": "gpt2",
         "architectures": ["GPT2LMHeadModel"],
-        "vocab_size": model.vocabulary,
-        "n_positions": model.context,
+        **{setting: getattr(model, name) for name, setting in SETTINGS.items()},
         "n_ctx": model.context,
-        "n_embd": model.width,
-        "n_layer": model.layers,
-        "n_head": model.heads,
         "activation_function": "gelu_new",
         "layer_norm_epsilon": NORM_EPSILON,
         "attn_pdrop": 0.0,
@@ -67,24 +63,14 @@ def read_model(config: Mapping[str, Any]) -> ModelSpec:
     Raises:
         StateError: Another model; the message names the setting.
     """
-    check_settings(config, REQUIRED, SHAPE)
-    # The defaults are those of the transformers library.
-    defaults = (50257, 1024, 768, 12, 12)
-    sizes = {
-        name: read_size(config, name, default)
-        for name, default in zip(SHAPE[:5], defaults, strict=True)
+    check_settings(config, REQUIRED, READ)
+    sizes: dict[str, Any] = {
+        name: read_size(config, setting, DEFAULTS[name]) for name, setting in SETTINGS.items()
     }
-    width, context = sizes["n_embd"], sizes["n_positions"]
-    for name, value in (("n_inner", 4 * width), ("n_ctx", context)):
-        if config.get(name) not in (None, value):
+    for setting, value in (("n_inner", 4 * sizes["width"]), ("n_ctx", sizes["context"])):
+        if config.get(setting) not in (None, value):
             raise StateError(
-                f"the setting {name} of {CONFIG_FILE} is {config[name]!r}; a run trains {value}"
+                f"the setting {setting} of {CONFIG_FILE} is {config[setting]!r}; "
+                f"a run trains {value}"
             )
-    model = ModelSpec(
-        layers=sizes["n_layer"],
-        width=width,
-        heads=sizes["n_head"],
-        context=context,
-        vocabulary=sizes["vocab_size"],
-    )
-    return check_model(model, SETTINGS)
+    return check_model(ModelSpec(**sizes), SETTINGS)

@@ -48,19 +48,20 @@ def export_hugging_face(
     model = trained.model
     tokenizer = ExportedTokenizer.of_run(trained.tokenizer)
     transformers_format = format_of(model)
+    tensors_of = transformers_format.names.tensors
     shards = _split_into_shards(model, shard_bytes, dtype)
     count = len(shards)
     names = [SINGLE_FILE]
     if count > 1:
         names = [f"model-{n:05}-of-{count:05}.safetensors" for n in range(1, count + 1)]
     for name, fragments in zip(names, shards, strict=True):
-        write_fragments(folder / name, fragments, trained.load, transformers_format.tensors, dtype)
+        write_fragments(folder / name, fragments, trained.load, tensors_of, dtype)
     if count > 1:
         weight_map = {
             tensor.name: name
             for name, fragments in zip(names, shards, strict=True)
             for fragment in fragments
-            for tensor in transformers_format.tensors(fragment)
+            for tensor in tensors_of(fragment)
         }
         total = {"total_size": dtype.itemsize * model.parameters}
         _write_json(folder / INDEX_FILE, {"metadata": total, "weight_map": weight_map})

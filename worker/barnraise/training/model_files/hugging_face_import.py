@@ -26,7 +26,7 @@ from barnraise.training.model_files.hugging_face_export import INDEX_FILE, SINGL
 from barnraise.training.model_files.tokenizer_files import TOKENIZER_FILE, byte_tokenizer
 from barnraise.training.model_files.transformers_config import CONFIG_FILE
 from barnraise.training.model_files.transformers_formats import format_of, read_model
-from barnraise.training.model_files.transformers_tensor import TransformersTensor
+from barnraise.training.model_files.transformers_names import TransformersTensor
 
 FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 HEAD = "lm_head.weight"  # a copy of the token table, in some files
@@ -109,7 +109,7 @@ class _WeightFiles:
     def __init__(self, folder: Path, model: ModelSpec) -> None:
         self._folder = folder
         self._model = model
-        self._format = format_of(model)
+        self._names = format_of(model).names
         self._open_files = contextlib.ExitStack()
         self._tensors: dict[str, tuple[Any, str]] = {}  # name → open file, name in it
 
@@ -122,7 +122,7 @@ class _WeightFiles:
             except (OSError, SafetensorError) as error:
                 raise StateError(f"{path} is not a complete safetensors file: {error}") from None
             for name in file.keys():  # noqa: SIM118 -- the file is not a mapping
-                self._tensors[name.removeprefix(self._format.prefix)] = file, name
+                self._tensors[name.removeprefix(self._names.prefix)] = file, name
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -131,11 +131,11 @@ class _WeightFiles:
     def check_names(self) -> None:
         """Refuse weights that lack a tensor of the model, or have one that it does not."""
         expected = {
-            tensor.name.removeprefix(self._format.prefix)
+            tensor.name.removeprefix(self._names.prefix)
             for fragment in self._model.fragments()
-            for tensor in self._format.tensors(fragment)
+            for tensor in self._names.tensors(fragment)
         }
-        found = {name for name in self._tensors if not name.endswith(self._format.ignored)}
+        found = {name for name in self._tensors if not name.endswith(self._names.ignored)}
         if self._model.tied_head:
             found -= {HEAD}
         for missing in sorted(expected - found):
@@ -144,7 +144,7 @@ class _WeightFiles:
             raise StateError(
                 f"the weights in {self._folder} have a tensor {unknown}, which a run does not train"
             )
-        table = self._format.table
+        table = self._names.ends["token"].removeprefix(self._names.prefix)
         has_copy = self._model.tied_head and HEAD in self._tensors
         if has_copy and not torch.equal(self._read(HEAD), self._read(table)):
             raise StateError(
@@ -154,7 +154,7 @@ class _WeightFiles:
 
     def tensors(self, fragment: Fragment) -> list[TransformersTensor]:
         """List a fragment's tensors under their names in transformers."""
-        return self._format.tensors(fragment)
+        return self._names.tensors(fragment)
 
     def read(self, tensor: TransformersTensor) -> Tensor:
         """Read a tensor as fp32 in our orientation.
@@ -162,7 +162,7 @@ class _WeightFiles:
         Raises:
             StateError: It has another shape or type, or numbers that a run cannot represent.
         """
-        values = self._read(tensor.name.removeprefix(self._format.prefix))
+        values = self._read(tensor.name.removeprefix(self._names.prefix))
         if list(values.shape) != tensor.shape:
             raise StateError(
                 f"the tensor {tensor.name} has the shape {list(values.shape)}, "

@@ -1,5 +1,6 @@
 """Write the configuration file of a Llama or Qwen3 for transformers, and read others'. Pure."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,11 +35,6 @@ REQUIRED: dict[str, tuple[Any, ...]] = {
     "attention_bias": (False,),
     "mlp_bias": (False,),
     "use_sliding_window": (False,),
-    "is_encoder_decoder": (False,),
-    "tie_encoder_decoder": (False,),
-    "add_cross_attention": (False,),
-    "is_decoder": (False, True),
-    "torchscript": (False, True),
     "pretraining_tp": (1,),
     "partial_rotary_factor": (1, 1.0),
     "rope_interleaved": (False,),
@@ -54,24 +50,19 @@ READ = {
 
 def model_config(model: ModelSpec, end_id: int, dtype: str) -> dict[str, Any]:
     """Return the content of config.json."""
+    sizes = dataclasses.asdict(model) | {
+        "key_value_heads": model.key_value_width // model.head_width,
+        "head_size": model.head_width,
+        "hidden": model.hidden_width,
+    }
     return {
         "model_type": QWEN3 if model.qk_norm else LLAMA,
         "architectures": ["Qwen3ForCausalLM" if model.qk_norm else "LlamaForCausalLM"],
-        "vocab_size": model.vocabulary,
-        "max_position_embeddings": model.context,
-        "hidden_size": model.width,
-        "intermediate_size": model.hidden_width,
-        "num_hidden_layers": model.layers,
-        "num_attention_heads": model.heads,
-        "num_key_value_heads": model.key_value_width // model.head_width,
-        "head_dim": model.head_width,
+        **{setting: sizes[field] for field, setting in SETTINGS.items()},
         "hidden_act": "silu",
-        "rms_norm_eps": model.norm_epsilon,
-        "rope_theta": model.rope_theta,
         "rope_scaling": None,
         "attention_bias": False,
         "attention_dropout": 0.0,
-        "tie_word_embeddings": model.tied_head,
         "bos_token_id": end_id,
         "eos_token_id": end_id,  # as pad_token_id, it would keep its embedding from being tuned
         "torch_dtype": dtype,

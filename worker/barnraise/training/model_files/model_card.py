@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from barnraise.formats import format_parameters
 from barnraise.spec import ModelSpec, RunSpec
 from barnraise.spec.architectures import architecture_of
-from barnraise.training.model_files.transformers_formats import format_of
+from barnraise.training.model_files.transformers_formats import model_type_of
 
 CARD_FILE = "README.md"
 SOURCE_NAMES = {
@@ -39,7 +39,7 @@ def write_card(facts: CardFacts) -> str:
         "license": facts.licence,
         "library_name": "transformers",
         "pipeline_tag": "text-generation",
-        "tags": [_model_type(spec.model), "barnraise"],
+        "tags": [model_type_of(spec.model), "barnraise"],
     }
     if spec.text.source == "huggingface":
         header["datasets"] = [_dataset_of(spec.text.places[0])]
@@ -108,11 +108,6 @@ def _describe_model(model: ModelSpec) -> str:
         f"{architecture_of(model).title}: {format_parameters(model.parameters)}, {model.layers} "
         f"layers, width {model.width}, {model.heads} heads, context {model.context:,}"
     )
-
-
-def _model_type(model: ModelSpec) -> str:
-    """Return the transformers library's name of the architecture."""
-    return format_of(model).model_config(model, 0, "float32")["model_type"]
 
 
 def _strip_markup(text: str) -> str:

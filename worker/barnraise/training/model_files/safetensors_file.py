@@ -16,7 +16,7 @@ from torch import Tensor
 
 from barnraise.models.weights import views
 from barnraise.spec import Fragment
-from barnraise.training.model_files.transformers_tensor import TransformersTensor
+from barnraise.training.model_files.transformers_names import TransformersTensor
 
 DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16"}
 

@@ -26,6 +26,15 @@ WITHOUT_EFFECT = {
     "tf_legacy_loss", "predict_special_tokens", "is_composition", "model_name", "license",
 }  # fmt: skip
 
+# Settings that must have this value in every architecture, where they are given.
+REQUIRED_OF_ALL: dict[str, tuple[Any, ...]] = {
+    "add_cross_attention": (False,),
+    "is_encoder_decoder": (False,),
+    "is_decoder": (False, True),
+    "tie_encoder_decoder": (False,),
+    "torchscript": (False, True),
+}
+
 
 def generation_config(model: ModelSpec, end_id: int) -> dict[str, Any]:
     """Return the content of generation_config.json: text ends before the model's context does.
@@ -48,6 +57,7 @@ def check_settings(
     Raises:
         StateError: The message names the setting.
     """
+    required = {**REQUIRED_OF_ALL, **required}
     for name, value in config.items():
         if name in read or name in WITHOUT_EFFECT:
             continue

@@ -5,10 +5,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from barnraise.errors import StateError
-from barnraise.spec import Fragment, ModelSpec
-from barnraise.training.model_files import gpt2_config, gpt2_names, llama_config, llama_names
+from barnraise.spec import ModelSpec
+from barnraise.training.model_files import gpt2_config, llama_config
 from barnraise.training.model_files.transformers_config import CONFIG_FILE
-from barnraise.training.model_files.transformers_tensor import TransformersTensor
+from barnraise.training.model_files.transformers_names import (
+    GPT2_NAMES,
+    LLAMA_NAMES,
+    TransformersNames,
+)
 
 
 @dataclass(frozen=True)
@@ -17,41 +21,26 @@ class TransformersFormat:
 
     Attributes:
         model_types: the model types of config.json that are of this architecture.
-        prefix: of most tensors' names; some files lack it.
-        table: the name of the table of tokens, without the prefix.
-        ignored: endings of the names of tensors that old files store, and that are no weights.
-        tensors: lists a fragment's tensors under their names there.
+        names: of its tensors.
         model_config: returns the content of config.json; see `gpt2_config`.
         read_model: returns the architecture that a config.json describes; see `gpt2_config`.
     """
 
     model_types: tuple[str, ...]
-    prefix: str
-    table: str
-    ignored: tuple[str, ...]
-    tensors: Callable[[Fragment], list[TransformersTensor]]
+    names: TransformersNames
     model_config: Callable[[ModelSpec, int, str], dict[str, Any]]
     read_model: Callable[[Mapping[str, Any]], ModelSpec]
 
 
 FORMATS = {
     "gpt2": TransformersFormat(
-        model_types=("gpt2",),
-        prefix=gpt2_names.PREFIX,
-        table="wte.weight",
-        ignored=(".attn.bias", ".attn.masked_bias"),  # the causal mask
-        tensors=gpt2_names.transformers_tensors,
-        model_config=gpt2_config.model_config,
-        read_model=gpt2_config.read_model,
+        ("gpt2",), GPT2_NAMES, gpt2_config.model_config, gpt2_config.read_model
     ),
     "llama": TransformersFormat(
-        model_types=(llama_config.LLAMA, llama_config.QWEN3),
-        prefix=llama_names.PREFIX,
-        table="embed_tokens.weight",
-        ignored=(".rotary_emb.inv_freq",),
-        tensors=llama_names.transformers_tensors,
-        model_config=llama_config.model_config,
-        read_model=llama_config.read_model,
+        (llama_config.LLAMA, llama_config.QWEN3),
+        LLAMA_NAMES,
+        llama_config.model_config,
+        llama_config.read_model,
     ),
 }
 
@@ -59,6 +48,11 @@ FORMATS = {
 def format_of(model: ModelSpec) -> TransformersFormat:
     """Return the format of a model's architecture."""
     return FORMATS[model.architecture]
+
+
+def model_type_of(model: ModelSpec) -> str:
+    """Return the library's name of a model's architecture, which GGUF files use too."""
+    return format_of(model).model_config(model, 0, "float32")["model_type"]
 
 
 def read_model(config: Mapping[str, Any]) -> ModelSpec:
