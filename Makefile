@@ -9,6 +9,7 @@ TOKENS ?=
 MIRRORS ?=
 PORT ?=
 QUICK ?=
+HOSTS ?=
 
 .PHONY: setup wheel demo test test-worker test-fast test-all audit bench-swap bench-gpu bench-site bench-frontend bench-text study-exchange study-exchange-cuda study-speedup study-architectures drill-exchange drill-strangers bench-floods bench-reach drill-mirrors bench-mirrors lint clean
 
@@ -94,9 +95,10 @@ CALL ?= first
 bench-gpu: .venv/.installed
 	@$(BIN)/python benchmarks/swap/gpu_first.py --call $(CALL)
 
-# What one site bears with 2,000 workers and 2,000 watchers, 15 minutes. QUICK=1: a tenth, 3 minutes.
+# What one site bears with 2,000 workers and 2,000 watchers, 15 minutes. QUICK=1: a tenth, 3 minutes. HOSTS=2: on two hosts
+# with a web process each.
 bench-site: setup
-	@PYTHONPATH=platform:worker $(BIN)/python benchmarks/site/bench_site.py $(if $(QUICK),--quick)
+	@PYTHONPATH=platform:worker $(BIN)/python benchmarks/site/bench_site.py $(if $(QUICK),--quick) $(if $(HOSTS),--hosts $(HOSTS) --only load)
 
 # What the pages cost a reader: time, main thread, memory, JavaScript, layout shifts, axe; 8 minutes. QUICK=1: 4 minutes.
 bench-frontend: setup

@@ -107,12 +107,14 @@ def test_worker_is_tested_on_every_system_and_python_that_it_supports():
     assert not supported.contains("3.10.0") and "3.11" in matrix["python"]
 
 
-def test_precommit_runs_the_ruff_that_is_installed():
+def test_precommit_runs_the_installed_ruff_and_all_of_lint_at_a_push():
     (repository,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
     assert repository["repo"] == "local"
     pinned = (ROOT / "requirements.txt").read_text().splitlines()
-    assert {hook["id"] for hook in repository["hooks"]} == {"ruff-check", "ruff-format"}
-    for hook in repository["hooks"]:
+    *ruff, lint = repository["hooks"]
+    assert [hook["id"] for hook in ruff] == ["ruff-check", "ruff-format"]
+    assert (lint["entry"], lint["stages"]) == ("make lint", ["pre-push"])
+    for hook in ruff:
         assert set(hook["additional_dependencies"]) <= set(pinned)
         command = [sys.executable, "-m", *hook["entry"].split(), "tests/test_workflows.py"]
         command = [word for word in command if word != "--fix"]

@@ -61,7 +61,7 @@ async def open_watchers(site: Site, run: "Run", count: int, received: "ReceivedD
     sockets = []
     for n in range(count):
         await asyncio.sleep(max(0.0, start + n / ARRIVALS_PER_SECOND - time.monotonic()))
-        watcher = Watcher(str(run.pk), site.port, received, n == 0)
+        watcher = Watcher(str(run.pk), site.port_of(n), received, n == 0)
         sockets.append(asyncio.create_task(watcher.watch()))
     results = await asyncio.gather(*sockets, return_exceptions=True)
     if failed := [result for result in results if isinstance(result, BaseException)]:
@@ -225,8 +225,8 @@ def measure_load(
 
     simulated: list[SimulatedWorker] = []
     mirror = site_identity.identity().key
-    for machine in seed_site.enrol_machines(run, workers):
-        simulated.append(SimulatedWorker(machine, simulated, run, mirror, site.port))
+    for n, machine in enumerate(seed_site.enrol_machines(run, workers)):
+        simulated.append(SimulatedWorker(machine, simulated, run, mirror, site.port_of(n)))
     # Without this the load stops for a third of a second now and then, to look through all objects.
     gc.collect()
     gc.freeze()
@@ -273,6 +273,7 @@ def main() -> None:
     parser.add_argument("--watchers", type=int)
     parser.add_argument("--seconds", type=float, help="duration of the load")
     parser.add_argument("--web", type=int, default=2, help="number of web processes")
+    parser.add_argument("--hosts", type=int, default=1, help="that the web processes are dealt to")
     parser.add_argument("--only", choices=["pages", "load"], help="measure only this part")
     options = parser.parse_args()
     default = 200 if options.quick else 2000
@@ -280,13 +281,13 @@ def main() -> None:
     watchers = default if options.watchers is None else options.watchers
     _, max_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max_files, max_files))
-    result: dict[str, Any] = {"workers": workers, "watchers": watchers}
+    result: dict[str, Any] = {"workers": workers, "watchers": watchers, "hosts": options.hosts}
     with ExitStack() as cleanup:
         temporary = tempfile.TemporaryDirectory(
             prefix="barnraise-bench-", ignore_cleanup_errors=True
         )
         folder = Path(cleanup.enter_context(temporary))
-        site = Site(folder, options.web, ChildProcesses(folder, cleanup))
+        site = Site(folder, options.web, ChildProcesses(folder, cleanup), options.hosts)
         cleanup.callback(site.stop)
         result |= measure(site, workers, watchers, options)
     print(json.dumps(result))

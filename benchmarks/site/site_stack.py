@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import shutil
 import sys
 from pathlib import Path
 
@@ -37,12 +38,16 @@ class Site:
         folder: State folder of the site.
         web_processes: Number of processes that serve pages, the API and websockets.
         children: Watches and ends all processes.
+        hosts: Number of web servers, each with a state folder of its own, among which the processes
+            are dealt.
     """
 
-    def __init__(self, folder: Path, web_processes: int, children: ChildProcesses) -> None:
+    def __init__(
+        self, folder: Path, web_processes: int, children: ChildProcesses, hosts: int = 1
+    ) -> None:
         self.folder = folder
         self.children = children
-        self.web_processes = web_processes
+        self.processes_of_host = max(1, web_processes // hosts)
         folder.chmod(0o755)  # if root runs the benchmark, Postgres runs as another user
         os.environ |= {
             "BARNRAISE_STATE": str(folder),
@@ -66,8 +71,10 @@ class Site:
         call_command("migrate", verbosity=0, interactive=False)
         self.processes = ProcessGroup(folder / "logs")
         children.watch(lambda: list_statuses(self.processes.children, self.processes.logs))
-        self.port = free_port(8700)
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.ports: list[int] = []
+        for _ in range(hosts):
+            self.ports.append(free_port(self.ports[-1] + 1 if self.ports else 8700))
+        self.url = f"http://127.0.0.1:{self.ports[0]}"
 
     def start(self) -> None:
         """Start the web server, Celery's workers and beat; return when the site is ready."""
@@ -75,8 +82,16 @@ class Site:
         from coordinator.lib.task_queues import TASK_QUEUE, WEBHOOK_QUEUE
 
         nice = ("nice", "-n", "10")
-        web = (*WEB_COMMAND, "--port", str(self.port), "--workers", str(self.web_processes))
-        self.processes.start("web", sys.executable, *web)
+        for number, port in enumerate(self.ports):
+            state = self.folder
+            if number:  # a further host has copies of the first one's keys, as docs/operate.md says
+                state = self.folder / f"host-{number + 1}"
+                state.mkdir()
+                shutil.copy(self.folder / "mirror.key", state)
+            options = ("--port", str(port), "--workers", str(self.processes_of_host))
+            name = f"web-{number + 1}" if number else "web"
+            command = (sys.executable, *WEB_COMMAND, *options)
+            self.processes.start(name, *command, BARNRAISE_STATE=str(state))
         self.processes.start("celery", *nice, *worker_command(TASK_QUEUE))
         self.processes.start("webhooks", *nice, *worker_command(WEBHOOK_QUEUE))
         self.processes.start("beat", *nice, *beat_command())
@@ -84,9 +99,14 @@ class Site:
 
     def _is_ready(self) -> bool:
         try:
-            return httpx.get(f"{self.url}/readyz", timeout=10).status_code == 200
+            addresses = [f"http://127.0.0.1:{port}/readyz" for port in self.ports]
+            return all(httpx.get(url, timeout=10).status_code == 200 for url in addresses)
         except httpx.HTTPError:
             return False
+
+    def port_of(self, number: int) -> int:
+        """Return the port at which the worker or watcher of this number finds the site."""
+        return self.ports[number % len(self.ports)]
 
     def stop(self) -> None:
         """Stop the processes and the servers."""

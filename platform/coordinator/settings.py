@@ -322,53 +322,26 @@ CELERY_TASK_ROUTES = {"notify.webhooks": {"queue": task_queues.WEBHOOK_QUEUE}}
 CELERY_BEAT_SCHEDULER = "coordinator.lib.beat_scheduler:ResilientScheduler"
 CELERY_BEAT_MAX_LOOP_INTERVAL = 1
 CREDIT_SECONDS = env.read("BARNRAISE_CREDIT_SECONDS", env.parse_number, 1800, least=1)
+# (name, task, seconds between two of it, seconds after which one that nobody ran expires)
+_SCHEDULED = [
+    ("mirrors", "replication.pull", 5, 5),
+    ("drain_reports", "telemetry.drain_reports", 2, 4),
+    ("pull_remote_telemetry", "telemetry.pull_remote_telemetry", 2, 2),
+    ("advance_runs", "telemetry.advance_runs", 2, 4),
+    ("delete_expired_rows", "telemetry.delete_expired_rows", 3600, 600),
+    ("record_credit_events", "credit.record_events", CREDIT_SECONDS, CREDIT_SECONDS),
+    ("delete_old_telemetry", "telemetry.delete_old_telemetry", 3600, 600),
+    ("liveness", "fleet.expire_memberships", 60, 50),
+    ("notify", "notify.sweep", 30, 25),
+    ("emails", "notify.emails", 10, 9),
+    ("webhooks", "notify.webhooks", 5, 4),
+    ("sessions", "accounts.clear_expired_sessions", 3600, 600),
+    ("audit", "audit.delete_old_entries", 86400, 3600),
+    ("delete_old_notifications", "notify.delete_old", 86400, 3600),
+]
 CELERY_BEAT_SCHEDULE = {
-    "mirrors": {"task": "replication.pull", "schedule": 5.0, "options": {"expires": 5}},
-    "drain_reports": {
-        "task": "telemetry.drain_reports",
-        "schedule": 2.0,
-        "options": {"expires": 4},
-    },
-    "pull_remote_telemetry": {
-        "task": "telemetry.pull_remote_telemetry",
-        "schedule": 2.0,
-        "options": {"expires": 2},
-    },
-    "advance_runs": {"task": "telemetry.advance_runs", "schedule": 2.0, "options": {"expires": 4}},
-    "delete_expired_rows": {
-        "task": "telemetry.delete_expired_rows",
-        "schedule": 3600.0,
-        "options": {"expires": 600},
-    },
-    "record_credit_events": {
-        "task": "credit.record_events",
-        "schedule": CREDIT_SECONDS,
-        "options": {"expires": CREDIT_SECONDS},
-    },
-    "delete_old_telemetry": {
-        "task": "telemetry.delete_old_telemetry",
-        "schedule": 3600.0,
-        "options": {"expires": 600},
-    },
-    "liveness": {"task": "fleet.expire_memberships", "schedule": 60.0, "options": {"expires": 50}},
-    "notify": {"task": "notify.sweep", "schedule": 30.0, "options": {"expires": 25}},
-    "emails": {"task": "notify.emails", "schedule": 10.0, "options": {"expires": 9}},
-    "webhooks": {"task": "notify.webhooks", "schedule": 5.0, "options": {"expires": 4}},
-    "sessions": {
-        "task": "accounts.clear_expired_sessions",
-        "schedule": 3600.0,
-        "options": {"expires": 600},
-    },
-    "audit": {
-        "task": "audit.delete_old_entries",
-        "schedule": 86400.0,
-        "options": {"expires": 3600},
-    },
-    "delete_old_notifications": {
-        "task": "notify.delete_old",
-        "schedule": 86400.0,
-        "options": {"expires": 3600},
-    },
+    name: {"task": task, "schedule": float(seconds), "options": {"expires": expires}}
+    for name, task, seconds, expires in _SCHEDULED
 }
 
 USE_TZ = True

@@ -1,10 +1,10 @@
 """Test a deployed configuration: checks, cookies for TLS alone, the mail URL, docs/deploy."""
 
-import configparser
 import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from importlib import import_module
@@ -15,6 +15,8 @@ import yaml
 from django.core.management import call_command, get_commands
 from helpers.network.local_server import LocalServer, QuietHandler
 from helpers.paths import ROOT
+from helpers.site import systemd_units
+from helpers.site.guide_session import read_blocks
 
 from coordinator.celery import app
 from coordinator.demo.commands import BOUNDED_HEADERS, WITHOUT_PARTS
@@ -159,12 +161,8 @@ DEPLOY = ROOT / "docs" / "deploy"
 SERVICES = ("web", "celery", "webhooks", "beat")
 
 
-def read_unit(name: str) -> configparser.ConfigParser:
-    """Parse a systemd unit; each of its keys may occur once."""
-    unit = configparser.ConfigParser(interpolation=None)
-    unit.optionxform = str
-    unit.read_string((DEPLOY / name).read_text().replace("\\\n", " "))
-    return unit
+def read_unit(name: str) -> systemd_units.Unit:
+    return systemd_units.read_unit((DEPLOY / name).read_text())
 
 
 def systemd_commands() -> dict[str, str]:
@@ -313,14 +311,11 @@ def test_health_check_restarts_what_stands_still(tmp_path, status, code, restart
     systemctl = tmp_path / "systemctl"
     systemctl.write_text(f"#!/bin/sh\necho $* > {tmp_path}/called\n")
     systemctl.chmod(0o755)
-    command = read_unit("barnraise-health.service")["Service"]["ExecStart"]
-    script = command.replace("$$", "$").replace("%%", "%")  # as systemd reads it
     server = LocalServer(Handler)
-    script = script.replace("127.0.0.1:8000", f"127.0.0.1:{server.port}")
+    words = systemd_units.read_command(read_unit("barnraise-health.service"))
+    command = [word.replace("127.0.0.1:8000", f"127.0.0.1:{server.port}") for word in words]
     paths = f"{tmp_path}:{os.environ['PATH']}"
-    done = subprocess.run(
-        shlex.split(script), env={"PATH": paths}, capture_output=True, check=False
-    )
+    done = subprocess.run(command, env={"PATH": paths}, capture_output=True, check=False)
     server.close()
     assert requested == ["/readyz"] and done.returncode == code
     called = tmp_path / "called"
@@ -339,10 +334,22 @@ def test_environment_file_of_the_guide_is_read_by_shells_and_systemd(tmp_path):
     script = f"set -ea; . {file}; {sys.executable} -c '{print_all}'"
     done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
     by_shell = json.loads(done.stdout)
-    # systemd removes the quotes around a value and expands nothing.
-    by_systemd = dict(shlex.split(line)[0].split("=", 1) for line in block[1].splitlines())
+    by_systemd = systemd_units.read_environment(block[1])
     assert {name: by_shell[name] for name in names} == by_systemd
     assert by_systemd["EMAIL_FROM"] == "Barnraise <barn@example.org>"
+
+
+def test_every_block_of_the_operators_guide_has_its_grammar():
+    blocks = read_blocks()
+    assert {block.language for block in blocks} == {"sh", "ini"} and len(blocks) > 10
+    assert sum(block.is_environment_file for block in blocks) == 1
+    for block in blocks:
+        if block.language == "ini":
+            assert block.text in (DEPLOY / "barnraise-web.service").read_text()
+        else:
+            command = ["sh", "-n", "/dev/stdin"]
+            done = subprocess.run(command, input=block.text, text=True, capture_output=True)
+            assert (done.returncode, done.stderr) == (0, ""), block.text
 
 
 def test_backup_runs_every_night_and_keeps_some():
@@ -352,10 +359,86 @@ def test_backup_runs_every_night_and_keeps_some():
     assert timer["Persistent"] == "yes" and timer["OnCalendar"]
 
 
+def test_units_are_valid_for_systemd(tmp_path):
+    """By its own program where that is; else by their sections and keys."""
+    units = sorted(DEPLOY.glob("barnraise-*"))
+    for unit in units:
+        text = unit.read_text().replace("/srv/barnraise/site", str(ROOT))
+        (tmp_path / unit.name).write_text(text)
+        sections = systemd_units.read_unit(text)
+        for name in sections.sections():
+            assert set(sections[name]) <= systemd_units.KEYS[name], unit.name
+    if verifier := shutil.which("systemd-analyze"):
+        command = [verifier, "verify", "--man=no", *sorted(tmp_path.iterdir())]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        found = [line for line in done.stderr.splitlines() if "barnraise" in line]
+        assert (done.returncode, found) == (0, [])
+
+
+def parse_braces(text: str, end: str) -> list[tuple]:
+    """Parse the grammar of nginx, whose directives end with `;`, or Caddy, with lines' ends.
+
+    Returns:
+        Each directive's words and the directives of its block.
+    """
+    blocks: list[list[tuple]] = [[]]
+    words: list[str] = []
+    for token in re.findall(r"#.*|\{\$?[^\s{}]+\}\S*|'[^']*'|[{};\n]|[^\s{};']+", text):
+        if token == "{":
+            assert words, "a block without a name"
+            blocks[-1].append((words, []))
+            blocks.append(blocks[-1][-1][1])
+            words = []
+        elif token == "}":
+            assert not words and len(blocks) > 1, f"{words} before }}"
+            blocks.pop()
+        elif token == end and words:
+            blocks[-1].append((words, []))
+            words = []
+        elif token not in (end, "\n") and token[0] != "#":
+            words.append(token)
+    assert len(blocks) == 1 and not words, words
+    return blocks[0]
+
+
+# The directives that docs/deploy may use, by their block.
+NGINX = {
+    "": {"map", "server"},
+    "server": {"listen", "server_name", "ssl_certificate", "ssl_certificate_key", "location"}
+    | {"client_max_body_size", "gzip", "gzip_types", "return"},
+    "location": {"return", "proxy_pass", "proxy_http_version", "proxy_set_header"}
+    | {"proxy_read_timeout", "proxy_buffering"},
+    "map": {"default", "''"},
+}
+CADDY = {
+    "": {"{$BARNRAISE_HOST:localhost}"},
+    "{$BARNRAISE_HOST:localhost}": {
+        "@inside",
+        "respond",
+        "encode",
+        "request_body",
+        "reverse_proxy",
+    },
+    "request_body": {"max_size"},
+    "reverse_proxy": {"header_up"},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "end", "known"), [("Caddyfile", "\n", CADDY), ("nginx.conf", ";", NGINX)]
+)
+def test_proxy_configuration_has_its_grammar_and_known_directives(name, end, known):
+    def check(block: str, directives: list[tuple]) -> None:
+        for words, inner in directives:
+            assert words[0] in known[block], (block, words)
+            check(words[0], inner)
+
+    check("", parse_braces((DEPLOY / name).read_text(), end))
+
+
 @pytest.mark.parametrize("name", ["Caddyfile", "nginx.conf"])
 def test_proxy_hides_inner_addresses_and_passes_what_the_site_needs(name):
     text = (DEPLOY / name).read_text()
-    assert text.count("{") == text.count("}")
     assert all(path in text for path in ("healthz", "readyz", "metrics", "404"))
     assert "X-Forwarded-Proto" in text and "127.0.0.1:8000" in text
     if name == "nginx.conf":  # Caddy does both by itself

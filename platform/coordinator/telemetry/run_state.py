@@ -32,6 +32,22 @@ class HeadTile(StrEnum):
     CONFIRMED = "confirmed"  # people who confirm the final weights
 
 
+LOSSES = (HeadTile.VALIDATION, HeadTile.TRAIN)
+# What the page of a run that has trained shows first, by the run's status.
+TILES = {
+    RunStatus.FINISHED: (
+        HeadTile.FINAL,
+        HeadTile.TOKENS,
+        HeadTile.CONTRIBUTORS,
+        HeadTile.ELAPSED,
+        HeadTile.CONFIRMED,
+    ),
+    RunStatus.CANCELLED: (*LOSSES, HeadTile.TOKENS, HeadTile.CONTRIBUTORS, HeadTile.ELAPSED),
+    RunStatus.PAUSED: (*LOSSES, HeadTile.TOKENS, HeadTile.MACHINES, HeadTile.AGREE),
+    RunStatus.TRAINING: (*LOSSES, HeadTile.RATE, HeadTile.MACHINES, HeadTile.AGREE),
+}
+
+
 class Card(StrEnum):
     """A part of the page below its head that some states lack."""
 
@@ -75,47 +91,11 @@ def describe_state(facts: StateFacts) -> RunState:
     has_trained = facts.has_loss or facts.tokens > 0
     is_over = facts.status in ENDED
     return RunState(
-        tiles=_choose_tiles(facts, has_trained),
+        tiles=TILES.get(facts.status, ()) if has_trained else (),
         cards=_choose_cards(facts, has_trained, is_over),
         notice=_write_notice(facts, has_trained),
         is_live=facts.status not in (*ENDED, RunStatus.DRAFT),
     )
-
-
-def _choose_tiles(facts: StateFacts, has_trained: bool) -> tuple[HeadTile, ...]:
-    if facts.status is RunStatus.FINISHED and has_trained:
-        return (
-            HeadTile.FINAL,
-            HeadTile.TOKENS,
-            HeadTile.CONTRIBUTORS,
-            HeadTile.ELAPSED,
-            HeadTile.CONFIRMED,
-        )
-    if facts.status is RunStatus.CANCELLED and has_trained:
-        return (
-            HeadTile.VALIDATION,
-            HeadTile.TRAIN,
-            HeadTile.TOKENS,
-            HeadTile.CONTRIBUTORS,
-            HeadTile.ELAPSED,
-        )
-    if facts.status is RunStatus.PAUSED and has_trained:
-        return (
-            HeadTile.VALIDATION,
-            HeadTile.TRAIN,
-            HeadTile.TOKENS,
-            HeadTile.MACHINES,
-            HeadTile.AGREE,
-        )
-    if facts.status is RunStatus.TRAINING and has_trained:
-        return (
-            HeadTile.VALIDATION,
-            HeadTile.TRAIN,
-            HeadTile.RATE,
-            HeadTile.MACHINES,
-            HeadTile.AGREE,
-        )
-    return ()
 
 
 def _choose_cards(facts: StateFacts, has_trained: bool, is_over: bool) -> tuple[Card, ...]:

@@ -27,11 +27,11 @@ BUILDS = {
 # What the command downloads, without Python itself (November 2026).
 SIZES = {
     ("linux", "cpu"): "250 MB",
-    ("linux", "nvidia"): "3.0 GB",
+    ("linux", "nvidia"): "2.8 GB",
     ("linux", "amd"): "several GB",
-    ("windows", "cpu"): "175 MB",
+    ("windows", "cpu"): "170 MB",
     ("windows", "nvidia"): "several GB",
-    ("macos", "cpu"): "185 MB",
+    ("macos", "cpu"): "150 MB",
 }
 NOTES = {
     ("linux", "nvidia"): "GTX 16xx, RTX 20xx or newer, with driver 580 or newer.",

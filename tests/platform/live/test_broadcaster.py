@@ -95,6 +95,12 @@ def test_second_broadcaster_takes_over_when_the_lock_expires(training, monkeypat
     assert one.next_delta()
 
 
+@pytest.mark.parametrize(("spent", "pause"), [(0.1, 0.9), (0.8, 0.8), (1.0, 1.0), (3.0, 1.0)])
+def test_pause_leaves_half_a_core_and_renews_the_lock_in_time(spent, pause):
+    assert live.choose_pause(spent) == pytest.approx(pause)
+    assert spent + live.choose_pause(spent) < live.LOCK_MILLISECONDS / 1000
+
+
 def test_delta_numbers_still_rise_after_valkey_lost_them(training):
     run, _, _ = training
     one = Broadcaster(str(run.pk))

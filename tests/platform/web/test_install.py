@@ -75,7 +75,7 @@ def test_pages_offer_the_wheel_of_this_site(offered_wheel, valkey):
         page = client.get(path).content.decode()
         assert f"http://testserver/download/{offered_wheel.name}" in page
         assert 'value="windows" checked' in page and "Windows on ARM" in page
-        assert "Downloads 175 MB." in page
+        assert "Downloads 170 MB." in page
     sha256 = hashlib.sha256(b"a wheel").hexdigest()
     assert sha256 in client.get("/download/").content.decode()
     sent = client.get(f"/download/{offered_wheel.name}")
