@@ -29,6 +29,7 @@ PUBLIC_PAGES = {
     "documents": "/docs/",
     "document": "/docs/people.md",
     "downloads": "/download/",
+    "licence": "/licence/",
     "status": "/status",
     "leaderboard-teams": "/credit/?by=teams&period=week",
     "runs-compared": "/runs/compare/?run={run}&run={cancelled_run}",
@@ -171,6 +172,7 @@ ROUTES_WITHOUT_A_PAGE = {
 ADMIN_SAMPLE = {"admin", "admin-runs", "admin-run", "admin-person", "admin-verdicts", "admin-audit"}
 LIKE_OTHERS = {
     "document",
+    "licence",
     "leaderboard-teams",
     "team-seen",
     "login-code",

@@ -4,14 +4,17 @@ import re
 
 import pytest
 from helpers.browser.screenshots import assert_still, open_page
-from helpers.site.live_site import EMAIL
+from helpers.site.live_site import EMAIL, log_in
 from helpers.worker.command_line import invoke
 from playwright.sync_api import Page, expect
 
-# Runs that everybody sees → the words of their heads, and whether figures change.
+# Runs → the words of their heads, and whether figures change; of the draft its owner alone.
 STATES = {
+    "draft": ("A draft: it starts once it is launched", False),
     "empty_run": ("Waiting for machines", True),
     "run": ("3 machines train", True),
+    "paused_run": ("Paused. Its machines continue when it resumes", True),
+    "cancelled_run": ("Cancelled before it trained", False),
     "finished_run": ("Finished after 720 K tokens. Get the model", False),
 }
 UNKNOWN = re.compile(r"^\s*(–|Nobody yet)?\s*$")
@@ -39,6 +42,7 @@ def visible_tiles(page: Page) -> dict[str, str]:
 
 def test_page_of_each_state_has_only_what_the_state_has(names, site, browser):
     with open_page(browser, site) as page:
+        log_in(page)
         for name, (words, is_live) in STATES.items():
             page.goto(f"/runs/{names[name]}/")
             expect(page.locator("[data-connection]")).to_have_attribute("data-connection", "live")

@@ -15,6 +15,7 @@ from barnraise.spec import RunSpec
 from coordinator.runs.models import Run
 from coordinator.runs.spec_form import FIELDS
 from coordinator.telemetry.run_cards import RunCard, load_run_cards
+from coordinator.telemetry.task_scores import last_share
 
 MAX_COMPARED = 8
 MAX_ANCESTORS = 20
@@ -30,6 +31,7 @@ class ComparedRun:
 
     run: Run
     card: RunCard  # its figures now
+    score: float | None  # the share of the run's own tasks that it answered
     hours: float | None  # since its start, or from its start to its end; None before
 
 
@@ -71,7 +73,9 @@ def compare_runs(request: HttpRequest) -> HttpResponse:
 
 def _build_columns(runs: list[Run]) -> list[ComparedRun]:
     cards = load_run_cards(runs)
-    return [ComparedRun(run, cards[run.pk], _hours_since_start(run)) for run in runs]
+    return [
+        ComparedRun(run, cards[run.pk], last_share(run), _hours_since_start(run)) for run in runs
+    ]
 
 
 def _hours_since_start(run: Run) -> float | None:

@@ -9,7 +9,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from barnraise.protocol import checkups, coordinator_messages, messages, opinions, verdicts
+from barnraise.protocol import (
+    checkups,
+    coordinator_messages,
+    evaluation,
+    messages,
+    opinions,
+    verdicts,
+)
 from barnraise.protocol.types import Message
 
 # What a machine sends to a site, and the signed documents in it.
@@ -21,6 +28,8 @@ SENT_TO_SITE: tuple[type[Message], ...] = (
     coordinator_messages.AttestationStatement,
     coordinator_messages.TextManifest,
     checkups.Checkup,
+    evaluation.PublishedTexts,
+    evaluation.TaskScore,
     messages.Signed,
 )
 # What a site sends: nothing of this machine is in it.
@@ -175,6 +184,17 @@ TO_SITE = (
                 "TextCounts: files left_out documents duplicates skipped_rows bytes characters"
             ),
             "the tokens of the run's prompts": "TextManifest: prompts",
+        },
+    ),
+    Disclosure(
+        "When you evaluate a run, or publish texts with a run of yours",
+        {
+            "how many of the run's own tasks its weights answered": (
+                "TaskScore: tasks tokens correct count"
+            ),
+            "the tasks, and beginnings of up to ten documents, where you chose to publish them": (
+                "PublishedTexts: tasks preview; TaskFile: text; PreviewDocument: text"
+            ),
         },
     ),
 )
