@@ -13,7 +13,7 @@ STATES = {
     "draft": ("A draft: it starts once it is launched", False),
     "empty_run": ("Waiting for machines", True),
     "run": ("3 machines train", True),
-    "paused_run": ("Paused. Its machines continue when it resumes", True),
+    "paused_run": ("Paused. 1 machine waits with all the progress", True),
     "cancelled_run": ("Cancelled before it trained", False),
     "finished_run": ("Finished after 720 K tokens. Get the model", False),
 }
@@ -76,6 +76,7 @@ def test_figure_is_the_same_on_every_page_and_in_the_terminal(names, site, brows
         page.goto(f"/runs/compare/?run={slug}")
         table = page.locator("table", has_text="Validation, last").inner_text()
         assert final in table and training in table and tokens in table
+        expect(page.locator("[data-machine-legend] b")).to_have_text(training)
     token = site.manage("shell", "-v", "0", "-c", CREATE_TOKEN).splitlines()[-1]
     monkeypatch.setenv("BARNRAISE_TOKEN", token)
     monkeypatch.setenv("BARNRAISE_SITE", site.url)

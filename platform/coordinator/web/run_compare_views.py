@@ -51,8 +51,10 @@ def compare_runs(request: HttpRequest) -> HttpResponse:
     visible = Run.objects.visible_to(request.user).select_related("owner", "parent")
     found = [run for name in names if (run := visible.find(name)) is not None]
     runs = list({run.pk: run for run in found}.values())
+    columns = _build_columns(runs)
     context = {
-        "columns": _build_columns(runs),
+        "columns": columns,
+        "has_scores": any(column.score is not None for column in columns),
         "settings": differing_settings(runs),
         "family": [tree for tree in find_families(request.user, runs) if tree.forks],
         "chart_runs": json.dumps(
@@ -118,6 +120,8 @@ def _flatten(value: Any, name: str = "") -> dict[str, str]:
     if isinstance(value, list) and all(isinstance(part, str) for part in value):
         value = " · ".join(value)  # prompts and places, as they were typed
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if type(value) is int and name != "seed":
+        text = f"{value:,}"
     return {name: text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"}
 
 
