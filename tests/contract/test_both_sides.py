@@ -10,7 +10,7 @@ from helpers.network.local_server import LocalServer, QuietHandler
 
 from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.errors import CoordinatorError
-from barnraise.protocol import coordinator_messages, evaluation
+from barnraise.protocol import coordinator_messages
 from barnraise.protocol import reports as reports_module
 from barnraise.protocol.signing import Identity
 from barnraise.protocol.types import Message
@@ -36,8 +36,6 @@ ANSWERS = {
     ("POST", f"/runs/{RUN}/manifest"): "run_view",
     ("POST", f"/runs/{RUN}/reports"): "report_reply",
     ("GET", f"/runs/{RUN}/directive"): "report_reply",
-    ("GET", f"/runs/{RUN}/published"): "published_texts",
-    ("POST", f"/runs/{RUN}/scores"): "task_score",
 }
 
 
@@ -95,10 +93,6 @@ def test_worker_reads_every_answer_of_a_site(coordinator, monkeypatch):
     )
     assert reply.acknowledged == 3
     assert coordinator.fetch_directive(RUN).acknowledged == 3
-    published = golden(evaluation.PublishedTexts, "published_texts")
-    assert coordinator.fetch_published(RUN) == published
-    score = golden(evaluation.TaskScore, "task_score")
-    assert coordinator.submit_score(RUN, score) == score
     received = GoldenHandler.requests["POST", f"/runs/{RUN}/reports"]
     assert json.loads(received) == json.loads(read_golden("reports"))
     assert coordinator.body_bytes > 0

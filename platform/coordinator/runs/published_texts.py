@@ -44,17 +44,12 @@ class PublishedText(models.Model):
                 row.preview = [document.text for document in texts.preview]
                 row.manifest = digest(run.manifest["body"]) if run.manifest else ""
             row.save()
-            writer.record("published.set", run.pk, row.event_payload())
+            aggregate = f"published:{run.pk}"
+            content = {"tasks": row.tasks, "preview": row.preview, "manifest": row.manifest}
+            named = private_data.store(aggregate, content)
+            version = (current_state(aggregate) or {}).get("version", -1) + 1
+            writer.record("published.set", run.pk, {"version": version, "content_digest": named})
             record("run.publish_texts", run, machine=machine)
-
-    def event_payload(self) -> dict[str, Any]:
-        """Store the texts as private data and build the payload of "published.set"."""
-        aggregate = f"published:{self.run_id}"
-        content = {"tasks": self.tasks, "preview": self.preview, "manifest": self.manifest}
-        return {
-            "version": (current_state(aggregate) or {}).get("version", -1) + 1,
-            "content_digest": private_data.store(aggregate, content),
-        }
 
     @classmethod
     def find(cls, run: Any) -> PublishedTexts:

@@ -2,7 +2,7 @@
 
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import psutil
 import typer
@@ -15,7 +15,7 @@ from barnraise.cli.progress import show_progress
 from barnraise.cli.run_folders import refuse_unknown_run
 from barnraise.cli.sample import RESIDENT_SHARE
 from barnraise.cli.site_access import open_site
-from barnraise.coordinator_client.failover import FailoverClient
+from barnraise.coordinator_client.machine_requests import MachineRequests
 from barnraise.errors import CoordinatorError, TextError
 from barnraise.formats import parse_bytes
 from barnraise.protocol.evaluation import (
@@ -26,6 +26,7 @@ from barnraise.protocol.evaluation import (
     parse_tasks,
 )
 from barnraise.protocol.signing import digest
+from barnraise.protocol.types import Message
 from barnraise.state_dir import StateDir
 
 MAX_FILE_BYTES = 64 << 20  # of tasks: a larger file is no list of tasks
@@ -95,6 +96,15 @@ def read_tasks(path: Path) -> str:
     return text
 
 
+def request_of_run(
+    state_dir: StateDir, method: str, run: str, part: str, message: Message | None = None
+) -> Any:
+    """Send a message about a run to the site of this machine, and return the answer's JSON."""
+    body = message and message.model_dump(mode="json")
+    with closing(MachineRequests(state_dir)) as site:
+        return site.request(method, "runs", run, part, body=body)
+
+
 def publish_tasks(state_dir: StateDir, run: str, text: str) -> None:
     """Make a text the tasks of a run of this machine's owner.
 
@@ -110,8 +120,7 @@ def publish_tasks(state_dir: StateDir, run: str, text: str) -> None:
         published = PublishedTexts(tasks=TaskFile(text=text))
     except ValueError:
         raise TextError("the file has control characters, which no page shows") from None
-    with closing(FailoverClient.from_state_dir(state_dir)) as site:
-        site.publish_texts(site.fetch_run(run).id, published)
+    request_of_run(state_dir, "POST", run, "published", published)
     out.print(f"'{escape(run)}' has {len(parse_tasks(text)):,} tasks now.", soft_wrap=True)
 
 
@@ -121,8 +130,8 @@ def fetch_tasks(state_dir: StateDir, run: str) -> str:
     Raises:
         TextError: its owner has published none.
     """
-    with closing(FailoverClient.from_state_dir(state_dir)) as site:
-        published = site.fetch_published(site.fetch_run(run).id)
+    answer = request_of_run(state_dir, "GET", run, "published")
+    published = PublishedTexts.model_validate(answer)
     if published.tasks is None:
         raise TextError(f"the owner of '{run}' has published no tasks: name some with --tasks FILE")
     return published.tasks.text
@@ -165,7 +174,6 @@ def _submit_score(state_dir: StateDir, name: str, score: TaskScore) -> None:
     assert saved is not None, "its weights were read"
     save_score(state_dir.path / "runs" / saved.id, score)
     try:
-        with closing(FailoverClient.from_state_dir(state_dir)) as site:
-            site.submit_score(saved.id, score)
+        request_of_run(state_dir, "POST", saved.id, "scores", score)
     except CoordinatorError as error:
         errors.print(f"The run's page does not show it: {escape(str(error))}", soft_wrap=True)

@@ -2,7 +2,6 @@
 
 import sys
 import threading
-from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,6 +12,7 @@ from rich.markup import escape
 
 from barnraise.cli.addresses import RunArgument
 from barnraise.cli.console import configure_logging, errors, out
+from barnraise.cli.evaluate import request_of_run
 from barnraise.cli.machine_options import (
     HomeOption,
     MachineOptions,
@@ -80,7 +80,6 @@ def prepare(
 
     Example: barnraise prepare my-run books/ notes.jsonl#body
     """
-    from barnraise.coordinator_client.failover import FailoverClient
     from barnraise.training.join import open_manifest, prepare_text
     from barnraise.training.preparation import TextPreparation
     from barnraise.training.warm_start import fetch_initial_weights
@@ -108,8 +107,7 @@ def prepare(
     manifest = open_manifest(view)
     if shown:
         documents = [PreviewDocument(text=text) for text in shown]
-        with closing(FailoverClient.from_state_dir(state_dir)) as site:
-            site.publish_texts(view.id, PublishedTexts(preview=documents))
+        request_of_run(state_dir, "POST", view.id, "published", PublishedTexts(preview=documents))
     tokens = sum(shard.tokens for shard in manifest.train)
     next_command = f"[bold]barnraise join {escape(view.slug or view.id)}[/]"
     out.print(

@@ -28,7 +28,6 @@ from barnraise.protocol.coordinator_messages import (
     TextManifest,
     WorkerRelease,
 )
-from barnraise.protocol.evaluation import PublishedTexts, TaskScore
 from barnraise.protocol.messages import Signed
 from barnraise.protocol.mirror_list import MirrorLists, SignedMirrorList
 from barnraise.protocol.reports import Report
@@ -187,18 +186,6 @@ class CoordinatorClient:
     def discard_manifest(self, run: str) -> RunView:
         """Discard the prepared text of a draft."""
         return self._request("DELETE", f"/runs/{run}/manifest", None, RunView)
-
-    def fetch_published(self, run: str) -> PublishedTexts:
-        """Fetch the texts that a run's owner has published with it."""
-        return self._request("GET", f"/runs/{run}/published", None, PublishedTexts)
-
-    def publish_texts(self, run: str, texts: PublishedTexts) -> PublishedTexts:
-        """Publish texts with a run of this machine's owner."""
-        return self._request("POST", f"/runs/{run}/published", texts, PublishedTexts)
-
-    def submit_score(self, run: str, score: TaskScore) -> TaskScore:
-        """Submit how many of the run's tasks its weights answered."""
-        return self._request("POST", f"/runs/{run}/scores", score, TaskScore)
 
     def send_reports(
         self,

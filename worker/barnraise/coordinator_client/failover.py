@@ -40,7 +40,6 @@ from barnraise.protocol.coordinator_messages import (
     TextManifest,
 )
 from barnraise.protocol.enums import JoinPurpose
-from barnraise.protocol.evaluation import PublishedTexts, TaskScore
 from barnraise.protocol.messages import Peer, Signed
 from barnraise.protocol.mirror_list import (
     MAX_LISTS_PER_MESSAGE,
@@ -258,18 +257,6 @@ class FailoverClient:
     def discard_manifest(self, run: str) -> RunView:
         """Discard the prepared text of a draft."""
         return self._call_any(lambda client: client.discard_manifest(run))
-
-    def fetch_published(self, run: str) -> PublishedTexts:
-        """Fetch the texts that a run's owner has published with it."""
-        return self._call_any(lambda client: client.fetch_published(run))
-
-    def publish_texts(self, run: str, texts: PublishedTexts) -> PublishedTexts:
-        """Publish texts with a run of this machine's owner."""
-        return self._call_any(lambda client: client.publish_texts(run, texts))
-
-    def submit_score(self, run: str, score: TaskScore) -> TaskScore:
-        """Submit how many of the run's tasks its weights answered."""
-        return self._call_any(lambda client: client.submit_score(run, score))
 
     def send_reports(
         self,

@@ -1,6 +1,6 @@
 """The aggregate type "published", by run: texts that its owner publishes with it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Annotated
 
 from pydantic import Field, field_validator
@@ -9,7 +9,7 @@ from barnraise.protocol.evaluation import MAX_PREVIEWS, MAX_TASK_TEXT, PREVIEW_L
 from barnraise.protocol.signing import digest
 from barnraise.protocol.types import Digest, Message, SampleText
 from coordinator.eventlog import private_data
-from coordinator.eventlog.registry import AggregateType, EventDraft, Fact, State, require_row
+from coordinator.eventlog.registry import AggregateType, Fact, State, require_row
 from coordinator.runs.models import Run
 from coordinator.runs.published_texts import PublishedText
 
@@ -64,17 +64,10 @@ def store(run_id: str, state: State | None) -> None:
     )
 
 
-def existing_events() -> Iterable[EventDraft]:
-    """Yield the events that describe all rows."""
-    for row in PublishedText.objects.all():
-        yield "published.set", str(row.run_id), row.event_payload()
-
-
 AGGREGATE_TYPE = AggregateType(
     "published",
     {"set": TextsPublished, "clear": TextsDeleted},
     fold,
     store,
     private_digests=lambda state: [state["content_digest"]],
-    existing_events=existing_events,
 )

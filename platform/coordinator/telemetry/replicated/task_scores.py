@@ -1,6 +1,6 @@
 """The aggregate type "score", by run, machine's key and tokens: how many tasks were answered."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 
 from pydantic import AwareDatetime, Field
@@ -8,7 +8,7 @@ from pydantic import AwareDatetime, Field
 from barnraise.protocol.evaluation import MAX_TASK_TEXT
 from barnraise.protocol.types import Digest, Message
 from coordinator.accounts.models import Machine
-from coordinator.eventlog.registry import AggregateType, EventDraft, Fact, State, require_row
+from coordinator.eventlog.registry import AggregateType, Fact, State, require_row
 from coordinator.runs.models import Run
 from coordinator.telemetry.task_scores import RecordedScore
 
@@ -40,13 +40,4 @@ def store(name: str, state: State | None) -> None:
     )
 
 
-def existing_events() -> Iterable[EventDraft]:
-    """Yield the events that describe all rows."""
-    for row in RecordedScore.objects.select_related("machine"):
-        values = {name: getattr(row, name) for name in ScoreRecorded.model_fields}
-        yield "score.record", f"{row.run_id}:{row.machine.key}:{row.tokens}", values
-
-
-AGGREGATE_TYPE = AggregateType(
-    "score", {"record": ScoreRecorded}, fold, store, existing_events=existing_events
-)
+AGGREGATE_TYPE = AggregateType("score", {"record": ScoreRecorded}, fold, store)
