@@ -146,9 +146,9 @@ def choose_preview(documents: list[str], choice: str | None, yes: bool) -> list[
     Raises:
         TextError: the choice is no list of their numbers.
     """
-    if choice is None and (yes or not documents):
-        return []
     if choice is None:
+        if yes or not documents:
+            return []
         out.print("\nThe run's page can show the beginnings of some of these documents.")
         choice = typer.prompt("Which? Numbers such as 1,3, all or none", default="none")
     words = choice.replace(",", " ").split()

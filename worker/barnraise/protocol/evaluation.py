@@ -7,7 +7,7 @@ train on never passes through a site.
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeGuard, cast
 
 from pydantic import Field, field_validator, model_validator
 
@@ -55,26 +55,29 @@ def _parse_lines(text: str) -> Iterator[ChoiceTask]:
             raise TextError(f"line {number}: {error}") from None
 
 
-def _parse_task(value: Any) -> ChoiceTask:
-    fields = value if isinstance(value, dict) else {}
-    question, choices, answer = (fields.get(name) for name in ("question", "choices", "answer"))
+def _parse_task(value: object) -> ChoiceTask:
+    fields = cast("dict[str, object]", value) if isinstance(value, dict) else {}
+    question, listed, answer = (fields.get(name) for name in ("question", "choices", "answer"))
     if not _is_text(question):
         raise TextError(f"'question' must be a text that is not empty, as in {EXAMPLE}")
-    if not isinstance(choices, list) or not 2 <= len(choices) <= MAX_CHOICES:
+    choices = cast("list[object]", listed) if isinstance(listed, list) else []
+    if not 2 <= len(choices) <= MAX_CHOICES:
         raise TextError(f"'choices' must be a list of 2 to {MAX_CHOICES} texts")
+    texts: list[str] = []
     for place, choice in enumerate(choices):
         if not _is_text(choice):
             raise TextError(f"choice {place} must be a text that is not empty")
-        if choice in choices[:place]:
+        if choice in texts:
             raise TextError(f"choice {place} is the same as an earlier one")
-    if isinstance(answer, bool) or not isinstance(answer, int) or not 0 <= answer < len(choices):
+        texts.append(choice)
+    if isinstance(answer, bool) or not isinstance(answer, int) or not 0 <= answer < len(texts):
         raise TextError(
-            f"'answer' must be the place of the right choice, from 0 to {len(choices) - 1}"
+            f"'answer' must be the place of the right choice, from 0 to {len(texts) - 1}"
         )
-    return ChoiceTask(question, tuple(choices), answer)
+    return ChoiceTask(question, tuple(texts), answer)
 
 
-def _is_text(value: Any) -> bool:
+def _is_text(value: object) -> TypeGuard[str]:
     """Return whether a value is a text with something in it, and without half a character."""
     return isinstance(value, str) and bool(value.strip()) and not _has_surrogates(value)
 
