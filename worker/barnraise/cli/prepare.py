@@ -150,7 +150,7 @@ def choose_preview(documents: list[str], choice: str | None, yes: bool) -> list[
         if yes or not documents:
             return []
         out.print("\nThe run's page can show the beginnings of some of these documents.")
-        choice = typer.prompt("Which? Numbers such as 1,3, all or none", default="none")
+        choice = str(typer.prompt("Which? Numbers such as 1,3, all or none", default="none"))
     words = choice.replace(",", " ").split()
     if words == ["all"]:
         chosen = documents
