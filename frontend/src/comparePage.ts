@@ -150,13 +150,21 @@ class CompareChart {
     const at = index === null ? xs.at(-1) : xs[index];
     const x = formatPosition(at, xAxis, Date.now() / 1000);
     const limit = index === null ? Infinity : (at ?? Infinity);
-    const values = this.curves.map((points) =>
-      this.format(points[findFirstAfter(points, limit) - 1]?.[1]),
-    );
+    const values = this.curves.map((points, i) => {
+      const end = index === null ? this.endFigure(this.shown[i]!) : null;
+      return this.format(end ?? points[findFirstAfter(points, limit) - 1]?.[1]);
+    });
     setText(requireElement(this.card, "[data-readout=x-label]"), X_LABELS[xAxis]);
     setText(requireElement(this.card, "[data-readout=x]"), x);
     this.legend.showValues(values);
     return `${x}: ${this.shown.map(({ name }, i) => `${name} ${values[i]}`).join(", ")}`;
+  }
+
+  /** The figure of a run in the table, which stands at the end of its curve. */
+  private endFigure({ id }: ComparedRun): number | null {
+    const { run } = this.histories.get(id)!;
+    if (this.kind === "rate") return run.rate;
+    return this.kind === "train" ? run.training_loss : run.validation_loss;
   }
 
   private createOptions(): ChartOptions {

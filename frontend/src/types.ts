@@ -69,7 +69,7 @@ export interface ExchangeView {
 }
 
 /** A figure in the page's head. */
-export type HeadTile = "validation" | "train" | "final" | "rate" | "machines" | "agree" | "tokens" | "contributors" | "elapsed" | "confirmed";
+export type HeadTile = "validation" | "train" | "score" | "final" | "rate" | "machines" | "agree" | "tokens" | "contributors" | "elapsed" | "confirmed";
 
 /** One machine of a run: a row of the table on the run's page. */
 export interface Machine {
@@ -197,6 +197,8 @@ export interface Run {
   training_loss: number | null;
   /** The last one, in nats per token, a median over people; null before the first. */
   validation_loss: number | null;
+  /** The share of the run's tasks that its last weights answered; null before an evaluation. */
+  score: number | null;
   /** People who report the final weights; 0 until the run is finished. */
   confirmed_by: number;
   /** The figures in the page's head, in their order. */
@@ -246,6 +248,8 @@ export interface RunChanges {
   training_loss?: number | null;
   /** The last one, in nats per token, a median over people; null before the first. */
   validation_loss?: number | null;
+  /** The share of the run's tasks that its last weights answered; null before an evaluation. */
+  score?: number | null;
   /** People who report the final weights; 0 until the run is finished. */
   confirmed_by?: number;
   /** The figures in the page's head, in their order. */

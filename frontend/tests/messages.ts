@@ -87,6 +87,7 @@ export function createSnapshot(seq: number, changes: Partial<Snapshot> = {}): Sn
       people_known: 1,
       training_loss: 5,
       validation_loss: null,
+      score: null,
       confirmed_by: 0,
       tiles: ["validation", "train", "rate", "machines", "agree"],
       cards: ["charts", "progress", "join", "machines", "connections", "checkpoints"],

@@ -32,6 +32,7 @@ BARNRAISE_CREDIT_SECONDS seconds between two events about credit and checkpoints
 BARNRAISE_IMPRINT address (https://…) of the imprint, linked at the foot of every page
 BARNRAISE_TERMS   address of the terms of use, linked there and at the sign-up form
 BARNRAISE_PRIVACY address of the privacy notice, linked there and at the sign-up form
+BARNRAISE_SOURCE  address of the source code, linked there
 SENTRY_DSN        where errors of the site are reported to, with neither people nor addresses; needs
                   `pip install sentry-sdk`
 EMAIL_URL         smtp://user:password@host:587, smtps://…, file:///folder; without it emails go to
@@ -147,6 +148,7 @@ LEGAL_LINKS = [  # (label, address), of those that are set
     ("Privacy", env.read("BARNRAISE_PRIVACY", env.parse_url, "")),
 ]
 LEGAL_LINKS = [link for link in LEGAL_LINKS if link[1]]
+SOURCE_URL = env.read("BARNRAISE_SOURCE", env.parse_url, "")  # of the code that runs here
 AUDIT_DAYS = int(env.read("BARNRAISE_AUDIT_DAYS", env.parse_number, 730, most=100_000))
 VOLUNTEER_MACHINES = int(env.read("BARNRAISE_VOLUNTEER_MACHINES", env.parse_number, 20, least=1))
 VOLUNTEER_FLOPS = env.read(
@@ -348,6 +350,7 @@ USE_TZ = True
 TIME_ZONE = "UTC"
 LANGUAGE_CODE = "en"
 USE_I18N = False
+FORMAT_MODULE_PATH = ["coordinator.lib.date_formats"]
 
 _GREENS = {  # the pages' green, as the admin's accent
     50: "oklch(97% .02 165)",

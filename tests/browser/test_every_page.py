@@ -1,5 +1,6 @@
 """Every page of the site has no axe-core finding in either theme and fits a phone."""
 
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +30,7 @@ PUBLIC_PAGES = {
     "documents": "/docs/",
     "document": "/docs/people.md",
     "downloads": "/download/",
+    "licence": "/licence/",
     "status": "/status",
     "leaderboard-teams": "/credit/?by=teams&period=week",
     "runs-compared": "/runs/compare/?run={run}&run={cancelled_run}",
@@ -171,6 +173,7 @@ ROUTES_WITHOUT_A_PAGE = {
 ADMIN_SAMPLE = {"admin", "admin-runs", "admin-run", "admin-person", "admin-verdicts", "admin-audit"}
 LIKE_OTHERS = {
     "document",
+    "licence",
     "leaderboard-teams",
     "team-seen",
     "login-code",
@@ -292,13 +295,16 @@ def test_admin_page_passes_the_check(names, signed_in, name):
 
 def test_run_page_is_ordered_by_need(names, visitor):
     """On a phone the way in comes soon, and the page ends: what few need is folded."""
-    for width, most_pixels in ((360, 5500), (1440, 4800)):
+    views = ((360, 5500), (1440, 4800))
+    for name, (width, most_pixels) in itertools.product(("run", "paused_run"), views):
         visitor.set_viewport_size({"width": width, "height": 900})
-        visitor.goto(f"/runs/{names['run']}/")
+        visitor.goto(f"/runs/{names[name]}/")
+        expect(visitor.locator("[data-connection]")).to_have_attribute("data-connection", "live")
+        assert_still(visitor)
         show_whole_page(visitor, width)
         top = visitor.locator(".join-card").evaluate("card => card.getBoundingClientRect().top")
         height = visitor.evaluate("document.documentElement.scrollHeight")
-        assert top <= 1500 and height <= most_pixels, (width, top, height)
+        assert top <= 1500 and height <= most_pixels, (name, width, top, height)
         spare = visitor.evaluate(FIND_SPARE_ROOM)
         assert not spare, f"cards of {width} px with empty room below: {spare}"
     visitor.set_viewport_size({"width": 1280, "height": 900})

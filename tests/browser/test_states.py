@@ -4,14 +4,17 @@ import re
 
 import pytest
 from helpers.browser.screenshots import assert_still, open_page
-from helpers.site.live_site import EMAIL
+from helpers.site.live_site import EMAIL, log_in
 from helpers.worker.command_line import invoke
 from playwright.sync_api import Page, expect
 
-# Runs that everybody sees → the words of their heads, and whether figures change.
+# Runs → the words of their heads, and whether figures change; of the draft its owner alone.
 STATES = {
+    "draft": ("A draft: it starts once it is launched", False),
     "empty_run": ("Waiting for machines", True),
     "run": ("3 machines train", True),
+    "paused_run": ("Paused. 1 machine waits with all the progress", True),
+    "cancelled_run": ("Cancelled before it trained", False),
     "finished_run": ("Finished after 720 K tokens. Get the model", False),
 }
 UNKNOWN = re.compile(r"^\s*(–|Nobody yet)?\s*$")
@@ -39,6 +42,7 @@ def visible_tiles(page: Page) -> dict[str, str]:
 
 def test_page_of_each_state_has_only_what_the_state_has(names, site, browser):
     with open_page(browser, site) as page:
+        log_in(page)
         for name, (words, is_live) in STATES.items():
             page.goto(f"/runs/{names[name]}/")
             expect(page.locator("[data-connection]")).to_have_attribute("data-connection", "live")
@@ -72,6 +76,7 @@ def test_figure_is_the_same_on_every_page_and_in_the_terminal(names, site, brows
         page.goto(f"/runs/compare/?run={slug}")
         table = page.locator("table", has_text="Validation, last").inner_text()
         assert final in table and training in table and tokens in table
+        expect(page.locator("[data-machine-legend] b")).to_have_text(training)
     token = site.manage("shell", "-v", "0", "-c", CREATE_TOKEN).splitlines()[-1]
     monkeypatch.setenv("BARNRAISE_TOKEN", token)
     monkeypatch.setenv("BARNRAISE_SITE", site.url)

@@ -115,6 +115,8 @@ def test_worker_turns_a_refusal_into_its_sentence(coordinator):
         (f"/runs/{RUN}/join", "join_request", 404),  # readable, but there is no such run here
         (f"/runs/{RUN}/reports", "reports", 404),
         (f"/runs/{RUN}/manifest", "signed", 404),
+        (f"/runs/{RUN}/published", "published_texts", 404),
+        (f"/runs/{RUN}/scores", "task_score", 404),
     ],
 )
 def test_site_reads_every_request_of_a_worker(db, state, path, name, status):

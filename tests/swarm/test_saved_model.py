@@ -16,8 +16,10 @@ from barnraise.coordinator_client.reporter import ReportSpool
 from barnraise.planning.limits import Limits
 from barnraise.protocol.coordinator_messages import Directive, JoinReply, RunView
 from barnraise.protocol.enums import RunStatus
+from barnraise.protocol.evaluation import TaskScore
 from barnraise.protocol.signing import Identity
 from barnraise.spec import ModelSpec
+from barnraise.training.evaluation import save_score
 from barnraise.training.join import JOIN_REPLY_FILE
 from barnraise.training.model_files.hugging_face_import import import_hugging_face
 from barnraise.training.model_files.trained_model import TrainedModel
@@ -82,6 +84,18 @@ def test_finished_run_is_sampled_and_exported(ended, tmp_path, monkeypatch):
         assert barnraise(run, "sample", *options, "--memory", memory).stdout == text.stdout
     assert barnraise(run, "sample", *options[:-1], "4").stdout != text.stdout
 
+    # `evaluate` answers tasks with the saved weights; the last score of the run's own is stored.
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text('{"question": "def", "choices": ["main():", "9@~"], "answer": 0}\n' * 5)
+    for memory in ("0", "1GB"):
+        options = ("--tasks", str(tasks), "--memory", memory)
+        answered = barnraise(run, "evaluate", "tales", *options)
+        assert "5 of 5 tasks right (100.0%), after 12," in answered.stdout, answered.output
+    tasks.write_text('{"question": "' + "x" * 99 + '", "choices": ["a", "b"], "answer": 0}')
+    refused = barnraise(run, "evaluate", "tales", "--tasks", str(tasks))
+    assert "task 1 has 101 tokens" in str(refused.exception)
+    save_score(folder, TaskScore(tasks="a" * 64, tokens=12_000, correct=3, count=4))
+
     # `export` writes the weights that are evaluated, and never over foreign files.
     target = tmp_path / "model"
     for format_options in ((), ("--format", "gguf", "--dtype", "bf16"), ("--license", "mit")):
@@ -91,6 +105,7 @@ def test_finished_run_is_sampled_and_exported(ended, tmp_path, monkeypatch):
     assert json.loads((target / "config.json").read_text())["n_layer"] == run.spec.model.layers
     card = (target / "README.md").read_text()
     assert "Tales" in card and "1 machine |" in card and "license: " in card and "nats" in card
+    assert "| Multiple choice | 3 of 4 tasks right (75.0%), after 12,000 tokens |" in card
     (target / "notes.txt").write_text("mine")
     refused = barnraise(run, "export", "tales", str(target))
     assert refused.exit_code != 0 and "notes.txt" in str(refused.exception)

@@ -2,6 +2,7 @@
 
 import json
 import random
+from html import unescape
 
 import pytest
 from helpers.site.live_site import Person, Site, wait_until
@@ -54,11 +55,12 @@ def test_prepare_from_files_shows_the_text_and_posts_its_counts(site, person, tm
     refused = site.barnraise("scribe", "prepare", run, str(corpus))
     assert refused.wait(120) == 1
     assert "--yes prepares it without asking" in site.log("prepare-scribe")
-    process = site.barnraise("scribe", "prepare", run, str(corpus), "--yes")
+    process = site.barnraise("scribe", "prepare", run, str(corpus), "--yes", "--preview", "1")
     assert process.wait(120) == 0, site.log("prepare-scribe")
     shown = site.log("prepare-scribe")
     assert "about the data, not part of it" in shown and "barnraise join" in shown
     page = person.http.get(f"/runs/{run}/").text
+    assert "Text preview" in page and sentences(1)[0] in unescape(page)
     assert "in 1 file," in page and "asked for: the text has no more" in page
     assert not (site.folder / "scribe" / "runs").joinpath("text").exists()
 

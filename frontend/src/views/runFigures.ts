@@ -61,6 +61,7 @@ export class RunFigures {
       status: formatStatus(run.status, "launching" in this.statusChip.dataset),
       validation: formatLoss(run.validation_loss),
       train: formatLoss(run.training_loss),
+      score: run.score === null ? UNKNOWN : formatPercent(run.score),
       final: formatLoss(run.validation_loss ?? run.training_loss),
       contributors: formatInteger(run.workers_known),
       people_known: formatPeople(run.people_known),

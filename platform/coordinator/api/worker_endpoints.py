@@ -8,6 +8,7 @@ from django.http import HttpRequest, HttpResponse
 from barnraise.errors import MessageError
 from barnraise.protocol import coordinator_messages, enums, messages
 from barnraise.protocol.checkups import Checkup
+from barnraise.protocol.evaluation import PublishedTexts, TaskScore
 from barnraise.protocol.signing import check_attestation, open_signed
 from coordinator.accounts.models import Enrolment
 from coordinator.api.authentication import (
@@ -34,17 +35,19 @@ from coordinator.fleet.models import VerdictRecord
 from coordinator.fleet.run_broadcast import get_broadcast
 from coordinator.fleet.worker_sessions import report_session
 from coordinator.lib import site_identity
+from coordinator.lib.exceptions import UserError
 from coordinator.lib.trusted_proxies import CLIENT_HEADER
 from coordinator.notify.detectors import draft_refusal
 from coordinator.notify.models import Notification
 from coordinator.ops.write_limits import REFUSAL, count_write
 from coordinator.runs.invitations import RunInvitation
-from coordinator.runs.models import Run
+from coordinator.runs.models import PublishedText, Run
 from coordinator.telemetry import report_queue
 from coordinator.telemetry.attendance import find_standing
 from coordinator.telemetry.checkpoints import list_confirmed_anchors
 from coordinator.telemetry.report_pace import report_pace
 from coordinator.telemetry.rollup import drain_queue
+from coordinator.telemetry.task_scores import record_score
 from coordinator.web.worker_wheel import find_wheel
 
 MAX_CLOCK_DIFFERENCE = 600  # seconds between a machine's clock and ours when it enrols
@@ -247,8 +250,39 @@ def require_signer(request: HttpRequest, run: Run) -> None:
         raise ApiError(
             403,
             f"confirm at {page} that {machine.name} (key {machine.key[:16]}…) may sign for your "
-            "runs, then prepare the text again",
+            "runs, then try again",
         )
+
+
+@router.get("/runs/{name}/published", auth=authenticate_machine)
+def get_published(request: HttpRequest, name: str) -> PublishedTexts:
+    """Get the texts that the run's owner publishes with it: tasks, and a preview of its text."""
+    return PublishedText.find(get_visible_run(request, name))
+
+
+@router.post("/runs/{name}/published", auth=authenticate_machine)
+def publish_texts(request: HttpRequest, name: str, texts: PublishedTexts) -> PublishedTexts:
+    """Publish tasks, or beginnings of the prepared text's documents, from the owner's machine."""
+    run = get_visible_run(request, name)
+    require_signer(request, run)
+    if texts.preview and run.manifest is None:
+        raise ApiError(409, f"a preview is of the prepared text, which {run.name} does not have")
+    PublishedText.publish(run, texts, machine=requesting_machine(request))
+    return PublishedText.find(run)
+
+
+@router.post("/runs/{name}/scores", auth=authenticate_machine)
+def post_score(request: HttpRequest, name: str, score: TaskScore) -> TaskScore:
+    """Send how many of the run's tasks its weights answered."""
+    run = get_visible_run(request, name)
+    machine = requesting_machine(request)
+    if not count_write(machine.owner_id):
+        raise ApiError(429, REFUSAL)
+    try:
+        record_score(run, machine, score)
+    except UserError as error:
+        raise ApiError(409, str(error)) from None
+    return score
 
 
 @router.post("/runs/{name}/reports", auth=authenticate_machine)

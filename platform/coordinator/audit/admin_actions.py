@@ -9,6 +9,8 @@ from typing import Any, cast
 
 from django import forms
 from django.contrib import messages
+from django.contrib.admin import display
+from django.db.models import IntegerField
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
 from unfold.admin import ModelAdmin
@@ -96,6 +98,29 @@ class ReadOnlyAdmin(ModelAdmin):
 
     list_per_page = 25
     show_full_result_count = False  # counting a whole table is slow
+
+    def get_list_display(self, request: HttpRequest) -> list[Any]:
+        """Return the columns; numbers have their thousands."""
+        return [self._group_thousands(name) for name in super().get_list_display(request)]
+
+    def get_fields(self, request: HttpRequest, obj: Any = None) -> list[Any]:
+        """Return the fields of one row; numbers have their thousands."""
+        return [self._group_thousands(name) for name in super().get_fields(request, obj)]
+
+    def _group_thousands(self, name: Any) -> Any:
+        """Return what shows a field: for an integer a function that writes 307,200."""
+        fields = {field.name: field for field in self.opts.concrete_fields}
+        field = fields.get(name)
+        if not isinstance(field, IntegerField) or field.primary_key or field.choices:
+            return name
+
+        @display(description=field.verbose_name, ordering=name)
+        def show(row: Any) -> str:
+            value = getattr(row, name)
+            return "–" if value is None else f"{value:,}"
+
+        show.__name__ = name
+        return show
 
     def view_on_site(self, obj: Any) -> str | None:
         """Return the page's own address: Django's redirect accepts any text as a key."""

@@ -65,6 +65,8 @@ class LiveRun(LiveMessage):
     """Nats per token over the last section of the curve, a median over people; null before any."""
     validation_loss: float | None
     """The last one, in nats per token, a median over people; null before the first."""
+    score: float | None
+    """The share of the run's tasks that its last weights answered; null before an evaluation."""
     confirmed_by: int
     """People who report the final weights; 0 until the run is finished."""
     tiles: list[HeadTile]

@@ -17,9 +17,9 @@ class RunsConfig(AppConfig):
         from coordinator.accounts.sign_up import invitation_checks
         from coordinator.accounts.signals import account_deleted
         from coordinator.eventlog import registry
-        from coordinator.runs.replicated import runs
+        from coordinator.runs.replicated import published_texts, runs
 
-        registry.register(runs.AGGREGATE_TYPE)
+        registry.register(runs.AGGREGATE_TYPE, published_texts.AGGREGATE_TYPE)
         if is_run_invitation not in invitation_checks:
             invitation_checks.append(is_run_invitation)
         account_deleted.connect(on_account_deleted, dispatch_uid="runs account_deleted")
@@ -34,14 +34,15 @@ def is_run_invitation(path: str) -> bool:
 
 
 def on_account_deleted(sender: type, person: Any, **kwargs: Any) -> None:
-    """Delete the person's unlaunched drafts, notes, and invitations, as host and as guest.
+    """Delete the person's unlaunched drafts, published texts, notes and invitations.
 
     Invitations are for people who are named in the note. Those who joined by one remain in the run.
     """
     from coordinator.audit import log
     from coordinator.eventlog import writer
-    from coordinator.runs.models import Guest, Run, RunInvitation
+    from coordinator.runs.models import Guest, PublishedText, Run, RunInvitation
 
+    PublishedText.delete_all_of(person)
     drafts = Run.objects.filter(owner=person, spec_text="")
     log.anonymise(*drafts)
     draft_ids = [draft.pk for draft in drafts]

@@ -35,6 +35,7 @@ from coordinator.runs.invitations import Guest as Guest
 from coordinator.runs.invitations import RunInvitation as RunInvitation
 from coordinator.runs.join_policy import Access, JoinPolicy, Visibility
 from coordinator.runs.lifecycle import LifecycleFacts
+from coordinator.runs.published_texts import PublishedText as PublishedText
 from coordinator.runs.querysets import RunQuerySet
 from coordinator.runs.replicated import run_events
 from coordinator.runs.strategy_choice import resolve_strategy, restore_auto
@@ -58,6 +59,7 @@ class Run(models.Model):
         verdicts: Any
         checkpoints: Any
         samples: Any
+        scores: Any
         credits: Any
         guests: Any
         invitations: Any

@@ -14,9 +14,9 @@ class TelemetryConfig(AppConfig):
         """Register the replicated types and the receiver of deleted accounts."""
         from coordinator.accounts.signals import account_deleted
         from coordinator.eventlog import registry
-        from coordinator.telemetry.replicated import checkpoints
+        from coordinator.telemetry.replicated import checkpoints, task_scores
 
-        registry.register(checkpoints.AGGREGATE_TYPE)
+        registry.register(checkpoints.AGGREGATE_TYPE, task_scores.AGGREGATE_TYPE)
         account_deleted.connect(on_account_deleted, dispatch_uid="telemetry account_deleted")
 
 

@@ -15,6 +15,7 @@ from coordinator.telemetry.machine_history import MachineCondition as MachineCon
 from coordinator.telemetry.machine_history import SystemReading as SystemReading
 from coordinator.telemetry.remote.protocol import TelemetryPosition
 from coordinator.telemetry.samples import WrittenSample as WrittenSample
+from coordinator.telemetry.task_scores import RecordedScore as RecordedScore
 
 # After failures another mirror is left alone for so many seconds.
 MIN_BACKOFF_SECONDS = 4

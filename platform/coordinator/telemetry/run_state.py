@@ -14,6 +14,7 @@ BEFORE_FIRST_EXCHANGE = (
     "The shared weights are still those of the start: until the first exchange is through the "
     "validation loss does not fall."
 )
+MAX_SECONDS_LEFT = 1e10  # three centuries: a longer time is not shown
 ENDED = (RunStatus.FINISHED, RunStatus.CANCELLED)
 
 
@@ -22,10 +23,11 @@ class HeadTile(StrEnum):
 
     VALIDATION = "validation"
     TRAIN = "train"
+    SCORE = "score"  # the share of the run's tasks that its last weights answered
     FINAL = "final"  # the last validation loss, or without any the last training loss
     RATE = "rate"
     MACHINES = "machines"  # that report, of those that have trained
-    AGREE = "agree"
+    AGREE = "agree"  # only where two machines can be compared
     TOKENS = "tokens"
     CONTRIBUTORS = "contributors"  # machines that trained, and their people
     ELAPSED = "elapsed"
@@ -74,6 +76,7 @@ class StateFacts:
     alive: int = 0  # machines that report
     has_model: bool = False  # a machine has announced weights
     updates: int = 1  # published
+    has_score: bool = False  # of the run's tasks
 
 
 @dataclass(frozen=True)
@@ -90,12 +93,24 @@ def describe_state(facts: StateFacts) -> RunState:
     """Describe a run by its status, and by whether it has trained at all."""
     has_trained = facts.has_loss or facts.tokens > 0
     is_over = facts.status in ENDED
+    tiles = _choose_tiles(facts, has_trained)
+    if facts.has_score and tiles:  # next to the loss
+        tiles = (tiles[0], HeadTile.SCORE, *tiles[1:])
     return RunState(
-        tiles=TILES.get(facts.status, ()) if has_trained else (),
+        tiles=tiles,
         cards=_choose_cards(facts, has_trained, is_over),
         notice=_write_notice(facts, has_trained),
         is_live=facts.status not in (*ENDED, RunStatus.DRAFT),
     )
+
+
+def _choose_tiles(facts: StateFacts, has_trained: bool) -> tuple[HeadTile, ...]:
+    """Return the status's tiles; a machine alone has nobody whose weights could agree."""
+    tiles = TILES.get(facts.status, ()) if has_trained else ()
+    if facts.alive > 1:
+        return tiles
+    alone = HeadTile.ELAPSED if facts.status is RunStatus.PAUSED else HeadTile.TOKENS
+    return tuple(alone if tile is HeadTile.AGREE else tile for tile in tiles)
 
 
 def _choose_cards(facts: StateFacts, has_trained: bool, is_over: bool) -> tuple[Card, ...]:
@@ -125,7 +140,7 @@ def _write_notice(facts: StateFacts, has_trained: bool) -> str:
         case RunStatus.TRAINING:
             left = facts.budget - facts.tokens
             time_left = ""
-            if facts.rate > 0 and left > 0:
+            if 0 < left < MAX_SECONDS_LEFT * facts.rate:
                 time_left = f", about {format_duration(left / facts.rate)} left"
             sentence = f"{machines} train{'s' if facts.alive == 1 else ''}{time_left}."
             waits = facts.alive > 0 and facts.updates == 0

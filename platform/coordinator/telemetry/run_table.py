@@ -29,6 +29,7 @@ from coordinator.telemetry.checkpoint_votes import PEOPLE_NEEDED, count_votes
 from coordinator.telemetry.checkpoints import list_checkpoint_rows
 from coordinator.telemetry.run_cards import load_losses
 from coordinator.telemetry.run_state import StateFacts, describe_state
+from coordinator.telemetry.task_scores import last_share
 
 FINAL_CHECKPOINTS = 4  # the newest; the first that anybody reports is the final one
 # By run: how many people report the final weights.
@@ -211,6 +212,7 @@ def run_summary(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "workers_alive": alive,
         "training_loss": losses.training,
         "validation_loss": losses.validation,
+        "score": last_share(run),
         "confirmed_by": _count_confirmations(run) if run.state is RunStatus.FINISHED else 0,
         "agree": weights_agree(rows),
         "waiting": waiting,
@@ -233,6 +235,7 @@ def state_facts(figures: dict[str, Any], has_model: bool = False) -> StateFacts:
         budget=figures["budget"],
         rate=figures["rate"],
         has_loss=figures["training_loss"] is not None or figures["validation_loss"] is not None,
+        has_score=figures["score"] is not None,
         updates=figures["updates"],
         alive=figures["workers_alive"],
         has_model=has_model,

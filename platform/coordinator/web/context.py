@@ -31,6 +31,7 @@ def site_facts(request: HttpRequest) -> dict[str, Any]:
     """Return the links of the foot, and whether emails reach nobody."""
     return {
         "legal_links": settings.LEGAL_LINKS,
+        "source_url": settings.SOURCE_URL,
         "emails_are_logged": settings.EMAIL_BACKEND == CONSOLE_BACKEND,
     }
 

@@ -9,6 +9,7 @@ from django.conf import settings
 from django.db.models import Exists, OuterRef
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import render
+from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.views.decorators.http import require_safe
 
@@ -60,6 +61,14 @@ def show_document(request: HttpRequest, name: str = FIRST) -> HttpResponse:
         raise Http404
     title, html = document
     return render(request, "document.html", {"title": title, "html": html})
+
+
+@require_safe
+def show_licence(request: HttpRequest) -> HttpResponse:
+    """Show the licence of this version."""
+    text = (Path(settings.ROOT) / "LICENSE").read_text("utf-8")
+    html = format_html("<pre>{}</pre>", text)
+    return render(request, "document.html", {"title": "Licence", "html": html})
 
 
 @lru_cache(maxsize=1)

@@ -78,7 +78,8 @@ def show_machine(request: AuthenticatedRequest, pk: uuid.UUID) -> HttpResponse:
     context = {
         "machine": machine,
         "hardware": hardware,
-        "has_gpu": bool(hardware and hardware.device_memory),
+        # A GPU that no sensor measures has no curves.
+        "has_gpu": bool(system and (system.gpu, system.gpu_memory_total) != (None, None)),
         "memberships": memberships,
         "current": current,
         "condition": condition,

@@ -4,12 +4,14 @@ Pure, except for `load_model_card`, which reads the checkpoints.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from coordinator.lib.ttl_cache import TtlCache
 from coordinator.runs.models import Run
 from coordinator.telemetry.checkpoints import CheckpointRow, list_checkpoint_rows
 from coordinator.telemetry.history import load_validation_losses
+from coordinator.telemetry.task_scores import RecordedScore, load_scores
 
 MAX_CHECKPOINTS = 100  # the newest ones, among which a card chooses
 MAX_SHOWN = 8  # lines of the table; the others are folded
@@ -24,6 +26,7 @@ class CheckpointLine:
 
     row: CheckpointRow
     loss: float | None  # of validation; None if none was measured at these tokens
+    score: RecordedScore | None = None  # of the run's tasks; None if it was not evaluated
     label: str = ""  # "best", "last", "best, last" or ""
 
     @property
@@ -43,6 +46,12 @@ class ModelCard:
     sharing: tuple[str, ...]  # names of machines that send the last checkpoint now
     shown: tuple[CheckpointLine, ...]  # the best, the last and every n-th one
     folded: tuple[CheckpointLine, ...]  # the others, and those that nobody can send
+    score: RecordedScore | None = None  # the last one, of whatever weights
+
+    @property
+    def has_scores(self) -> bool:
+        """Whether a checkpoint was evaluated on the run's tasks."""
+        return any(line.score for line in (*self.shown, *self.folded))
 
     @property
     def others_sharing(self) -> int:
@@ -87,14 +96,20 @@ def load_model_card(run: Run) -> ModelCard:
 def _read_model_card(run: Run) -> ModelCard:
     """Read a run's checkpoints and their losses."""
     rows = list_checkpoint_rows(run, MAX_CHECKPOINTS)
-    return build_model_card(run.slug, rows, dict(load_validation_losses(run)) if rows else {})
+    if not rows:
+        return build_model_card(run.slug, rows, {})
+    return build_model_card(run.slug, rows, dict(load_validation_losses(run)), load_scores(run))
 
 
 def build_model_card(
-    slug: str, rows: Sequence[CheckpointRow], losses: Mapping[int, float]
+    slug: str,
+    rows: Sequence[CheckpointRow],
+    losses: Mapping[int, float],
+    scores: Mapping[int, RecordedScore] = MappingProxyType({}),
 ) -> ModelCard:
-    """Choose the checkpoints that a page shows; rows descend, losses are by the run's tokens."""
-    lines = [CheckpointLine(row, losses.get(row.checkpoint.tokens)) for row in rows]
+    """Choose the checkpoints that a page shows; rows descend, losses and scores are by tokens."""
+    places = [(row, row.checkpoint.tokens) for row in rows]
+    lines = [CheckpointLine(row, losses.get(at), scores.get(at)) for row, at in places]
     # One person may announce weights that nobody else has, and any loss of them.
     trusted = [line for line in lines if line.row.confirmed] or lines
     measured = [line for line in trusted if line.loss is not None and not line.row.disputed]
@@ -107,12 +122,13 @@ def build_model_card(
         if line is newest:
             labels.append(LAST)
         label = ", ".join(labels)
-        labelled = CheckpointLine(line.row, line.loss, label)
+        labelled = replace(line, label=label)
         is_chosen = bool(label) or (place % step == 0 and line.can_be_fetched)
         (shown if is_chosen else folded).append(labelled)
     last = next((line for line in shown if LAST in line.label), None)
     sharing = last.row.holders[: last.row.serving][:MAX_NAMES] if last else ()
-    return ModelCard(slug, last, sharing, tuple(shown), tuple(folded))
+    score = list(scores.values())[-1] if scores else None
+    return ModelCard(slug, last, sharing, tuple(shown), tuple(folded), score)
 
 
 def _loss_of(line: CheckpointLine) -> float:

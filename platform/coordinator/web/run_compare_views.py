@@ -15,6 +15,7 @@ from barnraise.spec import RunSpec
 from coordinator.runs.models import Run
 from coordinator.runs.spec_form import FIELDS
 from coordinator.telemetry.run_cards import RunCard, load_run_cards
+from coordinator.telemetry.task_scores import last_share
 
 MAX_COMPARED = 8
 MAX_ANCESTORS = 20
@@ -30,6 +31,7 @@ class ComparedRun:
 
     run: Run
     card: RunCard  # its figures now
+    score: float | None  # the share of the run's own tasks that it answered
     hours: float | None  # since its start, or from its start to its end; None before
 
 
@@ -49,8 +51,10 @@ def compare_runs(request: HttpRequest) -> HttpResponse:
     visible = Run.objects.visible_to(request.user).select_related("owner", "parent")
     found = [run for name in names if (run := visible.find(name)) is not None]
     runs = list({run.pk: run for run in found}.values())
+    columns = _build_columns(runs)
     context = {
-        "columns": _build_columns(runs),
+        "columns": columns,
+        "has_scores": any(column.score is not None for column in columns),
         "settings": differing_settings(runs),
         "family": [tree for tree in find_families(request.user, runs) if tree.forks],
         "chart_runs": json.dumps(
@@ -71,7 +75,9 @@ def compare_runs(request: HttpRequest) -> HttpResponse:
 
 def _build_columns(runs: list[Run]) -> list[ComparedRun]:
     cards = load_run_cards(runs)
-    return [ComparedRun(run, cards[run.pk], _hours_since_start(run)) for run in runs]
+    return [
+        ComparedRun(run, cards[run.pk], last_share(run), _hours_since_start(run)) for run in runs
+    ]
 
 
 def _hours_since_start(run: Run) -> float | None:
@@ -114,6 +120,8 @@ def _flatten(value: Any, name: str = "") -> dict[str, str]:
     if isinstance(value, list) and all(isinstance(part, str) for part in value):
         value = " · ".join(value)  # prompts and places, as they were typed
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if type(value) is int and name != "seed":
+        text = f"{value:,}"
     return {name: text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"}
 
 

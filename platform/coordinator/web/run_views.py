@@ -29,7 +29,7 @@ from coordinator.live.cross_site import MirrorSite, mirror_sites
 from coordinator.live.run_snapshot import RunSnapshot
 from coordinator.runs import markdown
 from coordinator.runs.join_policy import Access
-from coordinator.runs.models import Run
+from coordinator.runs.models import PublishedText, Run
 from coordinator.telemetry import samples
 from coordinator.telemetry.live_totals import LiveTotals, live_totals
 from coordinator.telemetry.run_state import HeadTile, RunState, describe_state
@@ -175,6 +175,7 @@ def _run_context(
         "tiles": order_tiles(state),
         "elapsed": format_elapsed(snapshot),
         "samples": groups,
+        "preview": PublishedText.find(run).preview,
         "awaits_samples": awaits_samples(run),
         "notes": markdown.render_html(run.notes),
         "refusal": join_problem(request, run),

@@ -57,6 +57,7 @@ urlpatterns = [
     path("runs/<str:slug>/invited/<str:token>/", run_owner_views.accept_invitation, name="invited"),
     path("runs/<str:slug>/<slug:action>/", run_views.control_run, name="run_control"),
     path("docs/", document_views.show_document, name="documents"),
+    path("licence/", document_views.show_licence, name="licence"),
     path("docs/<path:name>", document_views.show_document, name="document"),
     path("credit/", credit_views.show_leaderboard, name="leaderboard"),
     path("runs/<str:slug>/card.png", run_views.show_run_card, name="run_card"),

@@ -23,8 +23,8 @@ from coordinator.eventlog.models import (
     UniquenessClaim,
 )
 from coordinator.fleet.models import MachinePause, VerdictRecord
-from coordinator.runs.models import Run
-from coordinator.telemetry.models import Checkpoint, CheckpointHolder
+from coordinator.runs.models import PublishedText, Run
+from coordinator.telemetry.models import Checkpoint, CheckpointHolder, RecordedScore
 
 # Fields that each site stores for itself and does not replicate.
 LOCAL_FIELDS = {
@@ -34,6 +34,7 @@ LOCAL_FIELDS = {
     CheckpointHolder: {"id", "published"},
     Checkpoint: {"published"},
     Credit: {"id", "author_header", "witness_signature"},
+    RecordedScore: {"id"},
     EmailAddress: {"id"},
     Authenticator: {"id", "last_used_at"},
 }
@@ -60,6 +61,8 @@ REPLICATED_MODELS = (
     Checkpoint,
     CheckpointHolder,
     Credit,
+    PublishedText,
+    RecordedScore,
 )
 LOG = (ForkProof, LogEvent, Origin, Aggregate, UniquenessClaim, PrivateData, LogState, PeerClock)
 

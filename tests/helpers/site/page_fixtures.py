@@ -256,10 +256,10 @@ def store_reports(active: ActiveRun) -> None:
         rollup.store_reports({member.pk: sent})
 
 
-def create_finished_run(ida: User, machine: Machine, identity: Identity) -> runs.Run:
+def create_trained_run(ida: User, name: str, machine: Machine, identity: Identity) -> runs.Run:
     """Create a run that spent its budget, with what it wrote at its start and at its end."""
     run = create_launched_run(
-        ida, "Harvest", identity, prompts="The barn", **{"recipe.token_budget": "720000"}
+        ida, name, identity, prompts="The barn", **{"recipe.token_budget": "720000"}
     )
     request = coordinator_messages.JoinRequest(version="0.1.0", addresses=[], hardware=HARDWARE)
     member = admit_machine(run, machine, request)
@@ -289,7 +289,6 @@ def create_finished_run(ida: User, machine: Machine, identity: Identity) -> runs
     run.refresh_from_db()
     rollup.store_reports({member.pk: rollup.SentReports(reports[-1:], [], TODAY)})
     run.record_ledger_tokens(12 * TOKENS_PER_REPORT, 1)
-    run.finish(actor=ida)
     return run
 
 
@@ -333,7 +332,12 @@ def create_examples() -> str:
     cancelled_run = create_launched_run(jonas, "Dusk", active.identities[0])
     cancelled_run.cancel(actor=ida)
     draft = runs.Run.create(ida, runs.NewRun("A draft", spec_from_fields({})))
-    finished_run = create_finished_run(ida, active.machines[0], active.identities[0])
+    finished_run, paused_run = (
+        create_trained_run(ida, name, active.machines[0], active.identities[0])
+        for name in ("Harvest", "Winter")
+    )
+    finished_run.finish(actor=ida)
+    paused_run.pause(actor=ida)
     empty_run = create_launched_run(ida, "Dawn of a beam", active.identities[0])
     advance_run(empty_run)
 
@@ -356,6 +360,7 @@ def create_examples() -> str:
         "draft": draft.slug,
         "empty_run": empty_run.slug,
         "finished_run": finished_run.slug,
+        "paused_run": paused_run.slug,
         "jonas": jonas.pk,
         "log": Origin.objects.get(ours=True).pk,
         "machine": active.machines[0].pk,

@@ -11,7 +11,7 @@ from helpers.site.script_client import problem
 
 from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.errors import CoordinatorError
-from barnraise.protocol import checkups, coordinator_messages
+from barnraise.protocol import checkups, coordinator_messages, evaluation
 from barnraise.protocol.signing import Identity, open_signed
 from coordinator.api import authentication
 from coordinator.lib import site_identity
@@ -126,6 +126,12 @@ TABLE = [  # method, path, name of the message, status for each role
     ("POST", "/runs/draft/manifest", "manifest", [401, 401, 403, 404, 200]),
     ("DELETE", "/runs/launched/manifest", None, [401, 401, 403, 403, 409]),
     ("DELETE", "/runs/draft/manifest", None, [401, 401, 403, 404, 200]),
+    ("GET", "/runs/launched/published", None, MACHINES),
+    ("GET", "/runs/draft/published", None, [401, 401, 403, 404, 200]),
+    ("POST", "/runs/launched/published", "texts", [401, 401, 403, 403, 200]),
+    ("POST", "/runs/draft/published", "texts", [401, 401, 403, 404, 200]),
+    ("POST", "/runs/launched/scores", "score", [401, 401, 403, 409, 409]),
+    ("POST", "/runs/draft/scores", "score", [401, 401, 403, 404, 409]),
     ("POST", "/runs/launched/reports", "reports", [401, 401, 403, 403, 200]),
     ("POST", "/runs/draft/reports", "reports", [401, 401, 403, 404, 403]),
     ("GET", "/mirrors/list", None, EVERYBODY),
@@ -175,6 +181,10 @@ def build_message(manifest, numbered_report):
             return coordinator_messages.InvitationToken(token="a:b")
         if name == "reports":
             return coordinator_messages.Reports(reports=[numbered_report(1)])
+        if name == "texts":
+            return evaluation.PublishedTexts()
+        if name == "score":
+            return evaluation.TaskScore(tasks="a" * 64, tokens=1, correct=0, count=1)
         if name == "manifest":
             return signer.sign("manifest", manifest(run, vocabulary=2048))
         return None

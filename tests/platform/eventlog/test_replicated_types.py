@@ -23,6 +23,7 @@ from helpers.site.checkpoint_views import build_checkpoint
 from helpers.site.enrolment_requests import ABOUT, enrolment_request
 from helpers.site.second_factor import add_authenticator_app
 
+from barnraise.protocol.evaluation import PreviewDocument, PublishedTexts, TaskFile, TaskScore
 from barnraise.protocol.signing import Identity, digest
 from coordinator.accounts import credential_sync
 from coordinator.accounts.deletion import delete_account
@@ -38,10 +39,11 @@ from coordinator.fleet.verdict_requests import RetractionRequest
 from coordinator.lib import site_identity
 from coordinator.replication import mirror_list
 from coordinator.runs.join_policy import JoinPolicy
-from coordinator.runs.models import Run
+from coordinator.runs.models import PublishedText, Run
 from coordinator.runs.spec_form import spec_from_fields
 from coordinator.telemetry import checkpoints
 from coordinator.telemetry.rollup import drain_queue
+from coordinator.telemetry.task_scores import record_score
 
 
 @pytest.fixture
@@ -253,6 +255,23 @@ def test_verdicts_are_rebuilt(person, launched_run, numbered_report, rebuilt_row
     rows = rebuilt_rows("verdict.give")["VerdictRecord"]
     assert [row["proven"] for row in rows] == [True]
     assert VerdictRecord.objects.get().signed_verdict == issued.signed_verdict
+
+
+def test_published_texts_and_scores_are_rebuilt(person, launched_run, rebuilt_rows):
+    run, volunteer = launched_run(person())
+    for text in ("First", "Second"):
+        tasks = TaskFile(text=json.dumps({"question": text, "choices": ["a", "b"], "answer": 0}))
+        preview = [PreviewDocument(text=text)]
+        PublishedText.publish(run, PublishedTexts(tasks=tasks, preview=preview))
+    for correct in (1, 0):
+        named = digest(PublishedText.objects.get().tasks)
+        score = TaskScore(tasks=named, tokens=500, correct=correct, count=1)
+        record_score(run, volunteer.machine, score)
+    rows = rebuilt_rows("published.set", "score.record")
+    assert rows["PublishedText"][0]["preview"] == ["Second"]
+    assert [row["correct"] for row in rows["RecordedScore"]] == [0]
+    PublishedText.delete_all_of(run.owner)
+    assert rebuilt_rows("published.clear")["PublishedText"] == []
 
 
 def test_machine_pauses_are_rebuilt(person, volunteer, rebuilt_rows):

@@ -109,6 +109,14 @@ def test_pause_for_a_time_ends_by_itself(adas_run, numbered_report, signed_in_as
     assert MachinePause.objects.get().until is None
 
 
+def test_gpu_that_no_sensor_measures_has_no_curves(adas_run, numbered_report, signed_in_as):
+    run, ada = adas_run
+    for seq, load in ((1, None), (2, 0.5)):
+        ada.store_reports(run, numbered_report(seq, system=reports.SystemView(gpu=load)))
+        page = signed_in_as(run.owner).get(f"/machines/{ada.machine.pk}/").content.decode()
+        assert ('data-machine-chart="gpu"' in page) == (load is not None)
+
+
 def test_next_time_of_a_clock_is_that_of_the_reader(adas_run, signed_in_as):
     run, ada = adas_run
     signed_in_as(run.owner).post(

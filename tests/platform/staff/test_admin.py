@@ -3,7 +3,7 @@
 import logging
 import re
 import time
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from allauth.account.models import EmailAddress
@@ -23,6 +23,7 @@ from coordinator.fleet.run_broadcast import REVOCATION_SECONDS, load_broadcast
 from coordinator.lib import heartbeats
 from coordinator.lib.backup_record import record_backup
 from coordinator.lib.embedded import embedded_servers, valkey_server
+from coordinator.runs.models import Run
 from coordinator.staff.models import Announcement
 from coordinator.tokens.models import Token
 
@@ -66,6 +67,18 @@ def test_staff_pauses_resumes_and_finishes_a_run(staff, adas_run):
     entries = AuditEntry.objects.filter(subject_id=str(run.pk), actor__email="root@example.org")
     actions = entries.order_by("id").values_list("action", flat=True)
     assert list(actions) == ["run.pause", "run.resume", "run.finish"]
+
+
+def test_admin_writes_dates_and_numbers_for_people(staff, adas_run):
+    run, _ = adas_run
+    at = datetime(2026, 11, 29, 7, 39, tzinfo=UTC)
+    Run.objects.filter(pk=run.pk).update(ledger_tokens=307_200, created=at)
+    member = run.memberships.get()
+    type(member).objects.filter(pk=member.pk).update(tokens=307_200, joined=at)
+    for page in ("runs/run/", "fleet/membership/", f"fleet/membership/{member.pk}/change/"):
+        html = staff.get(f"/admin/{page}").content.decode()
+        assert "307,200" in html and "307200" not in html, page
+    assert "29 Nov 2026, 07:39" in staff.get("/admin/runs/run/").content.decode()
 
 
 def test_budget_extended_by_staff_reaches_workers(staff, adas_run, numbered_report):

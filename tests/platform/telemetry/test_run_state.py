@@ -14,6 +14,7 @@ FACTS = st.builds(
     budget=st.integers(1, 10**9),
     rate=st.floats(0, 1e6),
     has_loss=st.booleans(),
+    has_score=st.booleans(),
     alive=st.integers(0, 3000),
     has_model=st.booleans(),
 )
@@ -25,7 +26,9 @@ ENDED = (RunStatus.FINISHED, RunStatus.CANCELLED)
 def test_state_shows_nothing_that_it_cannot_have(facts):
     state = describe_state(facts)
     has_trained = facts.has_loss or facts.tokens > 0
-    assert state.notice.endswith(".") and len(state.tiles) in (0, 5)
+    assert state.notice.endswith(".") and len(state.tiles) in (0, 5 + facts.has_score)
+    assert len({*state.tiles}) == len(state.tiles)
+    assert HeadTile.AGREE not in state.tiles or facts.alive > 1, "nothing to compare"
     assert bool(state.tiles) == (has_trained and facts.status in {*ENDED, "training", "paused"})
     assert (Card.CHARTS in state.cards) == has_trained, "an empty run has no empty charts"
     assert (Card.STEPS in state.cards) == (not has_trained and facts.status not in ENDED)

@@ -39,6 +39,10 @@ def test_settings_that_differ_are_named_with_each_value(family):
     assert rows == {"Learning rate": ["0.001", "0.002"]}
     assert differing_settings([family["first"], family["third"]]) == []
     assert differing_settings([]) == []
+    longer = spec_from_fields({"recipe.token_budget": "720000", "seed": "7"})
+    other = Run.create(family["first"].owner, NewRun("longer", longer))
+    budgets = dict(differing_settings([family["first"], other]))["Token budget"]
+    assert budgets[1] == "720,000" and "," in budgets[0]
 
 
 def test_tree_of_forks_has_every_relative_once(family):

@@ -14,6 +14,15 @@ def test_legal_links_are_at_the_foot_and_at_the_sign_up_form(settings, valkey, b
     assert Client().get("/accounts/signup/").content.decode().count(link) == 2
 
 
+def test_licence_is_a_page_and_the_source_a_link_where_it_is_set(settings, valkey, built_frontend):
+    home = Client().get("/").content.decode()
+    assert '<a href="/licence/">Licence</a>' in home and ">Source</a>" not in home
+    assert "Apache License" in Client().get("/licence/").content.decode()
+    settings.SOURCE_URL = "https://example.org/source?a=1&b=2"
+    link = '<a href="https://example.org/source?a=1&amp;b=2">Source</a>'
+    assert link in Client().get("/licence/").content.decode()
+
+
 def test_page_for_the_code_says_where_it_is_without_a_mail_server(settings, valkey, built_frontend):
     settings.EMAIL_BACKEND = "django.core.mail.backends.console.EmailBackend"
     fields = {"email": "new@example.org", "password1": "wooden-barn-9", "name": "New"}

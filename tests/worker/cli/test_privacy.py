@@ -16,7 +16,14 @@ from barnraise.cli.disclosures import (
     TO_PEERS,
     TO_SITE,
 )
-from barnraise.protocol import checkups, coordinator_messages, messages, opinions, verdicts
+from barnraise.protocol import (
+    checkups,
+    coordinator_messages,
+    evaluation,
+    messages,
+    opinions,
+    verdicts,
+)
 from barnraise.protocol.coordinator_messages import API_MESSAGES, Reports
 from barnraise.protocol.types import Message
 from barnraise.state_dir import StateDir
@@ -30,6 +37,8 @@ SENT_TO_SITE: tuple[type[Message], ...] = (
     coordinator_messages.AttestationStatement,
     coordinator_messages.TextManifest,
     checkups.Checkup,
+    evaluation.PublishedTexts,
+    evaluation.TaskScore,
     messages.Signed,
 )
 # What a site sends: nothing of this machine is in it.

@@ -41,4 +41,5 @@ def test_text_cut_within_a_character_ends_with_a_replacement():
 
 
 def test_control_characters_and_direction_marks_are_replaced():
+    assert make_printable("one\u2028two\u2029") == "one\ufffdtwo\ufffd", "no line of its own"
     assert make_printable("a\x1b[2J\tb\r\nc\rd\u202e\0") == "a\ufffd[2J\tb\nc\nd\ufffd\ufffd"

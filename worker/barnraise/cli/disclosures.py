@@ -134,6 +134,17 @@ TO_SITE = (
             "the tokens of the run's prompts": "TextManifest: prompts",
         },
     ),
+    Disclosure(
+        "When you evaluate a run, or publish texts with a run of yours",
+        {
+            "how many of the run's own tasks its weights answered": (
+                "TaskScore: tasks tokens correct count"
+            ),
+            "the tasks, and beginnings of up to ten documents, where you chose to publish them": (
+                "PublishedTexts: tasks preview; TaskFile: text; PreviewDocument: text"
+            ),
+        },
+    ),
 )
 TO_PEERS = (
     Disclosure(

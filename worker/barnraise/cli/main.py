@@ -14,6 +14,7 @@ from barnraise import __version__
 from barnraise.cli.console import errors, out, replace_unprintable
 from barnraise.cli.control import leave, pause, resume, stop
 from barnraise.cli.doctor.command import doctor
+from barnraise.cli.evaluate import evaluate
 from barnraise.cli.help_format import HelpfulTyper
 from barnraise.cli.join import join
 from barnraise.cli.key import key
@@ -60,7 +61,7 @@ app = HelpfulTyper(
 COMMANDS = {
     "Start": (login, doctor, plan, limits, privacy, update, logout, remove),
     "Train": (join, status, logs, pause, resume, stop, leave),
-    "Use the model": (fetch, export, serve, sample),
+    "Use the model": (fetch, export, serve, sample, evaluate),
     "Organise runs": (prepare, verdict),
 }
 for purpose, functions in COMMANDS.items():

@@ -12,6 +12,7 @@ from rich.markup import escape
 
 from barnraise.cli.addresses import RunArgument
 from barnraise.cli.console import configure_logging, errors, out
+from barnraise.cli.evaluate import request_of_run
 from barnraise.cli.machine_options import (
     HomeOption,
     MachineOptions,
@@ -27,6 +28,8 @@ from barnraise.cli.text import (
     load_tokenizer_option,
     print_inspection,
 )
+from barnraise.errors import TextError
+from barnraise.protocol.evaluation import PREVIEW_LENGTH, PreviewDocument, PublishedTexts
 
 if TYPE_CHECKING:
     from barnraise.text.inspection import Inspection
@@ -43,6 +46,13 @@ class PreparationOptions:
     replace: Annotated[
         bool, typer.Option("--replace", help="Prepare another text in place of the draft's.")
     ] = False
+    preview: Annotated[
+        str | None,
+        typer.Option(
+            metavar="1,3|all|none",
+            help="Documents whose beginnings the run's page shows (default: ask).",
+        ),
+    ] = None
     yes: Annotated[
         bool, typer.Option("--yes", "-y", help="Do not ask before the text is used.")
     ] = False
@@ -63,7 +73,8 @@ def prepare(
 ) -> None:
     """Prepare your run's text, and the model it begins with: show the text, ask, make tokens.
 
-    The text stays on this machine; its tokens go to the machines that train, once you join.
+    The text stays on this machine; its tokens go to the machines that train, once you join. Of up
+    to ten documents that you choose the run's page shows the beginning.
 
     After an interruption, the same command continues.
 
@@ -84,11 +95,19 @@ def prepare(
         model_folder=options.model,
     )
     existing = load_tokenizer_option(options.tokenizer)
-    preparation = TextPreparation(
-        tuple(paths or ()), existing, partial(confirm_text, yes=options.yes), show_progress
-    )
+    shown: list[str] = []
+
+    def confirm(inspection: "Inspection") -> bool:
+        is_used = confirm_text(inspection, options.yes)
+        shown.extend(choose_preview(inspection.samples, options.preview, options.yes))
+        return is_used
+
+    preparation = TextPreparation(tuple(paths or ()), existing, confirm, show_progress)
     view = prepare_text(state_dir, run.name, preparation, fetch_weights, options.replace)
     manifest = open_manifest(view)
+    if shown:
+        documents = [PreviewDocument(text=text) for text in shown]
+        request_of_run(state_dir, "POST", view.id, "published", PublishedTexts(preview=documents))
     tokens = sum(shard.tokens for shard in manifest.train)
     next_command = f"[bold]barnraise join {escape(view.slug or view.id)}[/]"
     out.print(
@@ -114,3 +133,36 @@ def confirm_text(inspection: "Inspection", yes: bool) -> bool:
         raise typer.Exit(1)
     out.print("\nThe tokens of this text go to every machine that joins the run.")
     return typer.confirm("Use it?", default=False, abort=True)
+
+
+def choose_preview(documents: list[str], choice: str | None, yes: bool) -> list[str]:
+    """Return the beginnings that the run's page shows: those that the owner chooses.
+
+    Args:
+        documents: the beginnings of some documents, as they were shown with their numbers.
+        choice: of numbers, "all" or "none"; None asks, where somebody is there to answer.
+        yes: whether nobody is asked: then no document is published without a choice.
+
+    Raises:
+        TextError: the choice is no list of their numbers.
+    """
+    if choice is None:
+        if yes or not documents:
+            return []
+        out.print("\nThe run's page can show the beginnings of some of these documents.")
+        choice = str(typer.prompt("Which? Numbers such as 1,3, all or none", default="none"))
+    words = choice.replace(",", " ").split()
+    if words == ["all"]:
+        chosen = documents
+    elif words in ([], ["none"]):
+        chosen = []
+    else:
+        is_number = all(word.isdecimal() and len(word) <= len("10") for word in words)
+        numbers = dict.fromkeys(map(int, words)) if is_number else {0: None}
+        if not all(1 <= number <= len(documents) for number in numbers):
+            raise TextError(f"--preview takes numbers from 1 to {len(documents)}, all or none")
+        chosen = [documents[number - 1] for number in numbers]
+    from barnraise.text.prompt_codec import make_printable
+
+    printable = (make_printable(text)[:PREVIEW_LENGTH].strip() for text in chosen)
+    return [text for text in printable if text]

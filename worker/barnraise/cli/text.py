@@ -135,8 +135,8 @@ def print_inspection(inspection: "Inspection") -> None:
         out.print(Padding(_totals_table(inspection), INDENT))
     if inspection.samples and not inspection.refusal:
         out.print("\n[bold]First lines of some documents[/]")
-        for sample in inspection.samples:
-            out.print(Padding(_first_lines(sample), INDENT))
+        for number, sample in enumerate(inspection.samples, 1):
+            out.print(Padding(_first_lines(number, sample), INDENT))
     if inspection.warnings:
         out.print()
     for warning in inspection.warnings[:SHOWN_WARNINGS]:
@@ -230,10 +230,12 @@ def round_count(count: int) -> int:
     return round(count, -digits)
 
 
-def _first_lines(sample: str) -> Text:
+def _first_lines(number: int, sample: str) -> Text:
     lines = [line for line in clean(sample, "\n").split("\n") if line.strip()][:2]
     shown = Text(
-        "│ " + "\n│ ".join(line.strip() for line in lines), style="dim", overflow="ellipsis"
+        f"{number:>2} │ " + "\n   │ ".join(line.strip() for line in lines),
+        style="dim",
+        overflow="ellipsis",
     )
     shown.no_wrap = True
     return shown

@@ -201,6 +201,7 @@ def _write_export(state_dir: StateDir, run: str, folder: Path, options: ExportOp
             machines=saved.machines,
             validation=saved.validation,
             licence=options.license,
+            score=saved.score,
         )
         trained = TrainedModel(saved.spec.model, saved.tensors, saved.tokenizer, facts)
         with target.replace(dtype.itemsize * saved.spec.model.parameters) as new:

@@ -1,7 +1,8 @@
 """Messages between a worker and a coordinator: JSON over HTTPS, in signed requests.
 
 Weights, updates and training text never travel in these messages: they are payloads between peers,
-named here only by digest. A contract test bounds the size of every message in `API_MESSAGES`.
+named here only by digest. What a run's owner publishes (`evaluation`) is short, and their choice.
+A contract test bounds the size of every message in `API_MESSAGES`.
 """
 
 from typing import Annotated, Literal
@@ -10,6 +11,7 @@ from pydantic import Field
 
 from barnraise.protocol.checkups import Checkup
 from barnraise.protocol.enums import JoinPurpose, RunStatus, SigningRight
+from barnraise.protocol.evaluation import PublishedTexts, TaskScore
 from barnraise.protocol.messages import Peer, Signed
 from barnraise.protocol.reports import HardwareView, Report
 from barnraise.protocol.types import (
@@ -367,5 +369,7 @@ API_MESSAGES: tuple[type[Message], ...] = (
     Reports,
     ReportReply,
     TextManifest,
+    PublishedTexts,
+    TaskScore,
     Problem,
 )

@@ -1,9 +1,9 @@
-"""Generate text layer by layer, so that a model larger than memory writes like a small one.
+"""Generate and score text layer by layer, so that a model larger than memory is like a small one.
 
 For every new token all sequences pass one layer before the next layer's weights are loaded: the
-weights travel once a token, whatever the number of sequences. Keys and values of earlier tokens are
-cached. The weights of the first layers stay in memory as far as a budget allows; the order of use
-is a cycle, in which a fixed set is the best choice.
+weights travel once a token, whatever the number of sequences. To score texts they travel once.
+Keys and values of earlier tokens are cached. The weights of the first layers stay in memory as far
+as a budget allows; the order of use is a cycle, in which a fixed set is the best choice.
 """
 
 import math
@@ -20,6 +20,8 @@ from barnraise.planning.hardware import return_freed_memory
 from barnraise.planning.memory_model import PREFILL_CHUNK
 from barnraise.spec import ModelSpec
 
+HEAD_ROWS = 32  # logits that are computed at once: a row of a large vocabulary takes a megabyte
+DIVERGED = "the model's output is not finite: its weights have diverged"
 LoadWeights = Callable[[int], Tensor]  # a fragment's index → its weights, fp32 [n], in RAM
 
 
@@ -53,6 +55,14 @@ class TokenRange:
     end: int
 
 
+@dataclass(frozen=True)
+class Continuation:
+    """A text whose last `count` tokens are scored, given all before them: at least one."""
+
+    tokens: Sequence[int]
+    count: int
+
+
 @dataclass
 class _Sequence:
     """One text being written.
@@ -76,7 +86,7 @@ class _Sequence:
 
 
 class Sampler:
-    """Generate continuations of token sequences with weights that `load` returns."""
+    """Generate or score continuations of token sequences with weights that `load` returns."""
 
     def __init__(
         self,
@@ -144,6 +154,47 @@ class Sampler:
             del table
         self._resident.clear()
 
+    @torch.no_grad()
+    def score(self, texts: Sequence[Continuation]) -> list[float]:
+        """Return the logarithm of each continuation's probability, in nats.
+
+        Raises:
+            StateError: The weights are damaged: the model's output is not a number.
+        """
+        embedding = views(self._fragments[0], self._load(0))
+        final = self._load_weights(len(self._fragments) - 1, stays=True)
+        streams = [
+            self._functions.embed(embedding, torch.tensor([text.tokens[:-1]])).to(self._device)
+            for text in texts
+        ]
+        for layer in range(self._model.layers):
+            weights = self._load_weights(1 + layer)
+            for place, stream in enumerate(streams):
+                cache = KeyValueCache.empty(self._model, stream.shape[1], self._device)
+                streams[place] = self._pass_parts(weights, stream, cache)
+            del weights  # free it before the next layer is loaded
+        fragment, name = self._model.head_table
+        table = (final if fragment else embedding)[name].to(self._device)
+        return [
+            self._sum_logarithms(final, table, stream, text)
+            for stream, text in zip(streams, texts, strict=True)
+        ]
+
+    def _sum_logarithms(
+        self, final: Weights, table: Tensor, stream: Tensor, text: Continuation
+    ) -> float:
+        """Sum the logarithms of the scored tokens' probabilities."""
+        total = 0.0
+        targets = torch.tensor(text.tokens[-text.count :], device=self._device)
+        rows = stream[:, -text.count :].split(HEAD_ROWS, dim=1)
+        for part, expected in zip(rows, targets.split(HEAD_ROWS), strict=True):
+            logits = head(final, table, part, self._model)[0].float()
+            chosen = logits.gather(1, expected[:, None])[:, 0]
+            total += float((chosen - logits.logsumexp(1)).double().sum())
+        if not math.isfinite(total):
+            raise StateError(DIVERGED)
+        return total
+
     def _new_sequence(
         self, number: int, prompt: Sequence[int], capacity: int, settings: SamplingSettings
     ) -> _Sequence:
@@ -172,12 +223,14 @@ class Sampler:
 
     def _pass_layer(self, weights: Weights, layer: int, sequence: _Sequence) -> None:
         """Pass a sequence's new tokens through a layer, some of them at a time."""
-        cache = sequence.caches[layer]
+        sequence.stream = self._pass_parts(weights, sequence.stream, sequence.caches[layer])
+
+    def _pass_parts(self, weights: Weights, stream: Tensor, cache: KeyValueCache) -> Tensor:
         parts = [
             self._functions.block(weights, part, self._model, cache)
-            for part in sequence.stream.split(PREFILL_CHUNK, dim=1)
+            for part in stream.split(PREFILL_CHUNK, dim=1)
         ]
-        sequence.stream = torch.cat(parts, dim=1)
+        return torch.cat(parts, dim=1)
 
     def _load_weights(self, index: int, stays: bool = False) -> Weights:
         """Return a fragment's weights; they stay in memory if asked to, or if the budget allows."""
@@ -199,7 +252,7 @@ def _choose_token(logits: Tensor, settings: SamplingSettings, generator: torch.G
     """Choose the next token by nucleus sampling (Holtzman et al. 2019, arXiv:1904.09751)."""
     logits = logits.float().cpu()
     if not math.isfinite(float(logits.sum())):
-        raise StateError("the model's output is not finite: its weights have diverged")
+        raise StateError(DIVERGED)
     if settings.temperature <= 0:
         return int(logits.argmax())
     probabilities, order = torch.softmax(logits / settings.temperature, -1).sort(descending=True)

@@ -20,8 +20,8 @@ from barnraise.text.shards import TextPlan, check_length
 from barnraise.text.source_file import FileReport, Piece
 from barnraise.text.tokenizer import load_tokenizer, train_tokenizer
 
-SAMPLES = 3  # documents whose first lines are shown
-SAMPLE_CHARACTERS = 300
+SAMPLES = 10  # documents whose first lines are shown
+SAMPLE_CHARACTERS = 600
 TOKEN_SAMPLE_BYTES = 1 << 20  # of the text by which the tokens are estimated
 REMOTE_BYTES = 64 << 20  # of each remote file that is read for a preview
 SMALLEST_CONTEXT = 8  # that a run can have

@@ -2,6 +2,7 @@
 
 import unicodedata
 
+from barnraise.protocol.types import HIDDEN_CATEGORIES
 from barnraise.spec import MAX_VOCABULARY
 from barnraise.text.tokenizer import (
     END_BYTE,
@@ -96,5 +97,6 @@ def make_printable(text: str) -> str:
     """
     unified = text.replace("\r\n", "\n").replace("\r", "\n")
     return "".join(
-        c if c in "\n\t" or unicodedata.category(c)[0] != "C" else REPLACEMENT for c in unified
+        c if c in "\n\t" or unicodedata.category(c) not in HIDDEN_CATEGORIES else REPLACEMENT
+        for c in unified
     )

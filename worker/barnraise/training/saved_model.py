@@ -9,10 +9,12 @@ from torch import Tensor
 from barnraise.errors import StateError
 from barnraise.ledger.blob_store import BlobStore
 from barnraise.protocol.coordinator_messages import TextManifest
+from barnraise.protocol.evaluation import TaskScore
 from barnraise.protocol.signing import open_signed
 from barnraise.spec import RunSpec
 from barnraise.state_dir import StateDir
 from barnraise.training.checkpoint import CheckpointSlots, StateHeader
+from barnraise.training.evaluation import read_score
 from barnraise.training.join import find_saved_run
 from barnraise.training.local_status import read_status
 from barnraise.training.resume import DiskState, read_state_header
@@ -33,6 +35,7 @@ class SavedModel:
     tokenizer: bytes | None
     # (tokens, nats a token) of the last validation on this machine, if known.
     validation: tuple[int, float] | None
+    score: TaskScore | None = None  # the last one of the run's own tasks on this machine
 
     @property
     def machines(self) -> int:
@@ -83,4 +86,5 @@ def open_saved_model(state_dir: StateDir, run: str) -> Iterator[SavedModel]:
             tensors=tensors,
             tokenizer=tokenizer,
             validation=status.validation_last if status else None,
+            score=read_score(folder),
         )

@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass
 
 from barnraise.formats import format_parameters
+from barnraise.protocol.evaluation import TaskScore
 from barnraise.spec import ModelSpec, RunSpec
 from barnraise.spec.architectures import architecture_of
 from barnraise.training.model_files.transformers_formats import model_type_of
@@ -30,6 +31,7 @@ class CardFacts:
     validation: tuple[int, float] | None = None
     # An identifier of the Hugging Face hub's list; "unknown" where nobody chose one.
     licence: str = "unknown"
+    score: TaskScore | None = None  # of the run's own tasks, if they were answered here
 
 
 def write_card(facts: CardFacts) -> str:
@@ -52,6 +54,7 @@ def write_card(facts: CardFacts) -> str:
         ("Tokens trained on", f"{facts.tokens:,}"),
         ("Contributors", f"{facts.machines:,} machine{'' if facts.machines == 1 else 's'}"),
         ("Validation loss", _describe_loss(facts.validation)),
+        *([("Multiple choice", _describe_score(facts.score))] if facts.score else []),
         ("Architecture", _describe_model(spec.model)),
         ("Tokenizer", f"{spec.text.tokenizer}, {spec.model.vocabulary:,} tokens"),
         ("Licence", facts.licence),
@@ -101,6 +104,13 @@ def _describe_loss(validation: tuple[int, float] | None) -> str:
         return "not measured on the machine that exported it"
     tokens, loss = validation
     return f"{loss:.4f} nats a token, after {tokens:,} tokens"
+
+
+def _describe_score(score: TaskScore) -> str:
+    return (
+        f"{score.correct:,} of {score.count:,} tasks right ({score.correct / score.count:.1%}), "
+        f"after {score.tokens:,} tokens"
+    )
 
 
 def _describe_model(model: ModelSpec) -> str:
