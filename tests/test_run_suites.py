@@ -1,4 +1,4 @@
-"""A test that fails beside others and passes alone is named; one that fails again fails the run."""
+"""A failed test that passes alone is named; one that fails again fails the run."""
 
 import subprocess
 import sys

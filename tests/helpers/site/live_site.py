@@ -126,7 +126,7 @@ class Site:
     def barnraise(self, name: str, *command: str) -> subprocess.Popen:
         """Start the real `barnraise` command on a machine called `name`.
 
-        Training is eager: beside other tests a polite worker would hardly run.
+        Training is eager: a polite worker would hardly run while other tests compute.
         """
         environment = {"OMP_NUM_THREADS": "1", "BARNRAISE_HARDWARE": str(self.hardware_file)}
         eager = ["--eager"] if command[0] == "join" else []
