@@ -40,6 +40,7 @@ class TrainingEngine(Protocol):
     @property
     def round_tokens(self) -> int:
         """Return the tokens trained on since the last `end_round`."""
+        ...
 
     def step(
         self,
@@ -49,6 +50,7 @@ class TrainingEngine(Protocol):
         should_stop: Callable[[], bool] = ...,
     ) -> StepStats:
         """Make one step on the mean gradient of the micro-batches."""
+        ...
 
     def queue_updates(
         self, *updates: DecodableUpdate, prediction: tuple[float, ...] | None = None
@@ -67,14 +69,17 @@ class TrainingEngine(Protocol):
         has_momentum: bool = True,
     ) -> Iterator[EncodedFragment]:
         """End the round of some fragments: compute, encode and apply this author's update."""
+        ...
 
     def evaluate(self, batches: Iterable[Tensor], should_stop: Callable[[], bool] = ...) -> float:
         """Return the mean loss of the anchor, in nats a token; NaN if it was stopped."""
+        ...
 
     def generate(
         self, prompts: Sequence[Sequence[int]], settings: SamplingSettings, vocabulary: TokenRange
     ) -> Iterator[tuple[int, int]]:
         """Generate text with the anchor; yield the number of the prompt and its next token."""
+        ...
 
     def reset_round(self) -> None:
         """Set the replica to the anchor; drop what the round has learnt, and the prediction."""
@@ -96,6 +101,7 @@ class TrainingEngine(Protocol):
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return all that a restart needs besides the anchor's heads."""
+        ...
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         """Load what `state_dict` of any engine returned, and begin a round."""
