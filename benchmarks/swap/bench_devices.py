@@ -40,7 +40,7 @@ Handler = Callable[[Operation], Task]
 DEALS = ((1, 1), (3, 1), (2, 1, 1), (2, 2, 2, 2))
 COMPUTATIONS = (OperationKind.FORWARD, OperationKind.HEAD, OperationKind.BACKWARD)
 WINDOW = 3 * 10**9  # bytes of each device
-SPEEDUP_MODEL = replace(preset("gpt-mini", 2048), context=128)
+SPEEDUP_MODEL = preset("gpt-mini", 2048)
 SLOWED = 3  # times as slow
 DEALT = 16  # micro-batches of the unequal deal
 NEAR = 0.9  # of the fastest choice's speed
@@ -136,9 +136,9 @@ def compare_speeds(
 
 
 def measure_speedup(hardware: Hardware, rounds: int) -> float:
-    """Return the speed of two devices against one: gpt-mini's blocks, 8 micro-batches of two."""
+    """Return the speed of two devices against one: gpt-mini's blocks, 8 micro-batches of one."""
     one, two = (
-        plan_with(machine, SPEEDUP_MODEL, 16, 8)
+        plan_with(machine, SPEEDUP_MODEL, 8, 8)
         for machine in (hardware, replace(hardware, others=(hardware,)))
     )
     ratios = [b / a for a, b in compare_speeds([one, two], rounds)]
@@ -208,8 +208,8 @@ def measure_unequal_share(hardware: Hardware) -> float:
 
 def choice_cases(quick: bool) -> list[ChoiceCase]:
     """Return the decisions that are measured."""
-    micro = replace(preset("gpt-micro", 512), context=128)
-    mini = replace(preset("gpt-mini", 512), layers=4, context=128)
+    micro = preset("gpt-micro", 512)
+    mini = replace(preset("gpt-mini", 512), layers=4)
     models, sequences = (micro, mini), (2, 8) if quick else (2, 4, 8, 16)
     return [
         ChoiceCase(model, count, slowness)
