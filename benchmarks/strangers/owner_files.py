@@ -210,7 +210,7 @@ def request_by_machine(encoding: str) -> None:
 def request_by_script(encoding: str) -> None:
     """Receive a compressed answer as a person's script."""
     with serve_answer(compress_zeros(encoding), encoding) as url:
-        TokenClient(url, "a-token").request("GET", "runs")
+        TokenClient(url, "a-token").request_json("GET", "runs")
 
 
 def enrol_at_a_liar() -> None:

@@ -45,6 +45,7 @@ TABLE = {
     "GET /mirrors/": ALL,
     "GET /docs/": ALL,
     "GET /docs/people.md": ALL,
+    "GET /licence/": ALL,
     "GET /download/": ALL,
     "GET /download/barnraise-0.0.0-py3-none-any.whl": "404 404 404 404 404",
     "GET /runs/new/": "login 403 200 200 200",

@@ -220,10 +220,10 @@ def test_machine_changes_and_sees_no_other_machine(barnraise, enrolled, voluntee
     with closing(MachineRequests(home)) as site:
         for method, path in (("GET", ()), ("PATCH", ()), ("POST", ("actions", "revoke"))):
             with pytest.raises(CoordinatorError, match="itself alone"):
-                site.request(method, "machines", str(other.pk), *path, body={"name": "x"})
+                site.request_json(method, "machines", str(other.pk), *path, body={"name": "x"})
         with pytest.raises(CoordinatorError, match="barnraise pause"):
-            site.request("POST", "machines", str(enrolled.pk), "actions", "pause")
-        site.request("POST", "machines", str(enrolled.pk), "actions", "revoke")
+            site.request_json("POST", "machines", str(enrolled.pk), "actions", "pause")
+        site.request_json("POST", "machines", str(enrolled.pk), "actions", "revoke")
     enrolled.refresh_from_db()
     assert enrolled.revoked and AuditEntry.objects.filter(action="machine.revoke").count() == 1
 

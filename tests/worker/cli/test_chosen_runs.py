@@ -118,11 +118,6 @@ def test_ended_run_among_two_is_refused_unless_the_next_follows(home, site):
     assert "A-Run" in result.output and "B-Run" not in result.output
 
 
-def test_several_devices_are_refused_with_the_way_that_works(home):
-    with pytest.raises(StateError, match=r"--device cuda:1 --home ~/.barnraise-2"):
-        invoke("join", "a-run", "--device", "cuda:0,cuda:1")
-
-
 def test_second_worker_is_refused_with_the_process_and_the_way_out(home):
     folder = home.open_run(RUN)
     folder.close()

@@ -194,7 +194,7 @@ def test_carrier_does_not_count_while_nobody_reports_what_it_was_sent():
     me, author = peers_with({2: SLOW, 3: FAST, 4: SLOW}), author_of(1)
     me.on_local_update(author, 1)
     assert pushed(me, 1.0) == [3]
-    me.on_update_sent(key_of(3), author, 1)  # to a buffer: it may be gone
+    me.carriers.on_sent(key_of(3), author, 1)  # to a buffer: it may be gone
     me.next_actions(7.0)
     assert me.has_carrier, "a State may still be on its way"
     me.next_actions(8.5)
