@@ -126,14 +126,15 @@ class Site:
     def barnraise(self, name: str, *command: str) -> subprocess.Popen:
         """Start the real `barnraise` command on a machine called `name`.
 
-        Training is eager: a polite worker would hardly run while other tests compute.
+        Training has a priority between that of other tests, which it would slow down, and that of a
+        polite worker, which would hardly run while they compute.
         """
         environment = {"OMP_NUM_THREADS": "1", "BARNRAISE_HARDWARE": str(self.hardware_file)}
-        eager = ["--eager"] if command[0] == "join" else []
-        arguments = ("-m", "barnraise", *command, *eager, "--home", str(self.folder / name))
-        return self.processes.start(
-            f"{command[0]}-{name}", sys.executable, *arguments, **environment
-        )
+        program = [sys.executable, "-m", "barnraise", *command]
+        if command[0] == "join":
+            program = ["nice", "-n", "10", *program, "--eager"]
+        home = str(self.folder / name)
+        return self.processes.start(f"{command[0]}-{name}", *program, "--home", home, **environment)
 
     def log(self, name: str) -> str:
         return (self.processes.logs / f"{name}.log").read_text(errors="replace")
