@@ -35,7 +35,7 @@ from barnraise.planning.limits import Limits
 from barnraise.protocol.messages import Peer
 from barnraise.state_dir import StateDir
 from barnraise.swap.engine import Encode, EncodedFragment
-from barnraise.training import train as training
+from barnraise.training import training_engine
 from barnraise.training.local_status import LocalStatus
 from barnraise.training.train import Worker
 
@@ -255,7 +255,7 @@ IROH_THREADS = ("tokio", "iroh", "async-compat")  # prefixes of the names of iro
 EXCHANGE_THREADS = ("barnraise-exchange", "barnraise-disk_", "barnraise-snapshots_")
 # What the training loop's own thread does for the exchange.
 EXCHANGE_CALLS: tuple[tuple[Any, str], ...] = (
-    (training.codec, "encode"),
+    (training_engine.codec, "encode"),
     (update_queue.ReceivedUpdate, "decode"),
     (blob_store.BlobStore, "store"),
     (ledger.Ledger, "append"),
