@@ -105,6 +105,7 @@ def test_default_text_trains_after_four_clicks_and_one_command(site, browser: Br
         loss = page.locator("[data-figure=train]")
         expect(loss).not_to_have_text("–", timeout=MAX_SECONDS * 1000)
         seconds = time.monotonic() - started
+        page.locator("[data-loss-chart]").scroll_into_view_if_needed()  # it is drawn in view
         expect(page.locator("[data-loss-chart] .uplot canvas")).to_be_visible()
         clicks = int(page.evaluate("localStorage.getItem('clicks')"))
         joined.terminate()
