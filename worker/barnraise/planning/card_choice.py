@@ -50,7 +50,7 @@ class CardChoice:
 
     @property
     def refused(self) -> list[str]:
-        """Say of each way that was not taken why not."""
+        """Return, for each choice that was not taken, the reason."""
         return [f"{each.cards}: {each.verdict}" for each in self.choices if each.verdict != TAKEN]
 
 

@@ -1,7 +1,7 @@
-"""The seam between a worker and what trains its replica.
+"""The interface of what trains a worker's replica.
 
-`Worker`, `SavedState` and `SampleWriter` know no more of an engine than this. `Worker.open_engine`
-builds it, as `Worker.plan_training` makes its plan.
+`Worker`, `SavedState` and `SampleWriter` use an engine through this protocol alone.
+`Worker.plan_training` makes the plan, and `Worker.open_engine` builds the engine for it.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
