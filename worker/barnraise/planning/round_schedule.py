@@ -10,6 +10,7 @@ from barnraise.planning.compression_ladder import (
     LONG_ROUNDS,
     MIN_CARRY_ROUNDS,
     SCHEMES,
+    SPARSE_ROUNDS,
 )
 from barnraise.planning.fragment_streaming import StreamingSchedule, fit_to_round
 from barnraise.planning.quantization_scheme import QuantizationScheme
@@ -165,8 +166,8 @@ def fit_to_uplink(
     Four and eight bits cost bytes and gain nothing, and a late update costs more than a smaller
     one; so what a fast link carries beyond the first level makes updates arrive sooner. The first
     level is chosen that link and run have the rounds for, and on it the shortest round that fits. A
-    link that carries nothing of all this gets rounds of `max_steps`, and its updates take longer
-    than a round to send.
+    link that carries nothing of all this gets rounds of `max_steps`, of the fewest values where the
+    run has enough of them, and its updates take longer than a round to send.
 
     Args:
         update_rate: Bytes per second of updates that this machine can publish.
@@ -179,7 +180,9 @@ def fit_to_uplink(
     bytes_per_step = max(update_rate * step_seconds, 1e-9)
     header_seconds = TYPICAL_HEADER_BYTES / max(update_rate, 1e-9)
     min_part_seconds = header_seconds / HEADER_SHARE
-    chosen = LONG_ROUNDS if max_steps >= LONG_ROUNDS.min_steps else COMPRESSION_LADDER[-2]
+    has_rounds = SPARSE_ROUNDS.min_rounds * max_steps <= run_steps
+    is_sparse = has_rounds or max_steps < LONG_ROUNDS.min_steps
+    chosen = SPARSE_ROUNDS if is_sparse else LONG_ROUNDS
     chosen_steps = max_steps
     for level in COMPRESSION_LADDER:
         update_bytes = level.scheme.payload_size(parameters) + TYPICAL_HEADER_BYTES
