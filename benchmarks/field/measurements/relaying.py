@@ -200,6 +200,8 @@ class RelayBench:
         sent = [now - then for now, then in zip(self._network.bytes_sent(), sent, strict=True)]
         after = self.statuses()
         _print("fast", after)
+        shares = [part / (HOME.up_bytes * (fast[1] - fast[0])) for part in sent[1:]]
+        print(f"shares of their lines: {[round(each, 2) for each in shares]}", flush=True)
         self._killed = True
         killed_at = time.time()
         _kill(self._processes[0])
@@ -211,10 +213,9 @@ class RelayBench:
             (self._folder / str(rank) / "stop").touch()
         self.wait_for(self._agree, phases.agree)
         log = Log.read(self._folder)
-        share = max(sent[1:]) / (HOME.up_bytes * (fast[1] - fast[0]))
         return {
             "own_copies": round(fmean(status["copies"] for status in after), 2),
-            "uplink_share": round(share, 3),
+            "uplink_share": round(max(shares), 3),
             "rounds_gain": round(log.rounds_each(*fast) / log.rounds_each(*slow), 2),
             "agree": self._agree(),
             "relay_killed_rounds": log.rounds_until_repaired(killed_at),

@@ -231,7 +231,9 @@ def test_fit_to_uplink_dead_link_gets_the_longest_rounds():
     schedule = fit_to_uplink(0.0, 1.0, 1_000_000)
     assert (schedule.steps, schedule.scheme) == (MAX_STEPS, SPARSEST_SCHEME)
     few = fit_to_uplink(0.0, 1.0, 1_000_000, run_steps=50 * MAX_STEPS)
-    assert (few.steps, few.scheme) == (MAX_STEPS, LONG_ROUNDS.scheme), "one value in 64 is sent too seldom"
+    assert (few.steps, few.scheme) == (MAX_STEPS, LONG_ROUNDS.scheme), (
+        "one value in 64 is sent too seldom"
+    )
 
 
 def test_fit_to_uplink_home_line_and_lan_examples():
