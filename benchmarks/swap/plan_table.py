@@ -156,8 +156,8 @@ def compute_cells(
 HEADING = """# What the planner decides on GPUs
 
 **No row is a measurement.** On the one card that was measured, an H200, the planner was
-[3, 29 and 57 % too fast](gpu.md#speed) without a limit, with 24 GB and with 8 GB, and more for models
-of a few million parameters. So read the table for where the state goes and what is refused.
+[3, 29 and 57 % too fast](gpu.md#speed) without a limit, with 24 GB and with 8 GB, and more for
+models of a few million parameters. So read the table for where the state goes and what is refused.
 
 Written by `python benchmarks/swap/plan_table.py --write`; do not edit. `--all` prints every preset
 and memory. The rates of the cards are assumed; all else is the planner's own arithmetic. Every step
