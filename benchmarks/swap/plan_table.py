@@ -155,15 +155,14 @@ def compute_cells(
 
 HEADING = """# What the planner decides on GPUs
 
-**No row is a measurement, and on the one card that was measured, an H200 on 2026-11-28, the planner
-was 3, 29 and 57 % too fast** ([gpu.md](gpu.md#speed): without a limit, with 24 GB and with 8 GB of
-its memory), and far more for models of a few million parameters. So read the table for where the
-state goes and what is refused, and take a fifth to a third off the speeds where RAM is busy.
+**No row is a measurement.** On the one card that was measured, an H200, the planner was
+[3, 29 and 57 % too fast](gpu.md#speed) without a limit, with 24 GB and with 8 GB, and more for
+models of a few million parameters. So read the table for where the state goes and what is refused.
 
 Written by `python benchmarks/swap/plan_table.py --write`; do not edit. `--all` prints every preset
-and memory. The rates of the cards are assumed and listed below; all else is the planner's own
-arithmetic. Every step has 8 sequences of the preset's context, the drive has 1 TB with 800 GB free,
-and nobody has set a limit.
+and memory. The rates of the cards are assumed; all else is the planner's own arithmetic. Every step
+has 8 sequences of the preset's context, the drive has 1 TB with 800 GB free, and nobody has set a
+limit.
 
 Each cell says: predicted tokens/s; where the training state is (*GPU*: all of it; *n on GPU*: so
 many fragments, the others in RAM; *RAM*; *disk*: weights or moments are read from disk); and what a
