@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from helpers import paths
 
-from barnraise.exchange.stats import NeighbourStats
+from barnraise.exchange.stats import NeighbourView
 from barnraise.ledger.anchor import Anchor
 from barnraise.protocol.coordinator_messages import Reports
 from barnraise.protocol.enums import Activity
@@ -91,7 +91,10 @@ def test_figures_contain_gradient_norm_learning_rate_and_busiest_links():
     for norm in (4.0, 2.0):
         stats = SimpleNamespace(loss=4.0, tokens=1000, seconds=1.0, norm=norm, abandoned=False)
         metrics.record_step(stats, 1000, 6e-4)
-    peers = [NeighbourStats(f"{n:064x}"[::-1], 0, float(n), 0.0, None) for n in range(20)]
+    peers = [
+        NeighbourView(key=f"{n:064x}"[::-1], lag=0, up=float(n), down=0.0, agrees=None)
+        for n in range(20)
+    ]
     figures = metrics.compose_report(ANCHOR, exchange_stats(peers), "0" * 16, ())
     assert figures.learning_rate == 6e-4
     assert figures.gradient_norm == pytest.approx(0.95 * 4 + 0.05 * 2)
