@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 from helpers import paths
+from memory_anchor import MemoryAnchor
 
 from barnraise.exchange.stats import NeighbourView
-from barnraise.ledger.anchor import Anchor
 from barnraise.protocol.coordinator_messages import Reports
 from barnraise.protocol.enums import Activity
 from barnraise.spec import preset
@@ -67,7 +67,7 @@ def test_status_file_contains_the_plan_and_the_measured_step():
 
 def test_checkpoint_is_in_all_later_reports_and_equal_on_two_machines():
     model = preset("gpt-nano", 256)
-    one, other = Anchor.from_seed(model, 7), Anchor.from_seed(model, 7)
+    one, other = MemoryAnchor.from_seed(model, 7), MemoryAnchor.from_seed(model, 7)
     checkpoints = []
     for anchor in (one, other):
         metrics = metrics_after(5.0)
