@@ -15,10 +15,10 @@ from typing import Any
 import drill_worker
 from child_processes import ChildProcesses, ChildStatus, read_tail
 from joined_run import RUN, Setup
+from memory_anchor import MemoryAnchor
 from udp_ports import free_udp_port
 
 from barnraise.durable_io import write_atomically
-from barnraise.ledger.anchor import Anchor
 from barnraise.ledger.codec import decode
 from barnraise.ledger.ledger import Ledger
 from barnraise.spec import Recipe, RunSpec
@@ -236,7 +236,7 @@ def recompute_anchor_digest(
         vector: Author → the last of its updates that is added; None: all.
     """
     with machine.open_ledger() as ledger:
-        anchor = Anchor.from_seed(machine.world.spec.model, machine.world.spec.seed)
+        anchor = MemoryAnchor.from_seed(machine.world.spec.model, machine.world.spec.seed)
         for _, update in ledger.updates_since({}):
             if keys is not None and update.peer not in keys:
                 continue

@@ -18,10 +18,10 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "shared"))
 
 import torch
 from joined_run import MIRROR, RUN, issue_ticket
+from memory_anchor import MemoryAnchor
 
 from barnraise.durable_io import write_atomically
 from barnraise.exchange.exchange import Exchange, ExchangeConfig
-from barnraise.ledger.anchor import Anchor
 from barnraise.ledger.codec import encode
 from barnraise.ledger.ledger import Ledger
 from barnraise.peering.transports.iroh_transport import IrohTransport
@@ -83,7 +83,7 @@ class RelayPeer:
         transport = IrohTransport(identity.secret, setup.hosts[setup.rank], setup.port)
         self._exchange = Exchange(config, Ledger(self._folder / "ledger"), transport)
         self._exchange.set_uplink_limit(setup.uplink)
-        self._anchor = Anchor.from_seed(MODEL, SPEC.seed)
+        self._anchor = MemoryAnchor.from_seed(MODEL, SPEC.seed)
         self._exchange.start(self._anchor.vector)
         self._exchange.add_peers(
             [

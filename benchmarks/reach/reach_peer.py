@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from barnraise.exchange.exchange import Exchange, ExchangeConfig
-from barnraise.ledger.anchor import Anchor
 from barnraise.ledger.ledger import Ledger
 from barnraise.peering.addresses.nat_type import classify_nat, describe_nat
 from barnraise.peering.transports.iroh_transport import IrohTransport
@@ -102,7 +101,7 @@ class ReachPeer:
         )
         transport = IrohTransport(identity.secret, port=setup.port)
         self.exchange = Exchange(config, Ledger(Path(setup.folder)), transport)
-        self.exchange.start(Anchor.from_seed(MODEL, SPEC.seed).vector)
+        self.exchange.start({})  # of the initial weights
         if setup.source_ip:
             self.exchange.set_source_ip(setup.source_ip)
         self.add_peers(setup.peers)

@@ -3,12 +3,12 @@
 from pathlib import Path
 
 from joined_run import RUN
+from sharded_documents import shard_documents
 
 from barnraise.ledger.blob_store import BlobStore
 from barnraise.protocol.messages import Signed
 from barnraise.protocol.signing import Identity
 from barnraise.spec import TextSpec
-from barnraise.text import shards
 from barnraise.text.stdlib_text import read_stdlib
 
 TEXT = TextSpec(tokenizer="bytes")
@@ -26,5 +26,5 @@ def prepare_text(folder: Path, owner: Identity) -> Signed:
         The text's manifest, signed by the owner.
     """
     store = BlobStore(folder).store
-    manifest = shards.prepare_text(TEXT, VOCABULARY, RUN, store, list(read_stdlib()))
+    manifest = shard_documents(TEXT, VOCABULARY, RUN, store, list(read_stdlib()))
     return owner.sign("manifest", manifest)

@@ -23,9 +23,10 @@ from blake3 import blake3
 sys.path.append(str(Path(__file__).resolve().parents[1] / "shared"))
 
 from joined_run import MIRROR, RUN, issue_ticket
+from memory_anchor import MemoryAnchor
 
 from barnraise.exchange.exchange import Exchange, ExchangeConfig
-from barnraise.ledger.anchor import Anchor, compute_sketch
+from barnraise.ledger.anchor import compute_sketch
 from barnraise.ledger.codec import encode
 from barnraise.ledger.ledger import GENESIS_DIGEST, Ledger
 from barnraise.ledger.validation import EMPTY_PART
@@ -57,7 +58,7 @@ def peer_at(port: int, identity: Identity = VICTIM) -> messages.Peer:
 # ---- machines --------------------------------------------------------------------------------
 
 
-def open_exchange(identity: Identity, folder: Path, port: int) -> tuple[Exchange, Anchor]:
+def open_exchange(identity: Identity, folder: Path, port: int) -> tuple[Exchange, MemoryAnchor]:
     """Start a machine's exchange and load its anchor."""
     config = ExchangeConfig(
         spec=SPEC,
@@ -69,7 +70,7 @@ def open_exchange(identity: Identity, folder: Path, port: int) -> tuple[Exchange
     )
     transport = IrohTransport(identity.secret, "127.0.0.1", port)
     exchange = Exchange(config, Ledger(folder), transport)
-    anchor = Anchor.from_seed(MODEL, SPEC.seed)
+    anchor = MemoryAnchor.from_seed(MODEL, SPEC.seed)
     exchange.start(anchor.vector)
     return exchange, anchor
 

@@ -8,6 +8,7 @@ line carries as many rounds, and the worker's own ladder chooses length and comp
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from line_rounds import line_rounds
 from muon_plan import QUICK_STEPS as MUON_QUICK_STEPS
 from muon_plan import MuonPlan
 from study_case import Case
@@ -20,7 +21,6 @@ from barnraise.planning.lines import LINES, Line
 from barnraise.planning.quantization_scheme import QuantizationScheme
 from barnraise.planning.round_limits import PLAIN_ROUNDS
 from barnraise.planning.round_schedule import RoundSchedule, fit_to_uplink
-from barnraise.planning.speedup import line_rounds
 from barnraise.planning.update_header import TYPICAL_HEADER_BYTES
 from barnraise.planning.uplink_budget import UPDATE_SHARE
 

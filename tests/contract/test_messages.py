@@ -10,6 +10,7 @@ from pathlib import Path
 
 import annotated_types
 import pytest
+from helpers.contract.api_messages import API_MESSAGES
 from pydantic import AfterValidator, BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
@@ -206,7 +207,7 @@ def max_text_bytes(constraints: list[object], path: str) -> int:
     return 2 + (limit or 200)
 
 
-@pytest.mark.parametrize("message", coordinator_messages.API_MESSAGES, ids=lambda m: m.__name__)
+@pytest.mark.parametrize("message", API_MESSAGES, ids=lambda m: m.__name__)
 def test_no_api_message_can_carry_weights_updates_or_text(message):
     """The types exclude it: no bytes, no unbounded field, texts are hex, names or signed documents.
 

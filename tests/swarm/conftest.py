@@ -13,6 +13,7 @@ import pytest
 import torch
 from example_hardware import ONE_CORE_MACHINE
 from helpers.network.memory_transport import MemoryNetwork
+from sharded_documents import shard_documents
 from single_site import SingleSite
 
 from barnraise.ledger.blob_store import BlobStore
@@ -24,7 +25,6 @@ from barnraise.protocol.messages import Peer, Ticket
 from barnraise.protocol.signing import Identity, digest
 from barnraise.spec import ModelSpec, Recipe, RunSpec, TextSpec
 from barnraise.state_dir import RunDir, StateDir
-from barnraise.text import shards
 from barnraise.text.stdlib_text import read_stdlib
 from barnraise.training.join import JoinedRun
 from barnraise.training.local_status import LocalStatus
@@ -40,7 +40,7 @@ MIRROR = Identity(b"m" * 32)
 def text(tmp_path_factory) -> tuple[Path, TextManifest]:
     """Prepare a part of the standard library's source as bytes, once."""
     blobs = BlobStore(tmp_path_factory.mktemp("text"))
-    return blobs.folder, shards.prepare_text(
+    return blobs.folder, shard_documents(
         TextSpec(tokenizer="bytes", shard_tokens=1 << 20),
         256,
         RUN,

@@ -6,6 +6,7 @@ import time
 import pytest
 import torch
 from helpers.worker.fake_coordinator import FakeCoordinator
+from memory_anchor import MemoryAnchor
 
 from barnraise.cli.verdict import build_verdict
 from barnraise.coordinator_client import reporter as reporter_module
@@ -14,7 +15,7 @@ from barnraise.errors import DamageError
 from barnraise.exchange.verdicts import verdict_sync as verdict_sync_module
 from barnraise.exchange.verdicts.verdict_handler import VERDICT_FOLDER
 from barnraise.ledger import anchor_scrub as anchor_scrub_module
-from barnraise.ledger.anchor import Anchor, fragment_to_bytes
+from barnraise.ledger.anchor import fragment_to_bytes
 from barnraise.ledger.codec import decode
 from barnraise.ledger.ledger import Ledger
 from barnraise.ledger.scrub_pace import ScrubPace
@@ -79,9 +80,9 @@ def digest_of_the_sum(run, ledger) -> str:
     return sum_of_updates(run, ledger).digest()
 
 
-def sum_of_updates(run, ledger) -> Anchor:
+def sum_of_updates(run, ledger) -> MemoryAnchor:
     """Add the initial weights and every update in a ledger's files that no verdict retracts."""
-    anchor = Anchor.from_seed(run.spec.model, run.spec.seed)
+    anchor = MemoryAnchor.from_seed(run.spec.model, run.spec.seed)
     for author, last in ledger.vector().items():
         for _, update in ledger.headers(author, 1, last):
             for index, part in enumerate(update.fragments):

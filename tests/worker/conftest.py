@@ -10,9 +10,9 @@ import torch
 from helpers.network.memory_transport import MemoryNetwork
 from helpers.wait_for import wait_until
 from helpers.worker.plans import RECIPE, engine_of, tiny_plan
+from memory_anchor import MemoryAnchor
 
 from barnraise.exchange.exchange import Exchange, ExchangeConfig
-from barnraise.ledger.anchor import Anchor
 from barnraise.ledger.codec import decode, encode
 from barnraise.ledger.ledger import Ledger
 from barnraise.ledger.update_queue import ReceivedUpdate
@@ -52,7 +52,7 @@ class Machine:
         self.exchange = Exchange(
             replace(config, **changes), self.ledger, self.world.transport(self.identity)
         )
-        self.anchor = Anchor.from_seed(self.world.spec.model, self.world.spec.seed)
+        self.anchor = MemoryAnchor.from_seed(self.world.spec.model, self.world.spec.seed)
 
     def start(self) -> "Machine":
         """Start the exchange and apply what the ledger has past the anchor."""
@@ -204,7 +204,7 @@ class World:
             updates: Single updates of an author that do not count, as in a verdict.
         """
         after, updates = after or {}, updates or {}
-        anchor = Anchor.from_seed(TINY, self.spec.seed)
+        anchor = MemoryAnchor.from_seed(TINY, self.spec.seed)
         ledger = machine.ledger
         for author in ledger.vector():
             for _, update in ledger.headers(author, 1, 1 << 40):

@@ -22,6 +22,8 @@ An expected failure, such as a peer that disappeared, is a return value where po
 for the other cases. Bugs of our own are `assert`s.
 """
 
+from collections.abc import Iterator
+
 
 class BarnraiseError(Exception):
     """Serve as the base of all errors that Barnraise raises on purpose."""
@@ -136,3 +138,11 @@ class CoordinatorUnreachableError(CoordinatorError):
 
 class RunEndedError(CoordinatorError):
     """Report a run that is finished or cancelled, so that there is nothing to train."""
+
+
+def list_causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and those that led to it."""
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__ or cause.__context__

@@ -17,9 +17,9 @@ from allauth.mfa.models import Authenticator
 from django.core import signing
 from django.http import HttpRequest, HttpResponse
 
-from barnraise.protocol.ip_addresses import subscriber_network
 from barnraise.protocol.signing import digest
 from coordinator.lib.period_counters import count_in_period, read_count
+from coordinator.lib.subscriber_network import subscriber_network
 
 COOKIE = "device"
 COOKIE_SECONDS = 365 * 86_400

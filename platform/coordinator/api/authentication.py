@@ -11,12 +11,13 @@ from django.http import HttpRequest
 from django.utils import timezone
 
 from barnraise.errors import MessageError
-from barnraise.protocol.ip_addresses import parse_ip, subscriber_network
+from barnraise.protocol.ip_addresses import parse_ip
 from barnraise.protocol.signing import check_request
 from coordinator.accounts.models import Machine
 from coordinator.fleet.report_queries import machine_for_key
 from coordinator.lib import site_identity
 from coordinator.lib.period_counters import count_in_period, counter_key
+from coordinator.lib.subscriber_network import subscriber_network
 from coordinator.lib.valkey import valkey_client
 from coordinator.ops.read_only import SAFE_METHODS
 from coordinator.ops.write_limits import REFUSAL, count_write

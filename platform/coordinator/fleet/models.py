@@ -10,11 +10,12 @@ from django.db.models.functions import Greatest
 from django.utils import timezone
 from uuid6 import uuid7
 
-from barnraise.protocol.enums import PAUSE_TEXTS, Activity, PauseReason
+from barnraise.protocol.enums import Activity, PauseReason
 from barnraise.protocol.reports import NO_FIGURES, MachineFigures
 from coordinator.accounts.models import Machine
 from coordinator.fleet.machine_state import HardwareMeasurement as HardwareMeasurement
 from coordinator.fleet.machine_state import MachinePause as MachinePause
+from coordinator.fleet.pause_texts import PAUSE_TEXTS
 from coordinator.fleet.verdict_models import RunExclusion as RunExclusion
 from coordinator.fleet.verdict_models import VerdictRecord as VerdictRecord
 from coordinator.fleet.witness_models import UpdateWitness as UpdateWitness

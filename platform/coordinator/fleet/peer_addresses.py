@@ -9,8 +9,9 @@ ones for which it means the same computer. A relay's URL is passed on if the mir
 
 from collections.abc import Sequence
 
-from barnraise.protocol.ip_addresses import is_public_ip, parse_ip, subscriber_network
+from barnraise.protocol.ip_addresses import is_public_ip, parse_ip
 from barnraise.protocol.mirror_list import is_allowed_relay, is_relay_url
+from coordinator.lib.subscriber_network import subscriber_network
 
 INSIDE = "inside"  # where requests come from that reach the site through its own private networks
 MAX_PORT = 65_535

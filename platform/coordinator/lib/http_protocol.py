@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 from django.conf import settings
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from barnraise.protocol.ip_addresses import parse_ip, subscriber_network
+from barnraise.protocol.ip_addresses import parse_ip
+from coordinator.lib.subscriber_network import subscriber_network
 
 HEADER_SECONDS = 20.0  # in which the whole header of a request must arrive
 MAX_HEADER_BYTES = 64 << 10

@@ -13,10 +13,11 @@ from uuid import UUID
 from django.core.cache import cache
 from django.db.models import QuerySet
 
-from barnraise.protocol.enums import PAUSE_TEXTS, Activity, PauseReason
+from barnraise.protocol.enums import Activity, PauseReason
 from coordinator.audit.models import AuditEntry
 from coordinator.fleet.marked_names import twin_names_in
 from coordinator.fleet.models import Membership
+from coordinator.fleet.pause_texts import PAUSE_TEXTS
 from coordinator.notify.models import Notification
 from coordinator.notify.notification_types import NotificationType
 from coordinator.runs.models import Run

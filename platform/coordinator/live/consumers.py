@@ -15,7 +15,7 @@ from django.contrib.auth.models import AnonymousUser
 from django.http import HttpRequest, parse_cookie
 from django.urls import path, re_path
 
-from barnraise.protocol.ip_addresses import subscriber_network
+from coordinator.lib.subscriber_network import subscriber_network
 from coordinator.live.broadcaster import Watcher, watchers
 from coordinator.live.cross_site import is_own_origin, requesting_mirror
 from coordinator.live.watcher_limits import WatcherLimits

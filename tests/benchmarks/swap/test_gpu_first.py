@@ -41,6 +41,13 @@ def run_program(folder, *arguments: str) -> list[dict]:
     return [json.loads(line) for line in lines.splitlines()]
 
 
+def test_engine_and_planner_need_no_package_but_torch(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(ONLY_TORCH)
+    paths = os.pathsep.join([str(tmp_path), str(ROOT / "worker")])
+    command = [sys.executable, "-c", "import barnraise.planning.search, barnraise.swap.engine"]
+    subprocess.run(command, env=os.environ | {"PYTHONPATH": paths}, check=True)
+
+
 def test_memory_and_speed_are_of_plans_as_the_planner_made_them():
     (memory,) = gpu_first.measure_memory(TINY)
     assert memory["planned"] > 0 and {"steps", "apply", "evaluate", "state"} <= set(memory)

@@ -5,6 +5,7 @@ import time
 import torch
 from example_hardware import save_example_measurement
 from helpers.worker.fake_coordinator import MACHINE, FakeCoordinator, enrol
+from sharded_documents import shard_documents
 
 from barnraise.coordinator_client.machine_requests import Json
 from barnraise.ledger.blob_store import BlobStore
@@ -22,7 +23,6 @@ from barnraise.protocol.reports import Report
 from barnraise.protocol.signing import digest
 from barnraise.spec import ModelSpec, Recipe, RunSpec, TextSpec
 from barnraise.state_dir import RunDir, StateDir
-from barnraise.text import shards
 
 RUNS = {slug: f"01890000-0000-7000-8000-00000000000{n}" for n, slug in enumerate(("one", "two"), 1)}
 TEXT = [b"%d: the barn needs a few more hands and a little time.\n" % n * 40 for n in range(40)]
@@ -74,7 +74,7 @@ class TrainingSite(FakeCoordinator):
         RunDir(folder, run, self._key).close()
         text = TextSpec(tokenizer="bytes")
         blobs = BlobStore(folder / "blobs")
-        manifest = shards.prepare_text(text, MODEL.vocabulary, run, blobs.store, TEXT)
+        manifest = shard_documents(text, MODEL.vocabulary, run, blobs.store, TEXT)
         signed = self.identity.sign("manifest", manifest)
         spec = RunSpec(
             MODEL,

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from helpers.contract.api_messages import API_MESSAGES
 from helpers.worker.command_line import invoke
 from helpers.worker.fake_coordinator import enrol
 
@@ -24,7 +25,7 @@ from barnraise.protocol import (
     opinions,
     verdicts,
 )
-from barnraise.protocol.coordinator_messages import API_MESSAGES, Reports
+from barnraise.protocol.coordinator_messages import Reports
 from barnraise.protocol.types import Message
 from barnraise.state_dir import StateDir
 

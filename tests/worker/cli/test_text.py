@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from barnraise.cli.main import app
-from barnraise.cli.text import clean, round_count
+from barnraise.cli.text import round_count
 
 LINES = "".join(f"Line {i} of a text that can be used.\n" for i in range(80))
 
@@ -102,9 +102,8 @@ def test_inspect_fits_the_terminal_and_shows_every_name(corpus, width):
 
 
 def test_text_cannot_control_the_terminal(corpus):
-    (corpus / "a.txt").write_text("\x1b[2J\x1b]0;title\x07" + LINES)
-    assert "\x1b" not in inspect(corpus).output
-    assert clean("a\x1b[31mb\u202ec\td") == "a�[31mb�c d"
+    (corpus / "a.txt").write_text("\x1b[2J\x1b]0;title\x07\u202e" + LINES)
+    assert not {"\x1b", "\x07", "\u202e"} & set(inspect(corpus).output)
 
 
 def test_estimates_are_rounded_to_two_digits():

@@ -5,9 +5,9 @@ import pytest
 import torch
 from helpers.updates.headers import build_update
 from hypothesis import given, settings
+from memory_anchor import MemoryAnchor
 
 from barnraise.ledger.anchor import (
-    Anchor,
     TokenClaim,
     add_sketches,
     compute_sketch,
@@ -47,7 +47,7 @@ def test_anchor_any_order_and_duplication_gives_identical_integers(data):
     deliveries = data.draw(st.lists(st.sampled_from(identities), max_size=30)) + data.draw(
         st.permutations(identities)
     )
-    anchor, waiting = Anchor.from_seed(TINY, 3), set()
+    anchor, waiting = MemoryAnchor.from_seed(TINY, 3), set()
     for delivered in deliveries:
         waiting.add(delivered)
         while ready := [
@@ -56,18 +56,18 @@ def test_anchor_any_order_and_duplication_gives_identical_integers(data):
             add_update(anchor, *ready[0])
             anchor.record(update(*ready[0]))
         waiting = {(author, seq) for author, seq in waiting if seq > last_seq(anchor, author)}
-    in_order = Anchor.from_seed(TINY, 3)
+    in_order = MemoryAnchor.from_seed(TINY, 3)
     for author, seq in identities:
         add_update(in_order, author, seq)
     assert anchor.digest() == in_order.digest()
     assert anchor.tokens == 90
 
 
-def last_seq(anchor: Anchor, author: str) -> int:
+def last_seq(anchor: MemoryAnchor, author: str) -> int:
     return anchor.vector.get(f"{author * 64}.{'0' * 16}", 0)
 
 
-def add_update(anchor: Anchor, author: str, seq: int) -> None:
+def add_update(anchor: MemoryAnchor, author: str, seq: int) -> None:
     """Add an update of noise that depends on its author and number."""
     for index, part in enumerate(units(seed=ord(author) * 100 + seq)):
         anchor.add_units(index, part)
@@ -75,7 +75,7 @@ def add_update(anchor: Anchor, author: str, seq: int) -> None:
 
 @given(st.lists(st.integers(-(2**31), 2**31 - 1), min_size=64, max_size=64), st.integers(0, 2**31))
 def test_anchor_add_then_subtract_restores_integers_past_overflow(values, seed):
-    anchor = Anchor([torch.tensor(values, dtype=torch.int32)])
+    anchor = MemoryAnchor([torch.tensor(values, dtype=torch.int32)])
     before, part = anchor.fragments[0].clone(), torch.full((64,), seed % 2**31, dtype=torch.int32)
     anchor.add_units(0, part)
     wrapped = [(v + seed % 2**31 + 2**31) % 2**32 - 2**31 for v in values]
@@ -85,7 +85,7 @@ def test_anchor_add_then_subtract_restores_integers_past_overflow(values, seed):
 
 
 def test_initial_weights_equal_the_golden_digest():
-    assert Anchor.from_seed(preset("gpt-nano"), 7).digest() == GOLDEN
+    assert MemoryAnchor.from_seed(preset("gpt-nano"), 7).digest() == GOLDEN
 
 
 def test_initial_weights_differ_by_seed_fragment_and_slot():
@@ -131,7 +131,7 @@ def test_sketch_detects_flipped_bit_and_swapped_elements_past_one_block():
 
 def test_anchor_update_out_of_order_raises_assertion():
     with pytest.raises(AssertionError):
-        Anchor.from_seed(TINY, 1).record(update("a", 2))
+        MemoryAnchor.from_seed(TINY, 1).record(update("a", 2))
 
 
 def test_fragment_bytes_round_trip():

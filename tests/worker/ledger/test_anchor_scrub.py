@@ -11,6 +11,7 @@ from helpers.wait_for import stepping, wait_until
 from barnraise.errors import DamageError, StateError
 from barnraise.exchange import exchange as exchange_module
 from barnraise.exchange.blobs import blob_scrub as blob_scrub_module
+from barnraise.exchange.stats import ChecksumView
 from barnraise.ledger import anchor_scrub as anchor_scrub_module
 from barnraise.ledger.anchor import Anchor, digest_fragments, initial_weights
 from barnraise.ledger.anchor_scrub import AnchorScrub
@@ -53,15 +54,14 @@ def start_pair(world):
 def test_anchor_scrub_intact_anchor_is_checked_fragment_by_fragment(world):
     a, _ = start_pair(world)
     assert check_fragments(a, 7) == [None] * 7
-    stats = a.exchange.stats
-    assert (stats.fragments_checked, stats.corruptions, stats.damaged_fragment) == (7, 0, None)
+    assert a.exchange.stats.checksum == ChecksumView(checked=7)
 
 
 def test_anchor_scrub_takes_at_most_its_share_of_time(world, monkeypatch):
     a, _ = start_pair(world)
     monkeypatch.setattr(anchor_scrub_module, "FRAGMENT_PACE", ScrubPace(30.0))
     assert check_fragments(a, 5) == [None] * 5
-    assert a.exchange.stats.fragments_checked == 1, "the next check is due in half a minute"
+    assert a.exchange.stats.checksum.checked == 1, "the next check is due in half a minute"
 
 
 @pytest.mark.parametrize("bit", [0, 20, 31])
@@ -72,11 +72,11 @@ def test_anchor_scrub_flipped_bit_is_rebuilt_from_ledger(world, caplog, bit):
     value[7] = value[7] ^ (1 << bit if bit < 31 else -(1 << 31))
     damaged = [index for index in check_fragments(a, 3) if index is not None]
     assert damaged == [1, 1], "a damaged fragment is checked until it is repaired"
-    assert a.exchange.stats.damaged_fragment == "block.0"
+    assert a.exchange.stats.checksum.damaged == "block.0"
     assert repair_fragment(a, 1) and check_fragments(a, 3) == [None] * 3
     assert a.anchor.digest() == correct_digest
-    stats = a.exchange.stats
-    assert (stats.corruptions, stats.repaired, stats.damaged_fragment) == (1, 1, None)
+    checksum = a.exchange.stats.checksum
+    assert (checksum.corruptions, checksum.repaired, checksum.damaged) == (1, 1, None)
     assert "is not what its ledger adds up to" in caplog.text
 
 
@@ -113,7 +113,7 @@ def test_anchor_scrub_without_any_source_stays_damaged_and_reports_it(world):
     a.ledger.blobs.delete(update.fragments[2].digest)
     flip_bit(a, 2)
     wait_until(lambda: check_fragments(a, 1) == [2])
-    assert not repair_fragment(a, 2) and a.exchange.stats.damaged_fragment == "final"
+    assert not repair_fragment(a, 2) and a.exchange.stats.checksum.damaged == "final"
 
 
 def test_anchor_scrub_after_snapshot_uses_the_snapshots_checksums(world):
@@ -178,9 +178,9 @@ def test_blob_scrub_damaged_payload_is_refetched_from_peer(world, monkeypatch, c
     a, b = start_pair(world)
     part = b.ledger.update(a.exchange.author.name, 2).fragments[1]
     damage_file(b, part)
-    wait_until(lambda: b.exchange.stats.repaired == 1)
+    wait_until(lambda: b.exchange.stats.checksum.repaired == 1)
     assert b.ledger.blobs.read_verified(part.digest) is not None
-    assert b.exchange.stats.corruptions == 1
+    assert b.exchange.stats.checksum.corruptions == 1
     assert "is damaged" in caplog.text and "came again" in caplog.text
 
 
@@ -215,8 +215,8 @@ def test_blob_scrub_unreadable_payload_is_refetched_from_peer(world, monkeypatch
         return read_verified(name)
 
     monkeypatch.setattr(b.ledger.blobs, "read_verified", fail_once)
-    wait_until(lambda: b.exchange.stats.repaired == 1)
-    assert read_verified(part.digest) is not None and b.exchange.stats.corruptions == 1
+    wait_until(lambda: b.exchange.stats.checksum.repaired == 1)
+    assert read_verified(part.digest) is not None and b.exchange.stats.checksum.corruptions == 1
     assert "cannot be read: [Errno 5]" in caplog.text
 
 
@@ -230,7 +230,7 @@ def test_blob_scrub_missing_files_cost_no_time(world, monkeypatch):
     monkeypatch.setattr(blob_scrub_module, "BATCH_FILES", 1)
     # After the first file, the next one is due in years.
     monkeypatch.setattr(blob_scrub_module, "FILE_PACE", ScrubPace(0.01, 1e-9))
-    wait_until(lambda: b.exchange.stats.corruptions == 1)
+    wait_until(lambda: b.exchange.stats.checksum.corruptions == 1)
 
 
 def test_damaged_payload_that_is_needed_is_refetched_at_once(world):

@@ -8,7 +8,6 @@ from barnraise.planning.mixing_topology import (
     EXPONENTIAL,
     RING,
     TOPOLOGIES,
-    find_topology,
 )
 
 COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 31)
@@ -93,8 +92,3 @@ def test_complete_sends_to_all_others():
 def test_impossible_counts_are_refused_in_a_sentence(arguments, message):
     with pytest.raises(ValueError, match=message):
         ALTERNATING.group_at(*arguments)
-
-
-def test_unknown_topology_is_refused_with_the_choices():
-    with pytest.raises(ValueError, match="there are ring, exponential"):
-        find_topology("torus")

@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from line_rounds import line_rounds
 
 from barnraise.planning.lines import HOME_LINE, Line
 from barnraise.planning.speedup import (
     PAYS_FROM,
     Fit,
     estimate_speedup,
-    line_rounds,
     read_fit,
 )
 from barnraise.spec import Recipe, RunSpec, preset

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from barnraise.protocol.ip_addresses import is_public_ip, parse_ip, subscriber_network
+from barnraise.protocol.ip_addresses import is_public_ip, parse_ip
 
 PRIVATE = ["127.0.0.1", "10.0.0.1", "169.254.169.254", "100.64.0.1", "0.0.0.0", "224.0.0.1"]
 
@@ -50,17 +50,3 @@ def test_public_address_is_public(address):
 def test_public_ipv6_address_is_global_unicast(address):
     if is_public_ip(address):
         assert address.is_global and address in ipaddress.ip_network("2000::/3")
-
-
-@given(st.integers(0, (1 << 64) - 1))
-def test_all_addresses_of_a_64_are_one_network(host):
-    address = ipaddress.IPv6Address((0x2A00_1450_0000_0001 << 64) + host)
-    assert subscriber_network(str(address)) == "2a00:1450:0:1::/64"
-
-
-@pytest.mark.parametrize(
-    ("text", "network"),
-    [("198.51.100.9", "198.51.100.9"), ("::ffff:198.51.100.9", "198.51.100.9"), ("", "")],
-)
-def test_network_of_an_ipv4_address_is_the_address(text, network):
-    assert subscriber_network(text) == network

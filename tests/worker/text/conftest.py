@@ -3,11 +3,11 @@
 import pytest
 from helpers.updates.blob_folder import BlobFolder
 from helpers.worker.text_files import inspect
+from sharded_documents import shard_documents
 
 from barnraise.protocol.coordinator_messages import TextManifest
 from barnraise.spec import TextSpec
 from barnraise.text.inspection import Inspection
-from barnraise.text.shards import prepare_text
 from barnraise.text.stdlib_text import read_stdlib
 
 RUN = "01890000-0000-7000-8000-000000000000"
@@ -23,7 +23,7 @@ def documents() -> list[bytes]:
 def stdlib(documents, tmp_path_factory) -> tuple[TextManifest, BlobFolder]:
     """Prepare the text; return its manifest and the folder of its blobs."""
     folder = BlobFolder(tmp_path_factory.mktemp("blobs"))
-    return prepare_text(TextSpec(), 1024, RUN, folder.store, documents), folder
+    return shard_documents(TextSpec(), 1024, RUN, folder.store, documents), folder
 
 
 @pytest.fixture

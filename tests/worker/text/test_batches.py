@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 from helpers.updates.blob_folder import BlobFolder
+from sharded_documents import shard_documents
 
 from barnraise.errors import TextError
 from barnraise.protocol.coordinator_messages import Shard, TextManifest
 from barnraise.spec import TextSpec
 from barnraise.text.batches import TokenDataset
-from barnraise.text.shards import prepare_text
 
 RUN = "01890000-0000-7000-8000-000000000000"
 
@@ -30,7 +30,7 @@ def counting_dataset(folder: BlobFolder, *lengths: int) -> TokenDataset:
 
 def test_bytes_need_no_tokenizer(documents, tmp_path):
     folder = BlobFolder(tmp_path)
-    manifest = prepare_text(TextSpec(tokenizer="bytes"), 256, RUN, folder.store, documents)
+    manifest = shard_documents(TextSpec(tokenizer="bytes"), 256, RUN, folder.store, documents)
     text = TokenDataset(manifest, folder.locate)
     assert manifest.tokenizer is None
     assert text.sample_batch(0, "peer", 0, 1, 200).max() < 256
@@ -51,7 +51,7 @@ def test_tokens_of_a_vocabulary_above_16_bits_are_stored_in_32(tmp_path):
 def test_text_of_a_larger_vocabulary_has_the_same_tokens(documents, tmp_path):
     folder, batches = BlobFolder(tmp_path), []
     for vocabulary in (65_536, 65_600):
-        manifest = prepare_text(TextSpec(), vocabulary, RUN, folder.store, documents[::10])
+        manifest = shard_documents(TextSpec(), vocabulary, RUN, folder.store, documents[::10])
         assert manifest.vocabulary == vocabulary
         text = TokenDataset(manifest, folder.locate)
         batches.append(text.sample_batch(0, "peer", 0, 2, 50))

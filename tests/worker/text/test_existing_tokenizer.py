@@ -7,6 +7,7 @@ import time
 import numpy as np
 import pytest
 from helpers.updates.blob_folder import BlobFolder
+from sharded_documents import shard_documents
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.decoders import BPEDecoder
 from tokenizers.models import BPE, WordLevel
@@ -20,7 +21,7 @@ from barnraise.text.inspection import inspect_source
 from barnraise.text.places import PathPlace
 from barnraise.text.prompt_codec import PromptCodec
 from barnraise.text.reading import open_source
-from barnraise.text.shards import TextPlan, build_shards, prepare_text
+from barnraise.text.shards import TextPlan, build_shards
 from barnraise.text.spool import DocumentSpool
 from barnraise.text.tokenizer import load_tokenizer, train_tokenizer
 from barnraise.text.tokenizer_file import read_tokenizer_file
@@ -199,7 +200,7 @@ def test_tokens_are_never_drawn_at_random(folder, tmp_path):
     blobs = BlobFolder(tmp_path)
     documents = [f"{text} {i}. ".encode() * 20 for i in range(30)]
     manifests = [
-        prepare_text(TextSpec(), 320, RUN, blobs.store, documents, tokenizer_file=file)
+        shard_documents(TextSpec(), 320, RUN, blobs.store, documents, tokenizer_file=file)
         for _ in range(2)
     ]
     assert manifests[0] == manifests[1]

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 from helpers.updates.blob_folder import BlobFolder
+from sharded_documents import shard_documents
 from tokenizers import Tokenizer
 
 from barnraise.errors import TextError
@@ -12,7 +13,7 @@ from barnraise.spec import TextSpec
 from barnraise.text import shards, tokenising
 from barnraise.text.documents import cut_stream
 from barnraise.text.held_out import choose_held_out
-from barnraise.text.shards import TextPlan, build_shards, prepare_text
+from barnraise.text.shards import TextPlan, build_shards
 from barnraise.text.source_file import FileReport, Piece
 from barnraise.text.spool import DocumentSpool, build_table, find_duplicates
 from barnraise.text.tokenizer import END_BYTE, END_TOKEN
@@ -47,7 +48,7 @@ def read_streams(manifest, folder: BlobFolder) -> list[np.ndarray]:
 def test_prepare_gives_the_same_manifest_twice(stdlib, documents, tmp_path):
     manifest, _ = stdlib
     store = BlobFolder(tmp_path).store
-    again = prepare_text(TextSpec(), 1024, RUN, store, documents)
+    again = shard_documents(TextSpec(), 1024, RUN, store, documents)
     assert again == manifest
     assert sum(shard.tokens for shard in manifest.train) > 1_000_000
     assert all(shard.tokens == TextSpec().shard_tokens for shard in manifest.train[:-1])
@@ -55,7 +56,7 @@ def test_prepare_gives_the_same_manifest_twice(stdlib, documents, tmp_path):
 
 def test_shards_of_a_text_never_change(tmp_path):
     """A change of these digests means that machines of two versions prepare different texts."""
-    manifest = prepare_text(BYTES, 256, RUN, BlobFolder(tmp_path).store, some_documents(50))
+    manifest = shard_documents(BYTES, 256, RUN, BlobFolder(tmp_path).store, some_documents(50))
     assert [shard.digest[:16] for shard in (*manifest.train, *manifest.held_out)] == PINNED
 
 
@@ -133,7 +134,7 @@ def test_copies_are_used_once(tmp_path):
     duplicates = find_duplicates(spool.documents)
     assert duplicates.tolist() == [False] * 30 + [True] * 30 + [False]
     manifests = [
-        prepare_text(BYTES, 256, RUN, BlobFolder(tmp_path).store, given)
+        shard_documents(BYTES, 256, RUN, BlobFolder(tmp_path).store, given)
         for given in (texts, texts + texts)
     ]
     assert manifests[0] == manifests[1]
@@ -153,7 +154,7 @@ SHORT = {
 def test_single_document_is_cut_so_that_a_part_is_held_out(tmp_path, kind):
     text = SHORT[kind].encode()
     blobs = BlobFolder(tmp_path)
-    manifest = prepare_text(BYTES, 256, RUN, blobs.store, [text])
+    manifest = shard_documents(BYTES, 256, RUN, blobs.store, [text])
     train, held_out = read_streams(manifest, blobs)
     assert 0 < len(held_out) < len(train)
     joined = bytes(token for stream in (train, held_out) for token in stream.tolist())
@@ -192,7 +193,7 @@ def test_cutting_a_stream_does_not_depend_on_its_parts(parts):
 def test_text_that_spells_a_special_token_stays_text(tmp_path):
     texts = [f"a {END_TOKEN} b {i}".encode() for i in range(60)]
     blobs = BlobFolder(tmp_path)
-    manifest = prepare_text(TextSpec(held_out=0.1), 300, RUN, blobs.store, texts)
+    manifest = shard_documents(TextSpec(held_out=0.1), 300, RUN, blobs.store, texts)
     tokenizer = Tokenizer.from_file(str(blobs.locate(manifest.tokenizer)))
     end = tokenizer.token_to_id(END_TOKEN)
     streams = read_streams(manifest, blobs)
@@ -203,7 +204,7 @@ def test_text_that_spells_a_special_token_stays_text(tmp_path):
 def test_nul_in_bytes_stays_text_and_the_end_is_no_byte_of_a_text(tmp_path):
     texts = [f"a\0b{i}".encode() for i in range(60)]
     blobs = BlobFolder(tmp_path)
-    manifest = prepare_text(BYTES, 256, RUN, blobs.store, texts)
+    manifest = shard_documents(BYTES, 256, RUN, blobs.store, texts)
     streams = read_streams(manifest, blobs)
     assert sum(int((stream == 0).sum()) for stream in streams) == 60
     assert sum(int((stream == END_BYTE).sum()) for stream in streams) == 60
@@ -230,20 +231,20 @@ def test_vocabulary_shrinks_to_the_tokens_of_the_text(tmp_path):
 def test_existing_tokenizer_must_fit_and_end_documents(tmp_path):
     blobs = BlobFolder(tmp_path)
     texts = some_documents(40)
-    first = prepare_text(TextSpec(held_out=0.1), 320, RUN, blobs.store, texts)
+    first = shard_documents(TextSpec(held_out=0.1), 320, RUN, blobs.store, texts)
     file = blobs.locate(first.tokenizer).read_bytes()
-    second = prepare_text(TextSpec(held_out=0.1), 512, RUN, blobs.store, texts, file)
+    second = shard_documents(TextSpec(held_out=0.1), 512, RUN, blobs.store, texts, file)
     assert second.tokenizer == first.tokenizer and second.train == first.train
     with pytest.raises(TextError, match=r"more than the vocabulary of 300.*to 320"):
-        prepare_text(TextSpec(), 300, RUN, blobs.store, texts, file)
+        shard_documents(TextSpec(), 300, RUN, blobs.store, texts, file)
     with pytest.raises(TextError, match="cannot be read"):
-        prepare_text(TextSpec(), 512, RUN, blobs.store, texts, b"{}")
+        shard_documents(TextSpec(), 512, RUN, blobs.store, texts, b"{}")
     nameless = json.loads(file)
     nameless["added_tokens"] = []
     vocabulary = nameless["model"]["vocab"]
     vocabulary["other"] = vocabulary.pop(END_TOKEN)
     with pytest.raises(TextError, match="no token that ends a text"):
-        prepare_text(TextSpec(), 512, RUN, blobs.store, texts, json.dumps(nameless).encode())
+        shard_documents(TextSpec(), 512, RUN, blobs.store, texts, json.dumps(nameless).encode())
 
 
 def test_text_of_more_shards_than_a_manifest_holds_gets_larger_ones(tmp_path, monkeypatch):

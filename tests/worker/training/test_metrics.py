@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 from helpers import paths
+from memory_anchor import MemoryAnchor
 
-from barnraise.exchange.stats import NeighbourStats
-from barnraise.ledger.anchor import Anchor
+from barnraise.exchange.stats import NeighbourView
 from barnraise.protocol.coordinator_messages import Reports
 from barnraise.protocol.enums import Activity
 from barnraise.spec import preset
@@ -67,7 +67,7 @@ def test_status_file_contains_the_plan_and_the_measured_step():
 
 def test_checkpoint_is_in_all_later_reports_and_equal_on_two_machines():
     model = preset("gpt-nano", 256)
-    one, other = Anchor.from_seed(model, 7), Anchor.from_seed(model, 7)
+    one, other = MemoryAnchor.from_seed(model, 7), MemoryAnchor.from_seed(model, 7)
     checkpoints = []
     for anchor in (one, other):
         metrics = metrics_after(5.0)
@@ -91,7 +91,10 @@ def test_figures_contain_gradient_norm_learning_rate_and_busiest_links():
     for norm in (4.0, 2.0):
         stats = SimpleNamespace(loss=4.0, tokens=1000, seconds=1.0, norm=norm, abandoned=False)
         metrics.record_step(stats, 1000, 6e-4)
-    peers = [NeighbourStats(f"{n:064x}"[::-1], 0, float(n), 0.0, None) for n in range(20)]
+    peers = [
+        NeighbourView(key=f"{n:064x}"[::-1], lag=0, up=float(n), down=0.0, agrees=None)
+        for n in range(20)
+    ]
     figures = metrics.compose_report(ANCHOR, exchange_stats(peers), "0" * 16, ())
     assert figures.learning_rate == 6e-4
     assert figures.gradient_norm == pytest.approx(0.95 * 4 + 0.05 * 2)

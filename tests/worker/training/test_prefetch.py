@@ -12,7 +12,7 @@ from barnraise.planning.limits import Limits
 from barnraise.protocol.coordinator_messages import Shard, TextManifest
 from barnraise.protocol.signing import digest
 from barnraise.training import prefetch
-from barnraise.training.prefetch import reserve_text
+from barnraise.training.prefetch import manifest_blobs, reserve_text
 
 RUN = "0192f0c1-2d3e-7f40-8a5b-6c7d8e9f0a1b"
 SHARD = b"x" * 2_000
@@ -53,3 +53,11 @@ def test_text_larger_than_the_disk_counts_only_what_is_not_here(blobs):
         reserve_text(Limits(), text_of(most + 2_000), blobs)
     blobs.store(SHARD)
     reserve_text(Limits(), text_of(most + 2_000), blobs)
+
+
+@pytest.mark.parametrize(("vocabulary", "size"), [(65_536, 2), (65_537, 4)])
+def test_shards_are_fetched_with_the_bytes_of_their_tokens(vocabulary, size):
+    manifest = text_of(30_000).model_copy(update={"vocabulary": vocabulary})
+    sizes = manifest_blobs(manifest)
+    assert sizes == {s.digest: size * s.tokens for s in (*manifest.train, *manifest.held_out)}
+    assert sum(sizes.values()) == manifest.text_bytes

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.updates.headers import build_update
+from memory_anchor import MemoryAnchor
 
 from barnraise.errors import StateError
 from barnraise.ledger.anchor import Anchor, fragment_to_bytes
@@ -57,7 +58,7 @@ def open_engine(folder: Path, plan: Plan) -> tuple[SavedState, Engine]:
     anchor = Anchor(FragmentSequence(store, "anchor"))
     fresh = saved.header is None
     if fresh:
-        anchor.load(Anchor.from_seed(MODEL, 5).fragments, {})
+        anchor.load(MemoryAnchor.from_seed(MODEL, 5).fragments, {})
     progress = saved.read_progress(store)
 
     def describe(progress) -> str:

@@ -9,6 +9,7 @@ from helpers.worker.plans import tiny_plan
 from barnraise.errors import PlanError
 from barnraise.formats import format_bytes
 from barnraise.planning.limits import Limits
+from barnraise.training import running_mark
 from barnraise.training.running_mark import (
     KillCounts,
     RunningMark,
@@ -16,7 +17,6 @@ from barnraise.training.running_mark import (
     count_kills,
     create_within_memory,
     find_memory_kill,
-    parse_kills,
 )
 
 GB = 10**9
@@ -94,7 +94,11 @@ def test_model_without_a_smaller_plan_is_trained_as_before(tmp_path, caplog):
     assert "there is no smaller plan" in caplog.text
 
 
-def test_kernels_count_is_read_by_its_name():
-    assert parse_kills("pgfault 7\noom_kill 3\noom_killer 9\n") == 3
-    assert parse_kills("") == parse_kills("oom_kill x\n") == 0
+@pytest.mark.parametrize(
+    ("text", "kills"), [("pgfault 7\noom_kill 3\noom_killer 9\n", 3), ("oom_kill x\n", 0), ("", 0)]
+)
+def test_kernels_count_is_read_by_its_name(tmp_path, monkeypatch, text, kills):
     assert count_kills().system >= 0
+    monkeypatch.setattr(running_mark, "SYSTEM_COUNTS", tmp_path / "vmstat")
+    (tmp_path / "vmstat").write_text(text)
+    assert count_kills().system == kills

@@ -14,6 +14,7 @@ from example_hardware import cpu_machine
 from helpers.drill_modules import import_drill_module
 from helpers.network.memory_transport import MemoryNetwork
 from helpers.updates.tickets import sign_ticket
+from sharded_documents import shard_documents
 from single_site import SingleSite
 from tokenizers import Regex, Tokenizer
 from tokenizers.models import BPE
@@ -30,7 +31,6 @@ from barnraise.spec import MAX_SHARD_TOKENS, ModelSpec, Recipe, RunSpec, TextSpe
 from barnraise.state_dir import StateDir
 from barnraise.swap.lr_schedule import learning_rate_scale
 from barnraise.text.prompt_codec import PromptCodec
-from barnraise.text.shards import prepare_text
 from barnraise.text.tokenizer import tokenizer_errors
 from barnraise.training import pauses, train
 from barnraise.training.checkpoint import CheckpointSlots
@@ -113,7 +113,7 @@ def new_worker(tmp_path, monkeypatch) -> Iterator[Callable[..., RecordingWorker]
     ) -> RecordingWorker:
         folder = home.open_run(RUN)
         blobs = BlobStore(folder.path / "blobs")
-        manifest = prepare_text(
+        manifest = shard_documents(
             TextSpec(tokenizer="bytes"),
             MODEL.vocabulary,
             RUN,

@@ -4,7 +4,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
 
-import psutil
 import typer
 from rich.markup import escape
 
@@ -13,7 +12,7 @@ from barnraise.cli.console import errors, out
 from barnraise.cli.machine_options import HomeOption, open_state_dir
 from barnraise.cli.progress import show_progress
 from barnraise.cli.run_folders import refuse_unknown_run
-from barnraise.cli.sample import RESIDENT_SHARE
+from barnraise.cli.sample import MemoryOption
 from barnraise.cli.site_access import open_site
 from barnraise.coordinator_client.machine_requests import MachineRequests
 from barnraise.errors import CoordinatorError, TextError
@@ -42,9 +41,7 @@ def evaluate(
         bool,
         typer.Option("--publish", help="Make the file the tasks of your run; evaluate nothing."),
     ] = False,
-    memory: Annotated[
-        str, typer.Option(help="RAM for layers that stay loaded, like 4GB (default: half of free).")
-    ] = "",
+    memory: MemoryOption = "",
     home: HomeOption = None,
 ) -> None:
     """Answer multiple-choice tasks with the weights that this machine has saved last.
@@ -139,22 +136,16 @@ def fetch_tasks(state_dir: StateDir, run: str) -> str:
 
 def measure_score(state_dir: StateDir, run: str, text: str, resident: int | None) -> TaskScore:
     """Answer all tasks with the saved weights, and show how far that is."""
-    from barnraise.swap.precision import units_to_float
-    from barnraise.swap.sampler import Sampler
     from barnraise.text.prompt_codec import PromptCodec
     from barnraise.training.evaluation import answer_tasks, encode_tasks
     from barnraise.training.saved_model import open_saved_model
 
     tasks = parse_tasks(text)
-    if resident is None:
-        resident = int(RESIDENT_SHARE * psutil.virtual_memory().available)
     with open_saved_model(state_dir, run) as saved, show_progress() as progress:
         model = saved.spec.model
         codec = PromptCodec(saved.tokenizer, model.vocabulary)
         texts = encode_tasks(tasks, codec, model.context)
-        sampler = Sampler(
-            model, lambda index: units_to_float(saved.tensors[f"anchor.{index}"]), resident
-        )
+        sampler = saved.create_sampler(resident)
         correct = 0
         answers = answer_tasks(sampler, tasks, texts, model)
         for number, (task, answer) in enumerate(zip(tasks, answers, strict=True), 1):

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-import psutil
 import typer
 
 from barnraise.cli.addresses import RunArgument
@@ -13,7 +12,9 @@ from barnraise.cli.option_groups import expand_option_groups
 from barnraise.cli.run_folders import refuse_unknown_run
 from barnraise.formats import parse_bytes
 
-RESIDENT_SHARE = 0.5  # of the memory that is free, for layers that stay loaded between two tokens
+MemoryOption = Annotated[
+    str, typer.Option(help="RAM for layers that stay loaded, like 4GB (default: half of free).")
+]
 
 
 @dataclass(frozen=True)
@@ -36,34 +37,25 @@ def sample(
     prompt: Annotated[str, typer.Option(help="The text to continue.")] = "",
     *,
     options: SampleOptions,
-    memory: Annotated[
-        str, typer.Option(help="RAM for layers that stay loaded, like 4GB (default: half of free).")
-    ] = "",
+    memory: MemoryOption = "",
     home: HomeOption = None,
 ) -> None:
     """Write text with the weights that this machine has saved last.
 
     One layer is unpacked at a time, so a model may be larger than memory.
     """
-    resident = int(RESIDENT_SHARE * psutil.virtual_memory().available)
-    if memory:
-        resident = parse_bytes(memory)
+    resident = parse_bytes(memory) if memory else None
     state_dir = open_state_dir(home)
     # Importing torch takes seconds: what can be refused is refused before.
     refuse_unknown_run(state_dir, run.name)
-    from barnraise.swap.precision import units_to_float
-    from barnraise.swap.sampler import Sampler, SamplingSettings, TokenRange
+    from barnraise.swap.sampler import SamplingSettings, TokenRange
     from barnraise.text.prompt_codec import PromptCodec, TextStream
     from barnraise.training.saved_model import open_saved_model
 
     settings = SamplingSettings(options.tokens, options.temperature, options.top_p, options.seed)
     with open_saved_model(state_dir, run.name) as saved:
         codec = PromptCodec(saved.tokenizer, saved.spec.model.vocabulary)
-        sampler = Sampler(
-            saved.spec.model,
-            lambda index: units_to_float(saved.tensors[f"anchor.{index}"]),
-            resident,
-        )
+        sampler = saved.create_sampler(resident)
         stream = TextStream(codec, codec.encode(prompt))
         out.print(stream.next_text(), end="", markup=False, soft_wrap=True)
         vocabulary = TokenRange(codec.count, codec.end)

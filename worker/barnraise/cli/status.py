@@ -15,12 +15,13 @@ from barnraise.cli.machine_options import HomeOption, JsonOption, open_state_dir
 from barnraise.cli.panel import build_panel
 from barnraise.cli.run_folders import RunFolder, list_run_folders
 from barnraise.errors import StateError
+from barnraise.exchange.stats import NeighbourView
 from barnraise.formats import format_byte_rate, format_bytes, format_duration
 from barnraise.protocol.enums import Activity
 from barnraise.protocol.reports import ExchangeView
 from barnraise.state_dir import StateDir
 from barnraise.training.local_control import find_other_worker
-from barnraise.training.local_status import LocalStatus, NeighbourView
+from barnraise.training.local_status import LocalStatus
 
 WATCH_SECONDS = 2.0  # between two pictures of --watch
 

@@ -15,6 +15,7 @@ from barnraise.cli.progress import show_progress
 from barnraise.coordinator_client.redaction import redact
 from barnraise.errors import TextError
 from barnraise.formats import format_bytes
+from barnraise.protocol.types import replace_unprintable
 from barnraise.spec import MAX_VOCABULARY
 
 if TYPE_CHECKING:
@@ -156,7 +157,7 @@ def _print_refusal(inspection: "Inspection") -> None:
 
 def _print_sentence(label: str, sentence: str) -> None:
     """Print a sentence on stderr; in a log it stays on one line."""
-    shown = escape(redact(clean(sentence)))
+    shown = escape(redact(replace_unprintable(sentence)))
     errors.print(f"{label} {shown}", soft_wrap=not errors.is_terminal)
 
 
@@ -171,7 +172,7 @@ def _file_table(inspection: "Inspection") -> Table:
     table.add_column("text", justify="right")
     for file in inspection.files[:SHOWN_FILES]:
         table.add_row(
-            escape(redact(clean(file.path))),
+            escape(redact(replace_unprintable(file.path))),
             file.format,
             *([file.encoding] if has_encodings else []),
             f"{file.documents:,}",
@@ -193,7 +194,7 @@ def _left_out_table(inspection: "Inspection") -> Table:
     table.add_column(overflow="fold")
     table.add_column(style="dim", overflow="fold")
     for item in inspection.left_out[:SHOWN_FILES]:
-        table.add_row(escape(redact(clean(item.path))), escape(clean(item.reason)))
+        table.add_row(escape(redact(replace_unprintable(item.path))), escape(item.reason))
     if len(inspection.left_out) > SHOWN_FILES:
         table.add_row(
             f"[dim]and {len(inspection.left_out) - SHOWN_FILES:,} more[/]", "--json lists all"
@@ -231,18 +232,11 @@ def round_count(count: int) -> int:
 
 
 def _first_lines(number: int, sample: str) -> Text:
-    lines = [line for line in clean(sample, "\n").split("\n") if line.strip()][:2]
+    lines = [line for line in sample.split("\n") if line.strip()][:2]
     shown = Text(
-        f"{number:>2} │ " + "\n   │ ".join(line.strip() for line in lines),
+        f"{number:>2} │ " + "\n   │ ".join(replace_unprintable(line).strip() for line in lines),
         style="dim",
         overflow="ellipsis",
     )
     shown.no_wrap = True
     return shown
-
-
-def clean(text: str, allowed: str = "") -> str:
-    """Replace what a terminal would obey instead of show, such as escape sequences."""
-    return "".join(
-        c if c.isprintable() or c in allowed else "�" if c != "\t" else " " for c in text
-    )

@@ -5,19 +5,28 @@ from dataclasses import dataclass
 from barnraise.planning.quantization_scheme import CHUNK
 from barnraise.planning.round_schedule import RoundSchedule
 from barnraise.protocol.reports import MAX_SUSPENDED, ExchangeView
+from barnraise.protocol.types import Message
 
 
-@dataclass(frozen=True)
-class NeighbourStats:
-    """A connected peer."""
+class NeighbourView(Message):
+    """A connected peer. `up` and `down` are bytes per second now, `lag` updates that it lacks."""
 
     key: str
-    lag: int  # updates that we have and it lacks
-    sent_rate: float  # bytes per second sent to it now
-    received_rate: float  # bytes per second received from it now
+    lag: int
+    up: float
+    down: float
     # Whether its anchor equals ours; None before both were at one version vector.
     agrees: bool | None
-    is_relayed: bool = False  # whether it is reached through a relay
+    relayed: bool = False  # whether it is reached through a relay
+
+
+class ChecksumView(Message):
+    """What the scrub of the anchor and the payload files has found."""
+
+    checked: int = 0  # fragments of the anchor that were checked against the ledger
+    corruptions: int = 0  # fragments and payload files that were found damaged
+    repaired: int = 0  # how many of those have been repaired
+    damaged: str | None = None  # the name of a fragment that is not repaired yet
 
 
 @dataclass(frozen=True)
@@ -36,11 +45,8 @@ class ExchangeStats:
     uplink_rate: float
     # Of this machine's rounds; None before its first.
     round_schedule: RoundSchedule | None
-    neighbours: tuple[NeighbourStats, ...]
-    fragments_checked: int = 0  # fragments of the anchor that were checked against the ledger
-    corruptions: int = 0  # fragments and payload files that were found damaged
-    repaired: int = 0  # how many of those have been repaired
-    damaged_fragment: str | None = None  # the name of a fragment that is not repaired yet
+    neighbours: tuple[NeighbourView, ...]
+    checksum: ChecksumView
     # Why no snapshot is taken although one is needed; None if none is.
     waiting_reason: str | None = None
     # Whether machines on the internet that this one had not dialled have reached it.
@@ -63,7 +69,7 @@ class ExchangeStats:
             received_rate=self.received_rate,
             uplink_rate=self.uplink_rate,
             lag=self.updates_behind,
-            relayed=sum(neighbour.is_relayed for neighbour in self.neighbours),
+            relayed=sum(neighbour.relayed for neighbour in self.neighbours),
             reached=self.is_reached,
             suspended=[volunteer[:16] for volunteer in self.suspended[:MAX_SUSPENDED]],
         )

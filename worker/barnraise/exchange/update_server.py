@@ -31,7 +31,7 @@ from barnraise.exchange.gossip.handler_context import HandlerContext
 from barnraise.exchange.snapshots.resync import Resync
 from barnraise.exchange.snapshots.snapshot_client import SnapshotClient
 from barnraise.exchange.snapshots.snapshot_server import SnapshotServer
-from barnraise.exchange.stats import ExchangeStats, NeighbourStats
+from barnraise.exchange.stats import ChecksumView, ExchangeStats, NeighbourView
 from barnraise.exchange.trials.trial_receiver import ComparedTrial, TrialParts, TrialReceiver
 from barnraise.exchange.trials.trial_sender import TrialSender
 from barnraise.exchange.updates.local_author import LocalAuthor
@@ -307,13 +307,13 @@ class UpdateServer:
         own_key = self._key
         own_updates = sum(seq for author, seq in vector.items() if author.startswith(own_key))
         neighbours = tuple(
-            NeighbourStats(
-                connection.key,
-                _count_missing(vector, links[connection.key].vector),
-                connection.sent_meter.rate,
-                connection.received_meter.rate,
-                links[connection.key].anchor_agrees,
-                connection.channel.is_relayed,
+            NeighbourView(
+                key=connection.key,
+                lag=_count_missing(vector, links[connection.key].vector),
+                up=connection.sent_meter.rate,
+                down=connection.received_meter.rate,
+                agrees=links[connection.key].anchor_agrees,
+                relayed=connection.channel.is_relayed,
             )
             for connection in connections
             if connection.key in links
@@ -330,10 +330,12 @@ class UpdateServer:
             uplink_rate=self.peers.uplink.measured_rate,
             round_schedule=schedule,
             neighbours=neighbours,
-            fragments_checked=findings.checked,
-            corruptions=findings.corrupted + self.scrub.found,
-            repaired=findings.repaired + self.scrub.repaired,
-            damaged_fragment=findings.damaged,
+            checksum=ChecksumView(
+                checked=findings.checked,
+                corruptions=findings.corrupted + self.scrub.found,
+                repaired=findings.repaired + self.scrub.repaired,
+                damaged=findings.damaged,
+            ),
             waiting_reason=self.snapshot_client.waiting_reason,
             is_reached=bool(self.peers.reachability.facts(time.monotonic()).is_reached),
             suspended=tuple(self.ledger.verdicts.undecided),

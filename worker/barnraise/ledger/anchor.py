@@ -22,7 +22,7 @@ from blake3 import blake3
 from barnraise.ledger.blob_store import BlobStore
 from barnraise.protocol.messages import FragmentUpdate, Update
 from barnraise.protocol.signing import digest
-from barnraise.spec import UNIT_BITS, Fragment, ModelSpec, RunSpec
+from barnraise.spec import UNIT_BITS, Fragment, RunSpec
 
 # Author → sequence number → tokens of retracted updates whose successors count.
 Retracted = Mapping[str, Mapping[int, int]]
@@ -175,13 +175,6 @@ class Anchor:
         self.retracted = {author: dict(updates) for author, updates in retracted.items()}
         self.expected_sketches = list(sketches) or None
 
-    @classmethod
-    def from_seed(cls, model: ModelSpec, seed: int) -> "Anchor":
-        """Create an anchor of initial weights."""
-        anchor = cls([initial_weights(fragment, seed) for fragment in model.fragments()])
-        anchor.expected_sketches = [compute_sketch(fragment) for fragment in anchor.fragments]
-        return anchor
-
     def load(
         self,
         fragments: Iterable[torch.Tensor],
@@ -239,13 +232,6 @@ class Anchor:
             volunteers,
             self._vouched,
         )
-
-    def add_units(self, index: int, units: torch.Tensor) -> None:
-        """Add int32 units to a fragment, mod 2³².
-
-        Once all fragments of an update are added, `record` its header.
-        """
-        self.fragments[index] = self.fragments[index].add_(units)
 
     def record(self, header: Update | Retraction | Withdrawal) -> None:
         """Record that all fragments of an update have been added, or subtracted again.

@@ -50,7 +50,7 @@ class ControlGroup:
     def __init__(self, membership: Path = MEMBERSHIP, mount: Path = MOUNT) -> None:
         self._mount = mount
         self._paths: dict[str, str] = {}  # controller → path; "" for version 2
-        for line in _read(membership).splitlines():
+        for line in read_text(membership).splitlines():
             _, controllers, path = line.split(":", 2)
             self._paths |= dict.fromkeys(controllers.split(","), path)
 
@@ -69,7 +69,7 @@ class ControlGroup:
         available: list[int] = []
         for folder, files, limit in self._limited_groups():
             used = _read_number(folder / files.usage)
-            counts = _read_counts(folder / "memory.stat")
+            counts = read_counts(folder / "memory.stat")
             pages = counts.get(files.inactive_pages, 0) + counts.get(files.active_pages, 0) // 2
             available.append(max(0, limit - max(0, used - pages)))
         return available
@@ -77,7 +77,7 @@ class ControlGroup:
     def oom_kills(self) -> int:
         """Return how many processes of this group the kernel has killed because memory ran out."""
         kills = [
-            _read_counts(folder / files.events).get("oom_kill", 0)
+            read_counts(folder / files.events).get("oom_kill", 0)
             for folder, files in self._memory_groups()
         ]
         return max(kills, default=0)
@@ -107,7 +107,7 @@ class ControlGroup:
         """Return how many CPUs' time the process may use; None for no limit."""
         quotas: list[float] = []
         for folder in self._list_folders(""):
-            words = _read(folder / "cpu.max").split()
+            words = read_text(folder / "cpu.max").split()
             if len(words) == 2 and words[0].isdigit():
                 quotas.append(int(words[0]) / int(words[1]))
         for folder in self._list_folders("cpu"):
@@ -130,7 +130,7 @@ class ControlGroup:
         return [each for each in (group, *group.parents) if each.is_relative_to(base)]
 
 
-def _read(path: Path) -> str:
+def read_text(path: Path) -> str:
     """Return a file's text; "" if it is missing or may not be read."""
     with contextlib.suppress(OSError):
         return path.read_text()
@@ -139,11 +139,11 @@ def _read(path: Path) -> str:
 
 def _read_number(path: Path, default: int = 0) -> int:
     """Return the number in a file; the default if it holds none, such as "max"."""
-    text = _read(path).strip()
+    text = read_text(path).strip()
     return int(text) if text.isdigit() else default
 
 
-def _read_counts(path: Path) -> dict[str, int]:
+def read_counts(path: Path) -> dict[str, int]:
     """Return the numbers of a file with a name and a number in each line."""
-    pairs = (line.split() for line in _read(path).splitlines())
+    pairs = (line.split() for line in read_text(path).splitlines())
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from barnraise.errors import StateError
 from barnraise.planning.weekly_hours import parse_hours
-from barnraise.protocol.reports import MAX_HOURS, MAX_PROGRAM_NAME, MAX_PROGRAMS
+from barnraise.protocol.rule_sizes import MAX_HOURS, MAX_PROGRAM_NAME, MAX_PROGRAMS
 
 CHOICES = {
     "clipping": ("auto", "none", "exact", "layer"),

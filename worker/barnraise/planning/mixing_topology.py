@@ -126,14 +126,3 @@ ALTERNATING = Topology(
 )
 COMPLETE = Topology("complete", _average_all, lambda machines: 1)
 TOPOLOGIES = {each.name: each for each in (RING, EXPONENTIAL, ALTERNATING, COMPLETE)}
-
-
-def find_topology(name: str) -> Topology:
-    """Return the topology of this name.
-
-    Raises:
-        ValueError: There is none.
-    """
-    if name not in TOPOLOGIES:
-        raise ValueError(f"there is no topology '{name[:40]}'; there are {', '.join(TOPOLOGIES)}")
-    return TOPOLOGIES[name]

@@ -2,16 +2,14 @@
 
 Weights, updates and training text never travel in these messages: they are payloads between peers,
 named here only by digest. What a run's owner publishes (`evaluation`) is short, and their choice.
-A contract test bounds the size of every message in `API_MESSAGES`.
+A contract test bounds the size of each message that travels in a request or an answer.
 """
 
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from barnraise.protocol.checkups import Checkup
 from barnraise.protocol.enums import JoinPurpose, RunStatus, SigningRight
-from barnraise.protocol.evaluation import PublishedTexts, TaskScore
 from barnraise.protocol.messages import Peer, Signed
 from barnraise.protocol.reports import HardwareView, Report
 from barnraise.protocol.types import (
@@ -351,25 +349,3 @@ class Problem(Message):
     error: Sentence
     fields: Annotated[dict[ShortText, ShortText], Field(max_length=100)] = {}
     time: Signed | None = None  # a signed `ServerTime`, with a 401
-
-
-API_MESSAGES: tuple[type[Message], ...] = (
-    Checkup,
-    MirrorView,
-    Signed,
-    EnrolmentRequest,
-    EnrolmentReply,
-    EnrolmentStatus,
-    WorkerRelease,
-    RunView,
-    RunPage,
-    InvitationToken,
-    JoinRequest,
-    JoinReply,
-    Reports,
-    ReportReply,
-    TextManifest,
-    PublishedTexts,
-    TaskScore,
-    Problem,
-)

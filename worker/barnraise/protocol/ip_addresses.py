@@ -21,7 +21,6 @@ SPECIAL_IPV6_BLOCKS = (
     ipaddress.ip_network("3fff::/20"),
 )
 SPECIAL_IPV4_BLOCKS = (ipaddress.ip_network("192.88.99.0/24"),)  # gateways of 6to4
-SUBSCRIBER_PREFIX = 64  # bits of an IPv6 address that one subscriber cannot choose
 
 
 def parse_ip(text: str) -> IpAddress:
@@ -63,18 +62,3 @@ def is_inner_host(host: str) -> bool:
         return not is_public_ip(parse_ip(host))
     except ValueError:
         return False
-
-
-def subscriber_network(text: str) -> str:
-    """Return the network that one subscriber has: an IPv4 address, or the /64 of an IPv6 address.
-
-    A limit that counted whole IPv6 addresses would count nothing: each subscriber has 2⁶⁴ of them.
-    A text that is not an address is returned as it is.
-    """
-    try:
-        address = parse_ip(text)
-    except ValueError:
-        return text
-    if isinstance(address, IPv4Address):
-        return str(address)
-    return str(ipaddress.ip_network((address.packed, SUBSCRIBER_PREFIX), strict=False))

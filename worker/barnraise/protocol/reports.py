@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from barnraise.protocol.enums import Activity, PauseReason
+from barnraise.protocol.rule_sizes import MAX_HOURS, MAX_PROGRAM_NAME, MAX_PROGRAMS
 from barnraise.protocol.types import (
     Addresses,
     Count,
@@ -32,9 +33,6 @@ MAX_LINKS = 8  # in a report: those that carry most
 MAX_LOG_LINES = 5  # in a report: the newest since the last one
 MAX_LOG_TEXT = 160  # characters
 MAX_SUSPENDED = 2  # volunteers in a report
-MAX_PROGRAMS = 8  # that a rule names
-MAX_PROGRAM_NAME = 32  # characters
-MAX_HOURS = 120  # characters
 MAX_PAUSE_TEXT = 100  # characters
 
 HoursText = Annotated[str, Field(pattern=r"^[0-9A-Za-z:, -]*$", max_length=MAX_HOURS)]

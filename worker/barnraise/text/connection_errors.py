@@ -1,6 +1,6 @@
 """Distinguish errors of a connection, which may pass, from errors of what was fetched. Pure."""
 
-from collections.abc import Iterator
+from barnraise.errors import list_causes
 
 BUSY_STATUSES = (408, 425, 429, 500, 502, 503, 504)
 # The libraries through which the hub is asked.
@@ -11,7 +11,7 @@ def is_busy(error: BaseException) -> bool:
     """Return whether an answer, or an error that caused this one, was that of a busy server."""
     return any(
         getattr(getattr(cause, "response", None), "status_code", 0) in BUSY_STATUSES
-        for cause in _list_causes(error)
+        for cause in list_causes(error)
     )
 
 
@@ -20,12 +20,5 @@ def is_connection_error(error: BaseException) -> bool:
     return any(
         isinstance(cause, ConnectionError | TimeoutError)
         or type(cause).__module__.partition(".")[0] in _LIBRARIES
-        for cause in _list_causes(error)
+        for cause in list_causes(error)
     )
-
-
-def _list_causes(error: BaseException) -> Iterator[BaseException]:
-    cause: BaseException | None = error
-    while cause is not None:
-        yield cause
-        cause = cause.__cause__ or cause.__context__

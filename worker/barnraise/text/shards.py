@@ -7,10 +7,8 @@ nothing of the text but the manifest.
 """
 
 import math
-import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +20,6 @@ from barnraise.spec import MAX_PROMPT_TOKENS, MAX_SHARD_TOKENS, TextSpec, token_
 from barnraise.text.documents import PIECE_CHARACTERS
 from barnraise.text.held_out import choose_held_out, find_smallest
 from barnraise.text.progress import ReportProgress, ignore_progress
-from barnraise.text.source_file import FileReport, Piece
 from barnraise.text.spool import DocumentSpool, PieceTable, RowFile, build_table
 from barnraise.text.tokenising import tokenise
 from barnraise.text.tokenizer import (
@@ -83,29 +80,6 @@ def check_length(text_bytes: int, tokenizer: str, context: int) -> None:
             f"tokens needs at least {needed:,} (a training and a held-out part, each longer than "
             "the context)"
         )
-
-
-def prepare_text(
-    text: TextSpec,
-    vocabulary: int,
-    run: str,
-    store_blob: StoreBlob,
-    documents: Iterable[bytes],
-    tokenizer_file: bytes | None = None,
-) -> TextManifest:
-    """Split, tokenise and shard documents that lie in memory; see `TextPlan`.
-
-    Raises:
-        TextError: the documents or the tokenizer cannot be used.
-    """
-    plan = TextPlan(text, vocabulary, run, tokenizer_file=tokenizer_file, may_shrink=False)
-    with tempfile.TemporaryDirectory(prefix="barnraise-") as folder:
-        spool = DocumentSpool(Path(folder) / "text")
-        for document in documents:
-            spool.append(Piece(document.decode("utf-8", errors="replace")))
-        spool.finish_file(FileReport("documents"))
-        spool.finish()
-        return build_shards(spool, plan, store_blob)
 
 
 def build_shards(

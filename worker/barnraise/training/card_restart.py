@@ -9,10 +9,10 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import NoReturn, TypeVar
 
-from barnraise.errors import DeviceLostError
+from barnraise.errors import DeviceLostError, list_causes
 from barnraise.swap.device import LOST_CARDS, is_device_lost
 
 log = logging.getLogger("barnraise")
@@ -69,17 +69,10 @@ def run_with_restarts(
 
 def find_device_loss(error: BaseException) -> BaseException | None:
     """Return the error that says that a GPU is lost, among an error and those that led to it."""
-    for one in _chain(error):
+    for one in list_causes(error):
         if isinstance(one, DeviceLostError) or is_device_lost(one):
             return one
     return None
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    following: BaseException | None = error
-    while following is not None:
-        yield following
-        following = following.__cause__ or following.__context__
 
 
 def recent_restarts(environment: Mapping[str, str], now: float) -> list[float]:

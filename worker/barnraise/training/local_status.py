@@ -9,30 +9,10 @@ from typing import Any
 
 from pydantic import ValidationError, model_validator
 
+from barnraise.exchange.stats import ChecksumView, NeighbourView
 from barnraise.protocol.reports import NO_FIGURES, MachineFigures
-from barnraise.protocol.types import Message
 
 STATUS_FILE = "status.json"
-
-
-class NeighbourView(Message):
-    """A connected peer. `up` and `down` are bytes per second now, `lag` updates that it lacks."""
-
-    key: str
-    lag: int
-    up: float
-    down: float
-    agrees: bool | None  # whether its weights are the same; null before a comparison
-    relayed: bool = False
-
-
-class ChecksumView(Message):
-    """What the scrub of the anchor and the payload files has found."""
-
-    checked: int = 0
-    corruptions: int = 0
-    repaired: int = 0
-    damaged: str | None = None  # the fragment that is not repaired yet
 
 
 class LocalStatus(MachineFigures):

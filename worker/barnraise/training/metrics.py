@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from barnraise import __version__
-from barnraise.exchange.stats import ExchangeStats, NeighbourStats
+from barnraise.exchange.stats import ExchangeStats, NeighbourView
 from barnraise.ledger.anchor import Anchor
 from barnraise.protocol.enums import Activity
 from barnraise.protocol.reports import (
@@ -24,7 +24,6 @@ from barnraise.protocol.reports import (
     SamplesView,
 )
 from barnraise.swap.engine import StepStats
-from barnraise.training.local_status import NeighbourView
 from barnraise.training.pauses import Pause
 
 log = logging.getLogger("barnraise")
@@ -82,7 +81,6 @@ class TrainingMetrics:
         self._next_digest_at = 0.0  # when the digest may be computed again
         self._checkpoint: CheckpointView | None = None
         self._samples: SamplesView | None = None  # since the last report
-        self._neighbours: Sequence[NeighbourStats] = ()
         self._last_step_at: float | None = None  # when the last step ended
         self._measured_steps = 0  # steps that `step_seconds` averages
         self._wall_seconds = 0.0  # between the ends of two steps, a running mean
@@ -187,7 +185,6 @@ class TrainingMetrics:
         points, self._points = self._points[:MAX_POINTS], self._points[MAX_POINTS:]
         samples = self._samples
         self._samples = None
-        self._neighbours = stats.neighbours
         own_heads = [head for head in anchor.heads.values() if head.peer == self.key]
         other_heads = [head for head in anchor.heads.values() if head.peer != self.key]
         return Report(
@@ -231,17 +228,6 @@ class TrainingMetrics:
             "loss": self.loss,
             "validation_first": self._first_validation,
             "validation_last": self.last_validation,
-            "neighbours": [
-                NeighbourView(
-                    key=neighbour.key,
-                    lag=neighbour.lag,
-                    up=neighbour.sent_rate,
-                    down=neighbour.received_rate,
-                    agrees=neighbour.agrees,
-                    relayed=neighbour.is_relayed,
-                )
-                for neighbour in self._neighbours
-            ],
         }
 
     def _digest_if_affordable(self, anchor: Anchor) -> str | None:
@@ -265,18 +251,16 @@ class TrainingMetrics:
         self._last_point_at = time.monotonic()
 
 
-def describe_links(neighbours: Sequence[NeighbourStats]) -> list[LinkView]:
+def describe_links(neighbours: Sequence[NeighbourView]) -> list[LinkView]:
     """Describe the connections that carry most, for the coordinator's graph of the swarm."""
-    by_traffic = sorted(
-        neighbours, key=lambda peer: peer.sent_rate + peer.received_rate, reverse=True
-    )
+    by_traffic = sorted(neighbours, key=lambda peer: peer.up + peer.down, reverse=True)
     return [
         LinkView(
             peer=peer.key[:16],
-            sent_rate=round(peer.sent_rate),
-            received_rate=round(peer.received_rate),
+            sent_rate=round(peer.up),
+            received_rate=round(peer.down),
             agrees=peer.agrees,
-            relayed=peer.is_relayed,
+            relayed=peer.relayed,
         )
         for peer in by_traffic[:MAX_LINKS]
     ]

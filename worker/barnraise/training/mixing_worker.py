@@ -27,7 +27,7 @@ from barnraise.mixing.payloads import check_weights, decode_weights, payload_siz
 from barnraise.planning.hardware import Hardware
 from barnraise.planning.limits import Limits
 from barnraise.planning.mixing_memory import mean_gradient_bytes, mixing_bytes, reserve_memory
-from barnraise.planning.mixing_topology import find_topology
+from barnraise.planning.mixing_topology import TOPOLOGIES
 from barnraise.planning.plan import Plan
 from barnraise.planning.round_schedule import RoundSchedule
 from barnraise.spec import RunSpec
@@ -255,5 +255,5 @@ class MixingWorker(Worker):
 def mixing_settings(spec: RunSpec) -> MixingSettings:
     """Return how a recipe's machines average their weights."""
     recipe = spec.recipe
-    topology = find_topology(recipe.mixing_topology)
+    topology = TOPOLOGIES[recipe.mixing_topology]
     return MixingSettings(topology, recipe.mixing_bits, recipe.mixing_interval)

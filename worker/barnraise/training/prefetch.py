@@ -23,7 +23,7 @@ from barnraise.planning.budgets import FREE_DISK
 from barnraise.planning.limits import Limits
 from barnraise.protocol.coordinator_messages import TextManifest
 from barnraise.protocol.enums import Activity
-from barnraise.spec import RunSpec
+from barnraise.spec import RunSpec, token_bytes
 from barnraise.training.fetch_monitor import FetchMonitor
 from barnraise.training.join import JoinedRun
 from barnraise.training.metrics import TrainingMetrics
@@ -194,8 +194,8 @@ def reserve_text(limits: Limits, manifest: TextManifest, blobs: BlobStore) -> Li
 
 def manifest_blobs(manifest: TextManifest) -> dict[str, int | None]:
     """Return digest → bytes of the text's shards and tokenizer. The tokenizer's size is unknown."""
-    shards = (*manifest.train, *manifest.held_out)
-    sizes: dict[str, int | None] = {shard.digest: 2 * shard.tokens for shard in shards}
+    shards, size = (*manifest.train, *manifest.held_out), token_bytes(manifest.vocabulary)
+    sizes: dict[str, int | None] = {shard.digest: size * shard.tokens for shard in shards}
     if manifest.tokenizer:
         sizes[manifest.tokenizer] = None
     return sizes

@@ -377,3 +377,14 @@ def read_state_header(folder: Path) -> StateHeader | None:
     except (StateError, ValidationError) as error:
         log.warning("the state in %s is not used: %s", folder, error)
         return None
+
+
+def open_tensors(
+    folder: Path, model: ModelSpec, open_state: ExitStack
+) -> tuple[Mapping[str, Tensor], StateHeader] | None:
+    """Open what a run's folder has saved between rounds, for as long as `open_state` is open."""
+    if read_state_header(folder / "state") is None:
+        return CheckpointSlots(folder / "checkpoint").load()
+    state = DiskState(model, folder / "state")
+    open_state.callback(state.close)
+    return state, state.header

@@ -15,7 +15,7 @@ from typing import TypeVar
 from barnraise.durable_io import write_atomically
 from barnraise.errors import PlanError
 from barnraise.formats import format_bytes
-from barnraise.planning.control_group import ControlGroup
+from barnraise.planning.control_group import ControlGroup, read_counts, read_text
 from barnraise.planning.limits import Limits
 from barnraise.planning.memory_pressure import SMALLER
 
@@ -45,26 +45,10 @@ class KillCounts:
 def count_kills() -> KillCounts:
     """Read the kernel's counts; zeros where the system has none."""
     return KillCounts(
-        boot=_read_text(BOOT_FILE).strip(),
+        boot=read_text(BOOT_FILE).strip(),
         group=ControlGroup().oom_kills(),
-        system=parse_kills(_read_text(SYSTEM_COUNTS)),
+        system=read_counts(SYSTEM_COUNTS).get("oom_kill", 0),
     )
-
-
-def parse_kills(text: str) -> int:
-    """Return the number of kills that /proc/vmstat states; 0 if it states none."""
-    for line in text.splitlines():
-        name, _, number = line.partition(" ")
-        if name == "oom_kill" and number.isdigit():
-            return int(number)
-    return 0
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
 
 
 @dataclass(frozen=True)

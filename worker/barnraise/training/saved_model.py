@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+import psutil
 from torch import Tensor
 
 from barnraise.errors import StateError
@@ -13,11 +14,15 @@ from barnraise.protocol.evaluation import TaskScore
 from barnraise.protocol.signing import open_signed
 from barnraise.spec import RunSpec
 from barnraise.state_dir import StateDir
-from barnraise.training.checkpoint import CheckpointSlots, StateHeader
+from barnraise.swap.precision import units_to_float
+from barnraise.swap.sampler import Sampler
+from barnraise.training.checkpoint import StateHeader
 from barnraise.training.evaluation import read_score
 from barnraise.training.join import find_saved_run
 from barnraise.training.local_status import read_status
-from barnraise.training.resume import DiskState, read_state_header
+from barnraise.training.resume import open_tensors, read_state_header
+
+RESIDENT_SHARE = 0.5  # of the memory that is free, for layers that stay loaded between two tokens
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,19 @@ class SavedModel:
         """Return how many machines' updates are in the model."""
         return len({head.peer for head in self.header.heads.values()})
 
+    def create_sampler(self, resident_bytes: int | None) -> Sampler:
+        """Return what writes and scores text with the model.
+
+        Layers of so many bytes stay loaded between two tokens; None: half of the free memory.
+        """
+        if resident_bytes is None:
+            resident_bytes = int(RESIDENT_SHARE * psutil.virtual_memory().available)
+        return Sampler(
+            self.spec.model,
+            lambda index: units_to_float(self.tensors[f"anchor.{index}"]),
+            resident_bytes,
+        )
+
 
 @contextlib.contextmanager
 def open_saved_model(state_dir: StateDir, run: str) -> Iterator[SavedModel]:
@@ -65,17 +83,13 @@ def open_saved_model(state_dir: StateDir, run: str) -> Iterator[SavedModel]:
                 f"`barnraise join {run}` fetches it"
             )
     with contextlib.ExitStack() as open_files:
-        if read_state_header(folder / "state") is None:
-            checkpoint = CheckpointSlots(folder / "checkpoint").load()
-            if checkpoint is None:
-                raise StateError(f"this machine has no checkpoint of '{run}' yet")
-            tensors, header = checkpoint
-        else:
+        if read_state_header(folder / "state") is not None:
             # A running worker would change the state on disk while it is read: lock the folder.
             open_files.enter_context(contextlib.closing(state_dir.open_run(view.id)))
-            state = DiskState(spec.model, folder / "state")
-            open_files.callback(state.close)
-            tensors, header = state, state.header
+        saved = open_tensors(folder, spec.model, open_files)
+        if saved is None:
+            raise StateError(f"this machine has no checkpoint of '{run}' yet")
+        tensors, header = saved
         status = read_status(folder)
         yield SavedModel(
             run=view.id,

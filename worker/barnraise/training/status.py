@@ -29,7 +29,7 @@ from barnraise.protocol.verdicts import SignedVerdict
 from barnraise.spec import RunSpec
 from barnraise.training.attestation import Attester
 from barnraise.training.join import DIRECTIVE_FILE, JoinedRun
-from barnraise.training.local_status import ChecksumView, LocalStatus
+from barnraise.training.local_status import LocalStatus
 from barnraise.training.metrics import TrainingMetrics
 from barnraise.training.progress_history import ProgressHistory
 
@@ -121,12 +121,8 @@ class StatusPublisher:
             "reach_facts": asdict(self._exchange.reach_facts),
             "run_rate": self._history.tokens_per_second,
             "losses": self._history.losses,
-            "checksum": ChecksumView(
-                checked=stats.fragments_checked,
-                corruptions=stats.corruptions,
-                repaired=stats.repaired,
-                damaged=stats.damaged_fragment,
-            ),
+            "neighbours": stats.neighbours,
+            "checksum": stats.checksum,
         }
         status = LocalStatus(**dict(report) | local | self._metrics.status_fields())
         self._joined.folder.write_status(status.model_dump(mode="json"))

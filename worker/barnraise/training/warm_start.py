@@ -25,10 +25,10 @@ from barnraise.protocol.enums import JoinPurpose
 from barnraise.protocol.messages import Update
 from barnraise.spec import RunSpec
 from barnraise.state_dir import StateDir
-from barnraise.training.checkpoint import CheckpointSlots, StateHeader
+from barnraise.training.checkpoint import StateHeader
 from barnraise.training.join import InitialWeights, join_run
 from barnraise.training.model_transfer import ModelFetcher
-from barnraise.training.resume import DiskState, read_state_header
+from barnraise.training.resume import open_tensors
 from barnraise.training.start_model import load_start_model
 
 log = logging.getLogger("barnraise")
@@ -114,7 +114,7 @@ def _load_local_weights(
             tokenizer = BlobStore(path / "blobs", sweep=False).read_verified(start.tokenizer)
             if tokenizer is None:
                 return None
-        saved = _open_state(path, spec, open_state)
+        saved = open_tensors(path, spec.model, open_state)
         names = [f"anchor.{index}" for index in range(spec.model.layers + 2)]
         if saved is None or any(name not in saved[0] for name in names):
             return None
@@ -168,14 +168,3 @@ def _rebuild_fragments(
             if part.size:
                 units.add_(decode(ledger.blobs.read(part.digest), units.numel()), alpha=factor)
         yield units
-
-
-def _open_state(
-    path: Path, spec: RunSpec, open_state: contextlib.ExitStack
-) -> tuple[Mapping[str, Tensor], StateHeader] | None:
-    """Open the saved state in a run's folder, for as long as `open_state` is open."""
-    if read_state_header(path / "state") is not None:
-        state = DiskState(spec.model, path / "state")
-        open_state.callback(state.close)
-        return state, state.header
-    return CheckpointSlots(path / "checkpoint").load()

@@ -13,14 +13,13 @@ from helpers.worker.fake_coordinator import MACHINE, FakeCoordinator
 from typer.testing import CliRunner
 
 from barnraise.cli import main
-from barnraise.cli.doctor import command
+from barnraise.cli.doctor import command, measurements
 from barnraise.cli.doctor.findings import Level
 from barnraise.cli.doctor.measurements import (
     count_open_files,
     describe_filesystem,
     describe_web_access,
     find_filesystem,
-    find_own_address,
     find_write_error,
     fit_presets,
     measure_machine_facts,
@@ -61,10 +60,26 @@ def test_unusual_filesystem_is_one_sentence_with_the_remedy(tmp_path, kind, part
     assert describe_filesystem(tmp_path, "ext4") == ""
 
 
-def test_limits_and_addresses_of_this_process_are_read():
+def test_limit_of_open_files_is_read():
     files = count_open_files()
     assert files is None or files > 0
-    assert find_own_address(socket.AF_INET, ("127.0.0.1", 9)) == "", "that is this machine itself"
+
+
+@pytest.mark.parametrize(
+    ("sources", "address"),
+    [
+        ({4: "127.0.0.1", 6: "::1"}, ""),
+        ({4: "192.168.1.5", 6: "2001:db8::5"}, "192.168.1.5"),
+        ({6: "2001:db8::5"}, "2001:db8::5"),
+        ({6: "fe80::1"}, ""),
+    ],
+)
+def test_address_of_this_machine_itself_is_no_way_out(monkeypatch, sources, address):
+    monkeypatch.setattr(measurements, "read_default_sources", lambda: sources)
+    monkeypatch.setattr(measurements, "find_hops", list)
+    network = measurements.measure_network()
+    assert network.lan_address == address
+    assert (network.has_ipv4, network.has_ipv6) == ("." in address, bool(address) and 6 in sources)
 
 
 def test_routers_on_the_way_are_read_from_the_error_queue():

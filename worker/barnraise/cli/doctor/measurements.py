@@ -3,7 +3,6 @@
 import importlib.util
 import os
 import shutil
-import socket
 import sys
 import tempfile
 import time
@@ -27,6 +26,8 @@ from barnraise.cli.mounts import find_mount
 from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.coordinator_client.failover import FailoverClient
 from barnraise.errors import CoordinatorError, PlanError, StateError
+from barnraise.peering.addresses.addresses import join_address, parse_address
+from barnraise.peering.addresses.local_addresses import read_default_sources
 from barnraise.planning.hardware import Hardware, available_memory, memory_bytes
 from barnraise.planning.limits import Limits
 from barnraise.planning.search import make_plan
@@ -39,8 +40,6 @@ from barnraise.training.local_status import read_status
 
 HUB_URL = "https://huggingface.co"
 MIRROR_TRIES = 3  # the fastest one counts
-# Addresses that are only looked up in the routing table: nothing is sent to them.
-IPV4_TARGET, IPV6_TARGET = ("192.0.2.1", 9), ("2001:db8::1", 9)
 NETWORK_FILESYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs")
 
 
@@ -192,26 +191,17 @@ def describe_web_access(urls: Iterable[str]) -> MachineFinding:
 
 def measure_network() -> NetworkFacts:
     """Return how this machine is connected, as far as its own routing table says."""
-    ipv4 = find_own_address(socket.AF_INET, IPV4_TARGET)
-    ipv6 = find_own_address(socket.AF_INET6, IPV6_TARGET)
+    sources = read_default_sources().values()
+    # A port makes addresses of them; this machine itself and one cable are no way to the internet.
+    usable = [ip for ip in sources if parse_address(join_address(ip, 1))]
+    ipv6 = next((ip for ip in usable if ":" in ip), "")
+    ipv4 = next((ip for ip in usable if ip != ipv6), "")
     return NetworkFacts(
         has_ipv4=bool(ipv4),
         has_ipv6=bool(ipv6),
         hops=tuple(find_hops()) if ipv4 else (),
         lan_address=ipv4 or ipv6,
     )
-
-
-def find_own_address(family: socket.AddressFamily, target: tuple[str, int]) -> str:
-    """Return this machine's address towards the internet; "" without a route. Sends nothing."""
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(target)
-            address = str(probe.getsockname()[0])
-    except OSError:
-        return ""
-    is_local = address.startswith(("127.", "fe80:")) or address in ("::1", "0.0.0.0", "::")
-    return "" if is_local else address
 
 
 def read_line_rates(state_dir: StateDir) -> tuple[float, float]:

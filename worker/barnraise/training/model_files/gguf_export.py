@@ -27,6 +27,7 @@ from barnraise.models.gpt2 import NORM_EPSILON
 from barnraise.models.weights import views
 from barnraise.spec import ModelSpec, Slot
 from barnraise.text.tokenizer import END_BYTE
+from barnraise.text.tokenizer_file import LLAMA3_WORDS, QWEN2_WORDS
 from barnraise.training.model_files.tokenizer_files import (
     ExportedTokenizer,
     byte_characters,
@@ -40,14 +41,8 @@ MODEL_FILE, OLLAMA_FILE = "model.gguf", "Modelfile"
 # the transformers library has element i and element i + width / 2. In all others both agree.
 _WITH_NEIGHBOURS = ("llama",)
 _ROTATED = ("attn_q.weight", "attn_k.weight")
-# The names that llama.cpp has for the rules by which byte-level BPEs split words, and the regular
-# expressions of these rules. The first three digits of a number are together in Llama 3's.
-_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
-_OTHERS = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_SPLIT_PATTERNS = {
-    _CONTRACTIONS + r"\p{N}{1,3}" + _OTHERS: "llama-bpe",
-    _CONTRACTIONS + r"\p{N}" + _OTHERS: "qwen2",
-}
+# The names that llama.cpp has for the rules by which byte-level BPEs split words.
+_SPLIT_PATTERNS = {LLAMA3_WORDS: "llama-bpe", QWEN2_WORDS: "qwen2"}
 _FILE_TYPES = {
     torch.float32: LlamaFileType.ALL_F32,
     torch.bfloat16: LlamaFileType.MOSTLY_BF16,

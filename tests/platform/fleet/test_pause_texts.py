@@ -4,7 +4,8 @@ import re
 
 from helpers.paths import ROOT
 
-from barnraise.protocol.enums import PAUSE_TEXTS, PauseReason
+from barnraise.protocol.enums import PauseReason
+from coordinator.fleet.pause_texts import PAUSE_TEXTS
 
 TABLE = ROOT / "frontend" / "src" / "views" / "pauseTexts.ts"
 
