@@ -84,6 +84,11 @@ test-all: setup
 bench-swap: .venv/.installed
 	@$(BIN)/python benchmarks/swap/bench_swap.py $(if $(QUICK),--quick)
 
+# The planner's programs before and after, by today's prices, and these next to what was measured: docs/benchmarks/plans.md, 3 minutes.
+.PHONY: bench-plans
+bench-plans: .venv/.installed
+	@PYTHONPATH=worker:tests $(BIN)/python benchmarks/swap/bench_plans.py --write
+
 # Several devices over one host copy of the state: exactness, speed, memory and the planner's choice, 20 minutes. QUICK=1: 5 minutes.
 .PHONY: bench-devices
 bench-devices: .venv/.installed

@@ -600,6 +600,7 @@ def _profile_step(engine: Any, plan: Any) -> Row:
 def _describe(plan: Any) -> Row:
     names = (
         *("dtype", "sequences", "micro_batches", "clipping", "boundaries", "kept_inputs"),
+        *("near_inputs", "slots", "host_gradient_slots"),
         *("retained_blocks", "crash_safety", "bottleneck", "moments_bits", "step_seconds"),
         *("device_bytes", "host_bytes", "written_per_step"),
     )

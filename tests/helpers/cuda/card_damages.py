@@ -58,17 +58,21 @@ def _finished_event() -> activations.LaneEvent:
 
 
 @contextlib.contextmanager
-def prefetch_what_is_here() -> Iterator[None]:
-    """Let activations be copied back although they are on the device, and drop the copies."""
-    with mock.patch.object(
-        activations.HostActivations, "_is_on_device", lambda self, i, m: (i, m) in self._copies_in
-    ):
+def forget_copies_back() -> Iterator[None]:
+    """Let activations that come back be used at once, without waiting for their copies."""
+    original = activations.HostActivations._copy_in
+
+    def copy_in(self, i, m):
+        _, x = original(self, i, m)
+        return _finished_event(), x
+
+    with mock.patch.object(activations.HostActivations, "_copy_in", copy_in):
         yield
 
 
 DAMAGES: dict[str, Callable[[], contextlib.AbstractContextManager]] = {
     "activations come too early": fetch_activations_at_once,
-    "prefetched activations are dropped": prefetch_what_is_here,
+    "activations are used before they are here": forget_copies_back,
     "load ignores its source": partial(forget, OperationKind.LOAD, uses=True),
     "load ignores its slot": partial(forget, OperationKind.LOAD, uses=False),
     "offload ignores the gradient": partial(forget, OperationKind.OFFLOAD, uses=True),

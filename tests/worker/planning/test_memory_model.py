@@ -52,6 +52,7 @@ PLAN_VARIANTS = [
     {"retained_blocks": 2},
     {"kept_inputs": "group"},
     {"boundaries": "host", "staged": True, "slots": 1},
+    {"boundaries": "host", "near_inputs": 2, "staged": True, "slots": 1},
     {"dtype": "bfloat16", "staged": True, "slots": 2},
     {"dtype": "bfloat16", "staged": True, "slots": 2, "retained_blocks": 2},
     {"optimizer": "muon"},

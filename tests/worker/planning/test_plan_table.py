@@ -13,7 +13,9 @@ from barnraise.planning.budgets import compute_budgets
 from barnraise.planning.limits import Limits
 from barnraise.spec import PRESETS
 
+bench_plans = import_drill_module("bench_plans")
 plan_table = import_drill_module("plan_table")
+price_measured_steps = bench_plans.price_measured_steps
 CARDS, MEMORIES = plan_table.CARDS, plan_table.MEMORIES
 SHOWN_MEMORIES, SHOWN_MODELS = plan_table.SHOWN_MEMORIES, plan_table.SHOWN_MODELS
 CELL = re.compile(
@@ -135,6 +137,23 @@ def test_more_memory_on_the_same_card_is_never_slower(model, memories):
     assert cells[-1].tokens_per_second > cells[0].tokens_per_second
 
 
+def test_prices_of_measured_steps_are_within_a_tenth():
+    """The rates, the plans and the seconds are an H200's; a small model's price may err by more."""
+    errors = {name: priced / seconds - 1 for name, priced, seconds in price_measured_steps()}
+    assert set(errors) == {"no limit", "24 GB", "8 GB", "6.4M, two workers on the card"}
+    for name, error in errors.items():
+        assert abs(error) <= (0.3 if name.startswith("6.4M") else 0.1), errors
+
+
+@pytest.mark.parametrize(("memory", "share"), [(24, 0.78), (8, 0.60)])
+def test_programs_keep_a_limited_card_busy(memory, share):
+    rows = bench_plans.read_lines(bench_plans.EARLIER_PLANS)
+    (row,) = (row for row in rows if (row["card"], row["memory"]) == ("H200", memory))
+    compared = bench_plans.compare(row)
+    assert compared.after >= share * compared.in_memory
+    assert compared.after > 1.1 * compared.before
+
+
 @pytest.mark.slow
 def test_whole_table_obeys_the_rules_and_is_what_the_document_shows():
     cells = list(plan_table.compute_cells())
@@ -144,4 +163,4 @@ def test_whole_table_obeys_the_rules_and_is_what_the_document_shows():
     for card, model in itertools.product(CARDS, PRESETS):
         check_order([cell for cell in cells if cell.card == card and cell.model == model])
     shown = [cell for cell in cells if cell.memory in SHOWN_MEMORIES and cell.model in SHOWN_MODELS]
-    assert plan_table.format_document(shown) == plan_table.DOCUMENT.read_text()
+    assert plan_table.format_document(shown) == plan_table.read_parts()[0]

@@ -457,6 +457,27 @@ def test_blocks_are_read_before_the_forward_that_needs_them():
     assert {op.blocks[0] for op in ops[:first] if op.kind is OperationKind.READ} >= {1, 2}
 
 
+def test_next_forward_is_loaded_as_soon_as_its_blocks_are_updated():
+    model = ModelSpec(8, 16, 1, 8, 256)
+    staged = replace(resident(model), staged=True, slots=3, host_gradient_slots=8)
+    for clipping, loaded in (("layer", [1, 2, 3]), ("exact", [])):
+        program = program_module.step_program(replace(staged, clipping=clipping))
+        kinds = [op.kind for op in program.operations]
+        end = len(kinds) - kinds[::-1].index(OperationKind.EMBED_BACKWARD)
+        loads = [op for op in program.operations[end:] if op.kind is OperationKind.LOAD]
+        assert [op.blocks[0] for op in loads if 0 < op.blocks[0] < 9] == loaded
+        again = program_module.step_program(
+            replace(staged, clipping=clipping), clipping == "exact", program.cached
+        )
+        before_forward = kinds_before(again.operations, OperationKind.FORWARD)
+        assert (OperationKind.LOAD in before_forward) == (clipping == "exact")
+
+
+def kinds_before(operations: tuple[Operation, ...], kind: OperationKind) -> list[OperationKind]:
+    kinds = [op.kind for op in operations if op.blocks and op.blocks[0] in (1, 2, 3)]
+    return kinds[: kinds.index(kind)]
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from barnraise.planning import program, simulator
 from barnraise.planning.plan import Plan
 from barnraise.planning.program import Hazards, LaneName, Operation, OperationKind
-from barnraise.planning.simulator import Span, StepSimulation, Timeline
+from barnraise.planning.simulator import Price, Span, StepSimulation, Timeline
 from barnraise.spec import ModelSpec
 
 MACHINE = cpu_machine()
@@ -19,21 +19,22 @@ GPU = replace(MACHINE, device="cuda", elementwise=50 * MACHINE.stream)
 DISK = (LaneName.READ, LaneName.WRITE)
 
 
-def spans_by_hazards(programs: list[tuple[Operation, ...]], seconds, eager: bool) -> list[Span]:
-    """Place programs in time with the engine's own rule."""
-    hazards: Hazards[Span] = Hazards()
-    free = dict.fromkeys(LaneName, 0.0)
-    clock = 0.0
-    spans = []
+def expected_begins(programs: list[tuple[Operation, ...]], spans: list[Span], eager: bool):
+    """Return when each operation begins by the engine's own rule, by the operation's identity."""
+    span_of = {id(span.op): span for span in spans}
+    hazards: Hazards[Operation] = Hazards()
+    begins, clock = {}, 0.0
     for op in (op for operations in programs for op in operations):
-        ends = [span.end for span in hazards.dependencies(op)]
-        begin = max(free[op.lane], *ends, 0.0 if eager else clock)
-        spans.append(Span(op, begin, begin + seconds(op)))
-        hazards.record(op, spans[-1])
-        for lane in DISK if op.lane in DISK else (op.lane,):
-            free[lane] = spans[-1].end
-        clock = spans[-1].end if op.lane is LaneName.COMPUTE else clock
-    return spans
+        ends = [span_of[id(each)].end for each in hazards.dependencies(op)]
+        begins[id(op)] = max(0.0 if eager else clock, *ends, 0.0)
+        hazards.record(op, op)
+        clock = span_of[id(op)].end if op.lane is LaneName.COMPUTE else clock
+    for lanes in (*((lane,) for lane in LaneName if lane not in DISK), DISK):
+        free = 0.0
+        for span in (span for span in spans if span.op.lane in lanes):
+            begins[id(span.op)] = max(begins[id(span.op)], free)
+            free = span.end
+    return begins
 
 
 def programs_of(plan: Plan) -> list[tuple[Operation, ...]]:
@@ -47,12 +48,43 @@ def programs_of(plan: Plan) -> list[tuple[Operation, ...]]:
 def test_operations_run_when_the_hazards_allow_it(plan, eager, seed):
     programs = programs_of(plan)
 
-    def seconds(op: Operation) -> float:
-        return float(1 + (seed * (1 + sum(op.blocks) + 7 * op.tile + len(op.kind))) % 13)
+    def price(op: Operation) -> Price:
+        return Price(float(1 + (seed * (1 + sum(op.blocks) + 7 * op.tile + len(op.kind))) % 13))
 
-    timeline = Timeline(seconds, eager)
+    timeline = Timeline(price, eager, plan.last_fragment)
     spans = [span for operations in programs for span in timeline.append(operations)]
-    assert spans == spans_by_hazards(programs, seconds, eager)
+    spans += timeline.finish()
+    begins = expected_begins(programs, spans, eager)
+    assert len(spans) == len(begins) == sum(map(len, programs))
+    for span in spans:
+        assert (span.begin, span.end) == (begins[id(span.op)], span.begin + price(span.op).seconds)
+
+
+def test_optimizer_takes_what_the_next_forward_needs_first():
+    """Gradients come from the top: what is still to be done when backward ends is the top's."""
+    updates = [Operation(OperationKind.UPDATE, LaneName.OPTIMIZER, (i,)) for i in (4, 5, 3, 2, 0)]
+    timeline = Timeline(lambda op: Price(1.0), eager=True, last=5)
+    assert timeline.append(updates) == []
+    assert [span.op.blocks[0] for span in timeline.finish()] == [5, 0, 2, 3, 4]
+
+
+def test_copies_make_an_update_longer_by_what_they_take_of_ram():
+    update = Operation(OperationKind.UPDATE, LaneName.OPTIMIZER, (1,))
+    load = Operation(OperationKind.LOAD, LaneName.IN, (2,))
+    offload = Operation(OperationKind.OFFLOAD, LaneName.OUT, (3,))
+    prices = {update: Price(10.0, ram=1.0), load: Price(2.0, ram=0.4), offload: Price(1.0, ram=0.8)}
+    timeline = Timeline(prices.__getitem__, eager=True)
+    loaded, offloaded = timeline.append([load, offload, update])
+    (updated,) = timeline.finish()
+    assert loaded.end == pytest.approx(2.0)
+    assert offloaded.end == pytest.approx(1.2), "both directions ask for 1.2 of RAM's bandwidth"
+    assert updated.end == pytest.approx(10.0 + 0.4 * 2.0 + 0.8 * 1.2)
+
+
+def test_thread_that_launches_limits_a_step_of_small_kernels():
+    kernels = [Operation(OperationKind.FORWARD, LaneName.COMPUTE, (i,)) for i in (1, 2, 3)]
+    timeline = Timeline(lambda op: Price(1.0, launch=2.0), eager=True)
+    assert [span.end for span in timeline.append(kernels)] == [2.0, 4.0, 6.0]
 
 
 @settings(max_examples=30, deadline=None)
@@ -136,12 +168,13 @@ def test_inputs_that_wait_in_ram_take_their_time_on_the_link(kept_inputs):
         forward_groups=pairs,
         backward_groups=pairs[::-1],
         kept_inputs=kept_inputs,
+        device="cuda",
     )
     waiting = replace(plan, boundaries="host")
     machine = replace(GPU, to_device=1e6, from_device=1e6)  # slower than everything else
     bare, copied = (StepSimulation(each, machine).busy_seconds() for each in (plan, waiting))
     one = 4 * waiting.sequences * 64 * 64 / 1e6
-    copies = waiting.stored_inputs * waiting.micro_batches
+    copies = len(waiting.stored_inputs) * waiting.micro_batches
     for lane in (LaneName.IN, LaneName.OUT):
         assert copied[lane] - bare[lane] == pytest.approx(copies * one)
     longer = StepSimulation(waiting, machine).step_seconds - max(bare.values())

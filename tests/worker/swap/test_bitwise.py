@@ -68,6 +68,7 @@ MIXED = [
     *((IN_MEMORY, dict(staged=False, retained_blocks=blocks)) for blocks in (8, 3)),
     (IN_MEMORY, dict(staged=False, retained_blocks=3, kept_inputs="group")),
     (IN_MEMORY, dict(boundaries="host", staged=True)),
+    (IN_MEMORY, dict(boundaries="host", near_inputs=3, staged=True)),
     (ON_DISK, dict(weights=("host",) * 10)),
     (ON_DISK, dict(moments=("host",) * 10)),
     (

@@ -23,7 +23,7 @@ WIDE = replace(preset("gpt3-1.3b"), layers=3, context=1024)
 # Each tier, way of clipping, form of numbers, kind of residence and place of boundaries occurs.
 PLANS = {
     "layer, some resident, boundaries in RAM": card_plan(
-        resident=3, clipping="layer", boundaries="host", micro_batches=4
+        resident=3, clipping="layer", boundaries="host", near_inputs=1, micro_batches=4
     ),
     "disk, none": on_disk(card_plan(clipping="none")),
     "8-bit moments, fp32, all resident, retained": card_plan(

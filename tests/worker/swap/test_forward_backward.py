@@ -1,5 +1,7 @@
 """Tests of forward and backward of groups of blocks, against one graph over all of them."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -113,19 +115,25 @@ def test_storing_inputs_of_groups_stores_fewer_of_them():
     by_block, by_group = CountedActivations(), CountedActivations()
     run(planned(0b00100, 0b00100), by_block, text())
     run(planned(0b00100, 0b00100, kept_inputs="group"), by_group, text())
-    assert by_block.most == 3 * (6 + 1) and by_group.most == 3 * (2 + 1)
+    assert by_block.most == 3 * 6 and by_group.most == 3 * 2
 
 
 def test_host_activations_return_unchanged():
     lanes = {name: WorkerLane(name, inline=name is LaneName.COMPUTE) for name in LaneName}
-    pool = [torch.empty(2 * MODEL.context * MODEL.width) for _ in range(3 * (6 + 1))]
-    for forward, backward, recomputation in (
+    for forward, backward, changes in (
         (31, 31, {}),
+        (31, 31, dict(near_inputs=2)),
+        (31, 31, dict(near_inputs=1, retained_blocks=2)),
+        (31, 0b10010, {}),
         (0b00100, 0b10010, dict(kept_inputs="group")),
+        (0b00100, 0b10010, dict(kept_inputs="group", near_inputs=1)),
     ):
-        activations = HostActivations(lanes, pool)
-        actual = run(planned(forward, backward, **recomputation), activations, text())
-        expected = run(planned(forward, backward, **recomputation), Activations(), text())
+        plan = planned(forward, backward, boundaries="host", **changes)
+        count = 3 * len(plan.inputs_in_ram)
+        pool = [torch.empty(2 * MODEL.context * MODEL.width) for _ in range(count)]
+        activations = HostActivations(plan, lanes, pool)
+        actual = run(plan, activations, text())
+        expected = run(replace(plan, boundaries="device"), Activations(), text())
         assert all(torch.equal(a, b) for a, b in zip(actual[1], expected[1], strict=True))
         assert activations.count == 0, "every buffer is free again"
     for lane in lanes.values():

@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from barnraise.swap.lanes import WorkerLane
+from barnraise.swap.lanes import LaneEvent, WorkerLane
 
 
 @pytest.fixture
@@ -50,6 +50,34 @@ def test_eager_lane_runs_the_most_urgent_task_that_can_start(lane):
     release.set()
     work.wait_until_idle()
     assert done == ["sooner", "middle", "later", "waits"]
+
+
+class Copy:
+    """A stream's event that is passed when the test says so."""
+
+    def __init__(self) -> None:
+        self.passed = threading.Event()
+
+    def query(self) -> bool:
+        return self.passed.is_set()
+
+    def synchronize(self) -> None:
+        self.passed.wait()
+
+
+def test_eager_lane_does_not_wait_for_a_copy_that_is_only_issued(lane):
+    """The thread that launches is far ahead: a copy is issued long before its stream gets there."""
+    done, work, start, copy = [], lane(eager=True), threading.Event(), Copy()
+    issued = LaneEvent()
+    issued.complete(copy)
+    work.submit(start.wait)
+    work.submit(lambda: done.append("copied"), [issued], urgency=0)
+    here = work.submit(lambda: done.append("here"), urgency=1)
+    start.set()
+    here.wait()
+    copy.passed.set()
+    work.wait_until_idle()
+    assert done == ["here", "copied"]
 
 
 def test_lane_failure_reaches_dependents_and_the_lane_continues(lane):

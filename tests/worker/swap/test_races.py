@@ -77,8 +77,14 @@ def plan_of(**changes):
 @FAKE_CARD_GROUP
 @pytest.mark.parametrize("behind", one_in(2, [True, False]))
 def test_boundaries_in_ram_have_no_races(card, behind, tmp_path):
-    plan = plan_of(resident=3, boundaries="host")
+    plan = plan_of(resident=3, boundaries="host", near_inputs=1)
     assert not card(find_races, plan, tmp_path, behind)
+
+
+@FAKE_CARD_GROUP
+def test_gradients_that_wait_for_the_next_forward_have_no_races(card, tmp_path):
+    plan = plan_of(resident=2, clipping="layer", boundaries="host", host_gradient_slots=5)
+    assert not card(find_races, plan, tmp_path)
 
 
 @MEMORY_GROUP

@@ -43,6 +43,22 @@ NEWTON_SCHULZ_STEPS = 5
 MUON_BYTES = 24 + 8 + 16 + NEWTON_SCHULZ_STEPS * 12
 # Kernels of the head and the embedding on a GPU, by the weights' dtype.
 HEAD_KERNELS = {"float32": 25, "bfloat16": 38}
+# What Python takes of the thread that launches, in bare launches (`Hardware.launches`), measured on
+# a CPU with tensors of 32 elements (`benchmarks/swap/python_time.py`): a block's kernel with its
+# part of autograd, autocast and views; an operation of a program, whose buffers are chosen and
+# which is passed to its lane; and a step, before the first of its operations.
+KERNEL_LAUNCHES = 3
+OPERATION_LAUNCHES = 35
+STEP_LAUNCHES = 500
+# Kernels of a tile's update on a GPU, by the weights' dtype and the moments' bits, and of its norm.
+UPDATE_KERNELS = {
+    ("float32", 32): 1,
+    ("bfloat16", 32): 7,
+    ("float32", 8): 36,
+    ("bfloat16", 8): 42,
+}
+NORM_KERNELS = 2
+MANY_THREADS = 8
 MULTIPROCESSORS = 132  # of the largest GPUs
 
 
@@ -248,9 +264,10 @@ def embed_seconds(hw: Hardware, model: ModelSpec, sequences: int) -> float:
     return 5 * stream_bytes(model, sequences) / hw.elementwise
 
 
-def launch_seconds(hw: Hardware, kernels: int) -> float:
-    """Return the seconds in which a GPU's host starts so many kernels; 0 if not measured."""
-    return kernels / hw.launches if hw.launches else 0.0
+def launch_seconds(hw: Hardware, block_kernels: int, bare_kernels: int) -> float:
+    """Return the seconds in which a GPU's host starts an operation; 0 if not measured."""
+    launches = OPERATION_LAUNCHES + KERNEL_LAUNCHES * block_kernels + bare_kernels
+    return launches / hw.launches if hw.launches else 0.0
 
 
 def adam_seconds(
@@ -258,6 +275,15 @@ def adam_seconds(
 ) -> float:
     """Return the seconds of AdamW over so many parameters."""
     return parameters / hw.update_rate(where, dtype, bits)
+
+
+def optimizer_threads(threads: int) -> int:
+    """Return how many of the CPU's threads update while a GPU computes.
+
+    One thread launches all kernels; with many there is also a core for the one that waits for
+    copies.
+    """
+    return max(1, threads - (2 if threads >= MANY_THREADS else 1))
 
 
 def muon_seconds(hw: Hardware, shapes: Sequence[tuple[int, int]]) -> float:

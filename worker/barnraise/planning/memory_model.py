@@ -7,12 +7,15 @@ what the work between two steps takes. Tested against measurements.
 import math
 
 from barnraise.planning import cost_model
-from barnraise.planning.plan import Plan, round_to_pages
+from barnraise.planning.plan import GPU_TILE, Plan, round_to_pages
 from barnraise.planning.program import ADDED_SLOTS
 from barnraise.spec import MAX_PROMPT_TOKENS, MAX_PROMPTS
 from barnraise.spec.architectures import architecture_of
 
 HELD_OUT = 32  # sequences over which the validation loss is taken
+
+# Copies of inputs to RAM that may be under way when another begins.
+COPIES_OUT = 2
 
 # Samples that a worker writes for the run's page.
 SAMPLE_TOKENS = 64  # new tokens of a sample
@@ -31,7 +34,6 @@ DECODE_BYTES = 9  # of a fragment: an update is decoded and added to another
 
 # Elements updated at a time; `swap/tile_threads.py` takes these numbers from here.
 CPU_TILE = 1 << 19
-GPU_TILE = 1 << 22
 TILE_BLOCK = 2048  # tiles begin on multiples of it
 GPU_PIECE = 1 << 20  # elements that are converted at a time between steps, where a device has them
 ROUNDING_BYTES = 1 << 20  # a GPU's allocator hands out multiples of 512 bytes
@@ -187,10 +189,8 @@ def _waiting_bytes(plan: Plan) -> int:
         for i in _end_indices(plan)
         if plan.weights[i] != "device"
     )
-    if plan.boundaries == "host":
-        stream = round_to_pages(cost_model.stream_bytes(plan.model, plan.sequences))
-        size += plan.stored_activations * stream
-    return size
+    stream = round_to_pages(cost_model.stream_bytes(plan.model, plan.sequences))
+    return size + len(plan.inputs_in_ram) * plan.micro_batches * stream
 
 
 def saving_bytes(plan: Plan) -> int:
@@ -267,12 +267,12 @@ def activations(plan: Plan) -> int:
     stream = cost_model.stream_bytes(model, plan.sequences)
     retained = plan.retained_blocks
     first_retained = plan.last_fragment - retained
-    kept_inputs, inputs_in_group = plan.stored_inputs, 0
+    inputs_in_group = 0
     if plan.kept_inputs == "group":
         inputs_in_group = max(len(group) for group in plan.backward_groups) - 1
-    if plan.boundaries == "host":
-        kept_inputs = min(kept_inputs, 2)
-    waiting = (kept_inputs + 1) * plan.micro_batches * stream
+    near = len(plan.stored_inputs) - len(plan.inputs_in_ram)
+    # Each micro-batch passes from group to group, and its kept inputs wait.
+    waiting = (near + 1) * plan.micro_batches * stream + _copied_inputs(plan) * stream
 
     saved = cost_model.saved_bytes(model, plan.sequences, plan.dtype, plan.device)
     graphs = retained * plan.micro_batches * saved
@@ -305,6 +305,16 @@ def activations(plan: Plan) -> int:
         updated = graphs + matrix_bytes(plan)
     tokens = 8 * plan.micro_batches * plan.sequences * (model.context + 1)
     return waiting + inputs_in_group * stream + max(with_graphs, recomputed, updated) + tokens
+
+
+def _copied_inputs(plan: Plan) -> int:
+    """Return how many inputs at most are being copied to RAM, or back from there."""
+    far = set(plan.inputs_in_ram)
+    if not far:
+        return 0
+    in_group = max(len(far.intersection(group)) for group in plan.backward_groups)
+    # One group's are computed with while another's come back.
+    return max(min(len(far) * plan.micro_batches, COPIES_OUT + 1), 2 * in_group)
 
 
 def between_steps(plan: Plan) -> int:

@@ -14,6 +14,7 @@ from barnraise.planning.tile_layout import TILE_GRAIN, TileLayout, lay_out_tiles
 from barnraise.spec import ADAMW, MUON, Fragment, ModelSpec
 
 PAGE = 4096  # bytes
+GPU_TILE = 1 << 22  # elements that a GPU updates at a time
 CACHED_MODELS = 256  # whose sizes are remembered; a site plans as many models as people type
 STATE_KINDS = ("weights", "moments", "anchor", "momentum", "feedback")
 
@@ -64,6 +65,9 @@ class Plan:
     kept_inputs: str = "block"
     # Where the kept inputs wait: where they are computed ("device"), or on the "host".
     boundaries: str = "device"
+    # With those on the host, how many of the top blocks' stay where they are computed all the same:
+    # backward needs these first.
+    near_inputs: int = 0
     weights: tuple[str, ...] = ()  # tier of each fragment's master copy
     moments: tuple[str, ...] = ()  # tier of each fragment's moments
     # Where gradients wait for exact clipping: "host" or, for moments on disk, "disk".
@@ -177,17 +181,20 @@ class Plan:
         """
         return self.clipping == "exact" and (self.staged or self.on_disk)
 
-    @property
-    def stored_inputs(self) -> int:
-        """Return how many inputs of blocks forward stores for backward, of each micro-batch."""
+    @cached_property
+    def stored_inputs(self) -> tuple[int, ...]:
+        """Return the blocks whose inputs forward stores for backward, from the bottom up."""
         if self.kept_inputs == "block":
-            return self.model.layers - self.retained_blocks
-        return sum(self.recomputed_blocks(group) > 0 for group in self.backward_groups)
+            return tuple(self.blocks[: self.model.layers - self.retained_blocks])
+        starts = [g[0] for g in self.backward_groups if self.recomputed_blocks(g) > 0]
+        return tuple(sorted(starts))
 
-    @property
-    def stored_activations(self) -> int:
-        """Return how many activations wait at once: the kept ones, and those that flow."""
-        return (self.stored_inputs + 1) * self.micro_batches
+    @cached_property
+    def inputs_in_ram(self) -> tuple[int, ...]:
+        """Return those of `stored_inputs` that wait in RAM: the ones that backward needs last."""
+        if self.boundaries == "device":
+            return ()
+        return self.stored_inputs[: max(0, len(self.stored_inputs) - self.near_inputs)]
 
     def recomputed_blocks(self, group: Sequence[int]) -> int:
         """Return how many blocks of an ascending group recompute their activations."""

@@ -196,7 +196,7 @@ class _Writer:
         next_forward = [_Stage(OperationKind.FORWARD, group) for group in plan.forward_groups]
         self._run(
             [*forward, *self._backward_stages(immediate)],
-            [] if plan.staged else next_forward,
+            next_forward if immediate or not plan.staged else [],
             commit_after=len(forward) - 1 if pending else -1,
         )
         if immediate:
@@ -244,7 +244,8 @@ class _Writer:
 
         Args:
             stages: the stages of this program.
-            after: the stages with which the next program begins; only paging looks at them.
+            after: the stages with which the next program begins, for paging; with a device of its
+                own their first blocks are loaded at the end.
             commit_after: the index of the stage that a commit follows; -1 for none.
         """
         plan = self.plan
@@ -252,8 +253,7 @@ class _Writer:
         self.tiles = [
             (i, t) for i in updated if plan.uses_ring(i) for t in range(plan.tile_count(i))
         ]
-        horizon = [*stages, *after]
-        needs = [[i for i in stage.blocks if self._needs_slot(stage, i)] for stage in horizon]
+        needs = self._list_needs([*stages, *after] if not plan.staged else stages)
         first_update = next(
             (k for k, stage in enumerate(stages) if stage.kind is OperationKind.UPDATE), None
         )
@@ -267,6 +267,13 @@ class _Writer:
             self._emit(stage)
             if at == commit_after:
                 self._commit()
+        if after and plan.staged:
+            # These loads wait for updates: nothing that this step needs may queue behind them.
+            self._load_ahead(self._list_needs(after), 0)
+
+    def _list_needs(self, stages: list[_Stage]) -> list[list[int]]:
+        """List the blocks that each stage needs in slots."""
+        return [[i for i in stage.blocks if self._needs_slot(stage, i)] for stage in stages]
 
     def _needs_slot(self, stage: _Stage, i: int) -> bool:
         """Whether a stage needs fragment i in a slot, because it has no buffer of its own there."""

@@ -28,6 +28,7 @@ from barnraise.planning.plan import DeviceShare, Plan, tile_elements
 from barnraise.planning.program import LaneName, Operation, OperationKind
 from barnraise.planning.simulator import StepSimulation
 from barnraise.spec import ADAMW, MUON, PRESETS, ModelSpec, preset
+from barnraise.spec.architecture import FP32_BYTES, stream_bytes
 
 SIMULATED_FIRST = 2  # plans of each way of clipping that are simulated in any case
 TOLERANCE = 0.004  # plans that can be faster by less than this fraction are not simulated
@@ -235,9 +236,11 @@ class _Search:
             counts = sorted({fragments * k // RESIDENTS for k in range(1, RESIDENTS)} - {0})
             resident = (self._with_resident(placed, count) for count in counts)
             plans += filter(self._check_fit, resident)
+        layers = self.model.layers
         if placed.kept_inputs == "block" and not placed.on_disk:
-            layers = self.model.layers
             plans = [self._largest_that_fits(way, layers, self._with_retained) for way in plans]
+        if placed.boundaries == "host":
+            plans = [self._largest_that_fits(way, layers, _with_near_inputs) for way in plans]
         return plans
 
     def fits(self) -> bool:
@@ -296,7 +299,10 @@ class _Search:
             plan, tile=tile_elements(self.model, whole=True), crash_safety="round", ring=0
         )
         plan = self._with_window(plan) if self.staged else plan
-        return self._with_boundaries(plan, self._check_fit)
+        ways = self._with_boundaries(plan, self._check_fit)
+        if not self.cuda:
+            return ways
+        return [self._largest_that_fits(way, self.model.layers, _with_host_slots) for way in ways]
 
     def _with_boundaries(self, plan: Plan, fits: Callable[[Plan], object]) -> list[Plan]:
         """Keep inputs where they are computed or, on a GPU, in RAM; return what fits.
@@ -448,12 +454,31 @@ class _Search:
         chain = max(host_update, ring) + seconds[OperationKind.HEAD]
         if any(plan.weights[i] != "device" for i in plan.blocks):
             # Updates follow the whole gradient, and end before the next backward; or they follow
-            # the first block's gradient, and end before the next forward.
-            overlapping = OperationKind.BACKWARD if plan.defers_updates else OperationKind.FORWARD
-            chain += seconds[overlapping]
+            # the first block's gradient, and end before the next forward. Of the latter, those
+            # whose gradients can wait in RAM may run during the forward as well.
+            if plan.defers_updates:
+                chain += seconds[OperationKind.BACKWARD]
+            else:
+                waiting = min(1.0, plan.host_gradient_slots / self.model.layers)
+                chain += seconds[OperationKind.FORWARD] - waiting * host_update
+        chain = max(chain, host_update + self._copied_seconds(plan))
         allowed = self._least_seconds(plan)
         overlapped = max(compute, disk, chain, allowed)
         return overlapped, max(overlapped, compute + disk + host_update, allowed)
+
+    def _copied_seconds(self, plan: Plan) -> float:
+        """Return the seconds of RAM's bandwidth that copies to a GPU and from it take at least.
+
+        What a step leaves in slots is not copied again.
+        """
+        if not self.cuda:
+            return 0.0
+        paged = [i for i in plan.blocks if plan.weights[i] != "device"]
+        loads = max(len(paged), 2 * len(paged) - plan.slots) * plan.streamed_bytes
+        gradients = len(paged) * FP32_BYTES
+        size = len(plan.device_plans) * plan.fragments[1].size * (loads + gradients)
+        inputs = 2 * len(plan.inputs_in_ram) * plan.micro_batches
+        return (size + inputs * stream_bytes(plan.model, plan.sequences)) / self.hardware.stream
 
     def _ring_seconds(self, plan: Plan) -> float:
         """Return the seconds for which updates wait for the disk, apart from a full ring."""
@@ -591,6 +616,15 @@ class _Search:
         return advice[:3]
 
 
+def _with_host_slots(plan: Plan, count: int) -> Plan:
+    """Return a plan in which so many gradients can wait in RAM, so that backward need not wait."""
+    return replace(plan, host_gradient_slots=max(plan.host_gradient_slots, count))
+
+
+def _with_near_inputs(plan: Plan, count: int) -> Plan:
+    return replace(plan, near_inputs=min(count, len(plan.stored_inputs)))
+
+
 def _sum_update_seconds(steps: StepSimulation) -> tuple[float, float]:
     """Return the seconds of all updates on the host and on the device. Blocks are alike."""
     plan = steps.plan
@@ -635,7 +669,7 @@ def compute_seconds(steps: StepSimulation, device: int = 0) -> dict[OperationKin
     """Return the seconds that a device computes in a step, by the kind of operation."""
     seconds = dict.fromkeys(OperationKind, 0.0)
     for op in _compute_operations(steps.plan, device):
-        seconds[op.kind] += steps.operation_seconds(op)
+        seconds[op.kind] += steps.price(op).seconds
     return seconds
 
 

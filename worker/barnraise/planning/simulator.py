@@ -3,6 +3,8 @@
 Pure. The simulation takes the same program as the engine and the durations from `cost_model.py`.
 """
 
+from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -10,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from barnraise.planning import cost_model, program
 from barnraise.planning.hardware import Hardware
+from barnraise.planning.plan import GPU_TILE
 from barnraise.planning.program import LaneName, Operation, OperationKind, Resource
 from barnraise.spec.architectures import architecture_of
 
@@ -25,6 +28,7 @@ TILES = 8
 # than the rest falls behind by more in each step, until the buffers are full.
 STEADY = 0.01
 MOST_STEPS = 8
+COPIES = 256  # of a lane that are remembered; the optimizer is no further behind
 DISK_LANES = (LaneName.READ, LaneName.WRITE)
 WRITES = (OperationKind.STORE, OperationKind.WRITE, OperationKind.SPILL)
 
@@ -38,57 +42,183 @@ class Span:
     end: float
 
 
+@dataclass(frozen=True)
+class Price:
+    """What an operation takes.
+
+    Attributes:
+        seconds: of its lane, alone.
+        launch: seconds of the thread that starts it.
+        moved_in: seconds of the link to the device for inputs that a computation needs from RAM.
+        moved_out: seconds of the link from the device for inputs that a computation sends to RAM.
+        ram: the part of RAM's bandwidth that it takes while it copies or updates.
+    """
+
+    seconds: float
+    launch: float = 0.0
+    moved_in: float = 0.0
+    moved_out: float = 0.0
+    ram: float = 0.0
+
+
+@dataclass
+class _Waiting:
+    """An operation of the optimizer that its lane has not begun."""
+
+    op: Operation
+    ready: float
+
+
 class Timeline:
     """Place programs in time, one after the other, by the rules of `program.Hazards`.
 
     An operation begins when its lane is free and the operations that it waits for have ended. For
     these only the latest end counts, so that two times a buffer stand for the tokens of `Hazards`.
+    The optimizer's lane takes the most urgent operation that can begin, as the engine's does: so
+    its operations are placed when another one needs their result, or at the end.
+
+    The optimizer streams its state through RAM as fast as RAM allows: what copies take of RAM
+    meanwhile makes it longer. So do copies in both directions if they are faster than RAM.
     """
 
-    def __init__(self, seconds: Callable[[Operation], float], eager: bool) -> None:
+    def __init__(self, price: Callable[[Operation], Price], eager: bool, last: int = -1) -> None:
         """Begin at time 0 with all lanes idle.
 
         Args:
-            seconds: the duration of an operation.
+            price: what an operation takes.
             eager: whether the engine submits operations without waiting for earlier computations,
                 as with a GPU's kernels.
+            last: the number of the last fragment, whose update is as urgent as the first one's.
         """
-        self._seconds = seconds
+        self._price = price
         self._eager = eager
+        self._last = last
         # When each device's lane ends its last operation.
         self._lane_free: dict[tuple[LaneName, int], float] = {}
-        self._compute_end = 0.0
+        self._compute_begin = self._compute_end = 0.0
+        self._launched = 0.0  # when the thread that launches has started what came so far
         self._changed: dict[Resource, float] = {}  # when a buffer's last change ends
         self._used: dict[Resource, float] = {}  # when its last use since that change ends
+        self._waiting: list[_Waiting] = []
+        self._touched: set[Resource] = set()  # by what is waiting
+        # Copies that may slow others: (begin, end, part of RAM), in order, by lane.
+        self._copies: dict[tuple[LaneName, int], deque[tuple[float, float, float]]] = {}
 
     def append(self, operations: Iterable[Operation]) -> list[Span]:
-        """Return the spans of a program that follows those appended before."""
-        return [self._append_operation(op) for op in operations]
+        """Return the spans of what is placed while a program follows those appended before."""
+        spans: list[Span] = []
+        for op in operations:
+            touched = (*op.uses, *op.changes)
+            while self._waiting and not self._touched.isdisjoint(touched):
+                spans.append(self._place_optimizer())
+            ready = self._ready(op)
+            self._launched += self._price(op).launch
+            if op.lane is LaneName.OPTIMIZER:
+                self._waiting.append(_Waiting(op, ready))
+                self._touched.update(touched)
+            else:
+                spans.append(self._place(op, ready))
+        return spans
 
-    def _append_operation(self, op: Operation) -> Span:
+    def finish(self, kind: OperationKind | None = None) -> list[Span]:
+        """Return the spans of the optimizer's operations until none, or none of a kind, waits."""
+        spans: list[Span] = []
+        while any(kind in (None, waiting.op.kind) for waiting in self._waiting):
+            spans.append(self._place_optimizer())
+        return spans
+
+    def begin_step(self, begin: float, preparation: float) -> None:
+        """Let the thread that launches wait until `begin`, and prepare a step for some seconds."""
+        if self._eager:
+            self._launched = max(self._launched, begin) + preparation
+
+    def _ready(self, op: Operation) -> float:
+        """Return when `op` is submitted and the operations that it waits for have ended."""
         changed, used = self._changed, self._used
-        begin = self._lane_free.get((op.lane, op.device), 0.0)
-        if not self._eager and self._compute_end > begin:
-            begin = self._compute_end
+        ready = self._launched if self._eager else self._compute_end
         for resource in (*op.uses, *op.changes):
-            if (changed_at := changed.get(resource, 0.0)) > begin:
-                begin = changed_at
+            if (changed_at := changed.get(resource, 0.0)) > ready:
+                ready = changed_at
         for resource in op.changes:
-            if (used_until := used.get(resource, 0.0)) > begin:
-                begin = used_until
-        end = begin + self._seconds(op)
-        self._lane_free[op.lane, op.device] = end
+            if (used_until := used.get(resource, 0.0)) > ready:
+                ready = used_until
+        return ready
+
+    def _urgency(self, waiting: _Waiting) -> int:
+        """Return how soon the next forward needs a fragment; the least is the most urgent."""
+        blocks = waiting.op.blocks
+        return blocks[0] if blocks and blocks[0] != self._last else 0
+
+    def _place_optimizer(self) -> Span:
+        """Place the most urgent operation that can begin when the optimizer's lane is free."""
+        free = self._lane_free.get((LaneName.OPTIMIZER, 0), 0.0)
+        soonest = max(free, min(each.ready for each in self._waiting))
+        chosen = min((w for w in self._waiting if w.ready <= soonest), key=self._urgency)
+        self._waiting.remove(chosen)
+        span = self._place(chosen.op, chosen.ready)
+        self._touched = {r for w in self._waiting for r in (*w.op.uses, *w.op.changes)}
+        return span
+
+    def _place(self, op: Operation, ready: float) -> Span:
+        price, lane = self._price(op), (op.lane, op.device)
+        begin = max(ready, self._lane_free.get(lane, 0.0))
+        if op.lane is LaneName.COMPUTE:
+            end = max(begin + price.seconds, self._launched, *self._move_inputs(op, price, begin))
+        else:
+            end = self._end_in_ram(lane, begin, price.seconds, price.ram)
+        self._lane_free[lane] = end
         if op.lane in DISK_LANES:  # both lanes share one disk
             self._lane_free[LaneName.READ, 0] = self._lane_free[LaneName.WRITE, 0] = end
         elif op.lane is LaneName.COMPUTE and op.device == 0:
-            self._compute_end = end
+            self._compute_begin, self._compute_end = begin, end
         for resource in op.uses:
-            if end > used.get(resource, 0.0):
-                used[resource] = end
+            if end > self._used.get(resource, 0.0):
+                self._used[resource] = end
         for resource in op.changes:
-            changed[resource] = end
-            used[resource] = 0.0
+            self._changed[resource] = end
+            self._used[resource] = 0.0
         return Span(op, begin, end)
+
+    def _move_inputs(self, op: Operation, price: Price, begin: float) -> list[float]:
+        """Return when the link has brought a computation's inputs from RAM, or sent them there.
+
+        They come from the begin of the computation before on.
+        """
+        ends: list[float] = []
+        for name, seconds, first in (
+            (LaneName.IN, price.moved_in, min(begin, self._compute_begin)),
+            (LaneName.OUT, price.moved_out, begin),
+        ):
+            if seconds:
+                lane = (name, op.device)
+                first = max(first, self._lane_free.get(lane, 0.0))
+                ends.append(self._end_in_ram(lane, first, seconds, price.ram))
+                self._lane_free[lane] = ends[-1]
+        return ends
+
+    def _end_in_ram(
+        self, lane: tuple[LaneName, int], begin: float, seconds: float, ram: float
+    ) -> float:
+        """Return the end of what takes so many seconds and a part of RAM's bandwidth alone.
+
+        What others copy meanwhile makes it longer, if RAM cannot do both at once.
+        """
+        end = begin + seconds
+        if not ram:
+            return end
+        if lane[0] is LaneName.OPTIMIZER:  # nothing begins before what it has ended
+            for copies in self._copies.values():
+                while copies and copies[0][1] <= begin:
+                    copies.popleft()
+        others = [copies for name, copies in self._copies.items() if name != lane]
+        late = sorted(copy for copies in others for copy in copies if copy[1] > begin)
+        for copy_begin, copy_end, part in late:
+            if copy_begin < end:
+                excess = max(0.0, ram + part - 1.0)
+                end += excess * (min(copy_end, end) - max(copy_begin, begin))
+        if lane[0] is not LaneName.OPTIMIZER:
+            self._copies.setdefault(lane, deque(maxlen=COPIES)).append((begin, end, ram))
+        return end
 
 
 def _merge_tiles(plan: "Plan") -> "Plan":
@@ -110,7 +240,7 @@ class StepSimulation:
         self.plan = _merge_tiles(plan)
         self.hardware = hardware
         self._machines = (hardware, *hardware.others)  # by the number of the device
-        self._seconds_of: dict[tuple[object, ...], float] = {}  # durations computed so far
+        self._prices: dict[tuple[object, ...], Price] = {}  # computed so far
 
     @cached_property
     def spans(self) -> list[Span]:
@@ -127,13 +257,17 @@ class StepSimulation:
             later = program.step_program(
                 self.plan, pending=self.plan.defers_updates, cached=second.cached
             )
-        timeline = Timeline(self.operation_seconds, eager=self.plan.device != "cpu")
-        begin, end = 0.0, self._end(timeline.append(second.operations))
-        spans: list[Span] = []
+        timeline = Timeline(self.price, self.plan.device != "cpu", self.plan.last_fragment)
+        launches = self.hardware.launches
+        preparation = cost_model.STEP_LAUNCHES / launches if launches else 0.0
+        spans = timeline.append(second.operations) + timeline.finish(OperationKind.NORM)
+        begin, end = 0.0, self._end(spans)
         for _ in range(MOST_STEPS):
             last_seconds = end - begin
             begin = end
+            timeline.begin_step(begin, preparation)
             spans = timeline.append(later.operations)
+            spans += timeline.finish(OperationKind.NORM)  # the engine waits for all of them
             end = self._end(spans)
             if abs(end - begin - last_seconds) <= STEADY * last_seconds:
                 break
@@ -164,21 +298,18 @@ class StepSimulation:
 
     @property
     def shared_memory_seconds(self) -> float:
-        """Return the seconds of RAM's traffic if several devices share it; 0 for one."""
-        plan = self.plan
-        if not plan.devices:
+        """Return the seconds of RAM's traffic: of the updates, and of copies to devices."""
+        if not self.plan.staged:
             return 0.0
-        copied = {
-            OperationKind.LOAD: plan.streamed_bytes,
-            OperationKind.OFFLOAD: cost_model.FP32_BYTES,
-        }
         seconds = 0.0
         for span in self.spans:
-            if span.op.kind in copied:
-                size = self._count_elements(span.op) * copied[span.op.kind]
-                seconds += size / self.hardware.stream
-            elif span.op.lane is LaneName.OPTIMIZER:
-                seconds += span.end - span.begin
+            price = self.price(span.op)
+            if span.op.lane is LaneName.OPTIMIZER:
+                seconds += price.seconds
+            elif span.op.lane is LaneName.COMPUTE:
+                seconds += price.ram * (price.moved_in + price.moved_out)
+            else:
+                seconds += price.ram * price.seconds
         return seconds
 
     @cached_property
@@ -207,46 +338,68 @@ class StepSimulation:
         """Return the seconds each lane works in a step, on the device where it works longest."""
         by_device = [dict.fromkeys(LaneName, 0.0) for _ in self.plan.device_plans]
         for span in self.spans:
-            by_device[span.op.device][span.op.lane] += span.end - span.begin
+            by_device[span.op.device][span.op.lane] += self.price(span.op).seconds
+            if span.op.lane is LaneName.COMPUTE:
+                price = self.price(span.op)
+                by_device[span.op.device][LaneName.IN] += price.moved_in
+                by_device[span.op.device][LaneName.OUT] += price.moved_out
         by_device[0][LaneName.COMPUTE] += self._deferred_update_seconds
-        for seconds, plan, hardware in zip(
-            by_device, self.plan.device_plans, self._machines, strict=False
-        ):
-            waiting = plan.stored_activations - plan.micro_batches
-            seconds[LaneName.OUT] += waiting * self._input_seconds(hardware.from_device)
-            seconds[LaneName.IN] += waiting * self._input_seconds(hardware.to_device)
         return {lane: max(seconds[lane] for seconds in by_device) for lane in LaneName}
 
-    def _input_seconds(self, rate: float) -> float:
-        """Return the seconds in which a block's input goes to RAM or back, if it waits there."""
-        if self.plan.boundaries != "host":
-            return 0.0
-        return cost_model.stream_bytes(self.plan.model, self.plan.sequences) / rate
-
-    def _inputs_seconds(self, op: Operation) -> float:
-        """Return the seconds of the copies of inputs that a group's computation waits for."""
-        plan, hardware = self.plan.device_plans[op.device], self._machines[op.device]
-        inputs = plan.recomputed_blocks(op.blocks)
-        if plan.kept_inputs == "group":
-            inputs = min(1, inputs)
-        rate = hardware.to_device
-        if op.kind is OperationKind.FORWARD:
-            rate = hardware.from_device
-        return plan.micro_batches * inputs * self._input_seconds(rate)
-
-    def operation_seconds(self, op: Operation) -> float:
-        """Return the predicted duration of an operation in seconds."""
+    def price(self, op: Operation) -> Price:
+        """Return what an operation takes."""
         plan = self.plan
         i = op.blocks[0] if op.blocks else 0
         cost_key: tuple[object, ...] = op.blocks  # blocks are alike: many operations cost the same
         if op.kind in (OperationKind.FORWARD, OperationKind.BACKWARD):
-            cost_key = (len(op.blocks), plan.recomputed_blocks(op.blocks))
+            far = bisect_left(op.blocks, self._first_near_input)
+            cost_key = (len(op.blocks), plan.recomputed_blocks(op.blocks), far)
         elif 0 < i < plan.last_fragment:
             cost_key = (plan.weights[i], plan.spills_gradient(i))
         key = (op.kind, cost_key, op.tile, op.ring_slot >= 0, op.device)
-        if key not in self._seconds_of:
-            self._seconds_of[key] = self._seconds(op)
-        return self._seconds_of[key]
+        if key not in self._prices:
+            self._prices[key] = self._price(op)
+        return self._prices[key]
+
+    def operation_seconds(self, op: Operation) -> float:
+        """Return the seconds that an operation takes of its lane if nothing else is done."""
+        price = self.price(op)
+        return max(price.seconds, price.launch, price.moved_in, price.moved_out)
+
+    @cached_property
+    def _first_near_input(self) -> int:
+        """Return the first block above those whose inputs wait in RAM."""
+        return max(self.plan.inputs_in_ram, default=0) + 1
+
+    def _price(self, op: Operation) -> Price:
+        seconds, hardware = self._seconds(op), self._machines[op.device]
+        if self.plan.device == "cpu":
+            return Price(seconds)
+        launch = self._launch_seconds(op)
+        goes_out = op.lane is LaneName.OUT or op.kind is OperationKind.FORWARD
+        rate = hardware.from_device if goes_out else hardware.to_device
+        if op.lane in (LaneName.IN, LaneName.OUT):
+            return Price(seconds, launch, ram=rate / hardware.stream)
+        if op.lane is LaneName.OPTIMIZER:
+            return Price(seconds, launch, ram=1.0)
+        if op.lane is not LaneName.COMPUTE:
+            return Price(seconds, launch)
+        moved = self._input_bytes(op) / rate
+        return Price(
+            seconds,
+            launch,
+            moved_in=0.0 if goes_out else moved,
+            moved_out=moved if goes_out else 0.0,
+            ram=rate / hardware.stream,
+        )
+
+    def _input_bytes(self, op: Operation) -> int:
+        """Return the bytes of inputs that a computation of a group sends to RAM or needs back."""
+        if op.kind not in (OperationKind.FORWARD, OperationKind.BACKWARD):
+            return 0
+        plan = self.plan.device_plans[op.device]
+        inputs = len(set(plan.inputs_in_ram).intersection(op.blocks))
+        return inputs * plan.micro_batches * cost_model.stream_bytes(plan.model, plan.sequences)
 
     def _seconds(self, op: Operation) -> float:
         match op.kind:
@@ -306,35 +459,54 @@ class StepSimulation:
                 forward = cost_model.block_forward_seconds(
                     hardware, model, plan.sequences, dtype=plan.dtype
                 )
-                seconds = plan.micro_batches * len(op.blocks) * forward
-                return max(seconds, self._inputs_seconds(op), self._launch_seconds(op))
+                return plan.micro_batches * len(op.blocks) * forward
             case OperationKind.BACKWARD:
-                seconds = plan.micro_batches * self._backward_seconds(op)
-                return max(seconds, self._inputs_seconds(op), self._launch_seconds(op))
+                return plan.micro_batches * self._backward_seconds(op)
             case OperationKind.HEAD:
-                seconds = plan.micro_batches * cost_model.head_seconds(
+                return plan.micro_batches * cost_model.head_seconds(
                     hardware, model, plan.sequences, dtype=plan.dtype
                 )
-                return max(seconds, self._launch_seconds(op))
             case _:
                 raise AssertionError(op)
 
     def _launch_seconds(self, op: Operation) -> float:
-        """Return the seconds in which a GPU's host starts an operation's kernels.
+        """Return the seconds in which the host starts a GPU's operation, with all its kernels.
 
         One thread of Python runs at a time, so that several devices' launches take turns.
-        How many kernels `torch.compile` leaves depends on the GPU: they are not priced.
+        """
+        if op.lane is not LaneName.COMPUTE:
+            return cost_model.launch_seconds(self.hardware, 0, 0)
+        return cost_model.launch_seconds(
+            self.hardware, self._count_block_kernels(op), self._count_tile_kernels(op)
+        )
+
+    def _count_block_kernels(self, op: Operation) -> int:
+        """Return the kernels of a computation on a GPU, all of which autograd or autocast starts.
+
+        How many `torch.compile` leaves of a block's depends on the GPU: they are not priced.
         """
         plan = self.plan
-        if plan.device == "cpu" or plan.compiled:
-            return 0.0
-        forward, backward = architecture_of(plan.model).block_kernels[plan.dtype]
+        micro_batches = plan.device_plans[op.device].micro_batches
         if op.kind is OperationKind.HEAD:
-            kernels = cost_model.HEAD_KERNELS[plan.dtype]
-        else:
-            kernels = forward if op.kind is OperationKind.FORWARD else backward
-            kernels *= len(op.blocks)
-        return cost_model.launch_seconds(self.hardware, plan.micro_batches * kernels)
+            return micro_batches * cost_model.HEAD_KERNELS[plan.dtype]
+        if plan.compiled:
+            return 0
+        forward, backward = architecture_of(plan.model).block_kernels[plan.dtype]
+        if op.kind is OperationKind.FORWARD:
+            return micro_batches * len(op.blocks) * forward
+        if op.kind is OperationKind.BACKWARD:
+            retained = len(op.blocks) - plan.recomputed_blocks(op.blocks)
+            return micro_batches * (len(op.blocks) * backward - retained * forward)
+        return 0
+
+    def _count_tile_kernels(self, op: Operation) -> int:
+        """Return the kernels of an update or a norm on a GPU, which work on tiles."""
+        if op.kind not in (OperationKind.UPDATE, OperationKind.NORM):
+            return 0
+        kernels = cost_model.NORM_KERNELS
+        if op.kind is OperationKind.UPDATE:
+            kernels = cost_model.UPDATE_KERNELS[self.plan.dtype, self.plan.moments_bits]
+        return kernels * -(-self._count_elements(op) // GPU_TILE)
 
     def _backward_seconds(self, op: Operation) -> float:
         """Return the seconds of the backward of a group of blocks for one micro-batch.
@@ -369,6 +541,8 @@ class StepSimulation:
         seconds = cost_model.adam_seconds(
             hardware, adam_elements, plan.dtype, plan.moments_bits, where
         )
+        if where == "host" and plan.device != "cpu":  # the rate was measured with all threads
+            seconds *= plan.threads / cost_model.optimizer_threads(plan.threads)
         shapes = [(m.rows, m.columns) for layout in layouts for m in layout.matrices]
         seconds += cost_model.muon_seconds(hardware, shapes)
         if shapes and plan.staged and plan.weights[i] != "device" and where == "device":

@@ -31,7 +31,7 @@ class DeviceBuffers:
         self._dtype = streamed_dtype(plan)
         self._allocate_weights(arena)
         self._allocate_gradients(arena)
-        waiting = plan.stored_activations if plan.boundaries == "host" else 0
+        waiting = len(plan.inputs_in_ram) * plan.micro_batches
         stream = plan.sequences * plan.model.context * plan.model.width
         self.streams = [store.host.allocate_floats(stream, True) for _ in range(waiting)]
 

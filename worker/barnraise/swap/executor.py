@@ -12,6 +12,7 @@ from torch import Tensor
 
 from barnraise.errors import BarnraiseError, DeviceLostError, MemoryShortageError, StateError
 from barnraise.models.weights import views
+from barnraise.planning import cost_model
 from barnraise.planning.plan import Plan
 from barnraise.planning.program import Hazards, LaneName, Operation, OperationKind, Program
 from barnraise.spec import Recipe
@@ -33,7 +34,6 @@ from barnraise.swap.state_store import FragmentSequence, StateStore
 from barnraise.swap.tiles import Tile, copied_to
 
 DEVICE_LANES = (LaneName.COMPUTE, LaneName.IN, LaneName.OUT)
-MANY_CORES = 8
 # Numbers of tile scratch buffers.
 ANCHOR_SCRATCH, MOMENTUM_SCRATCH = 1, 2
 DEVICE_ANCHOR_SCRATCH, DEVICE_MOMENTUM_SCRATCH = 5, 6
@@ -213,12 +213,20 @@ class Executor:
                 self._guard_task(op, task),
                 self._hazards.dependencies(op),
                 label=op,
-                urgency=op.blocks[0] if op.blocks else 0,
+                urgency=self._urgency(op),
             )
             self._hazards.record(op, event)
             if self._plan.devices and op.kind in (OperationKind.HEAD, OperationKind.NORM):
                 self._gradient_events.append(event)
         self._cached = dict(program.cached)
+
+    def _urgency(self, op: Operation) -> int:
+        """Return how soon the next forward needs an operation; the least is the most urgent.
+
+        The embedding and the final norm are copied back to the device at once, before any block.
+        """
+        is_block = bool(op.blocks) and op.blocks[0] in self._plan.blocks
+        return op.blocks[0] if is_block else 0
 
     def wait_for_gradients(self) -> None:
         """Wait until all devices' losses, and the norms of what they add up to, are computed.
@@ -281,8 +289,10 @@ class Executor:
 
     def new_activations(self, device: int) -> Activations:
         """Return an empty store of a device's activations for one step."""
-        if self._plan.boundaries == "host":
-            return HostActivations(self.device_lanes[device], self.buffers.on(device).streams)
+        plan = self._plan.device_plans[device]
+        if plan.inputs_in_ram:
+            streams = self.buffers.on(device).streams
+            return HostActivations(plan, self.device_lanes[device], streams)
         return Activations()
 
     def _all_lanes(self) -> list[WorkerLane]:
@@ -604,14 +614,13 @@ class Executor:
 def _start_lanes(devices: Sequence[torch.device]) -> list[dict[LaneName, WorkerLane]]:
     """Start one lane for each name, and those of `DEVICE_LANES` for each further device.
 
-    Besides computations in RAM, only the optimizer's use several threads. With a GPU it leaves a
-    core or two: one thread launches all kernels, and one waits for copies.
+    Besides computations in RAM, only the optimizer's use several threads.
     """
     device, *others = devices
     threads = optimizer_threads = torch.get_num_threads()
     select_device(device)  # for this thread, which launches the kernels
     if has_streams(device):
-        optimizer_threads = max(1, threads - (2 if threads >= MANY_CORES else 1))
+        optimizer_threads = cost_model.optimizer_threads(threads)
     lanes = {
         name: WorkerLane(
             name,

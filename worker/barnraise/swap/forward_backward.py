@@ -19,7 +19,6 @@ from barnraise.swap.leaves import Leaves
 
 # Tensor cores load rows that begin on 16 bytes; cuBLAS is fastest with rows of whole 128.
 VOCABULARY_MULTIPLE = 64
-GRADIENT_STREAM = -1  # the "block" under which gradients by a group's outputs are stored
 
 
 @dataclass(frozen=True)
@@ -115,6 +114,9 @@ class ForwardBackward:
         self._functions = block_functions(plan.model, plan.compiled)
         self._batches, self._shares = batches, shares
         self._activations = activations
+        # What passes from group to group, by micro-batch: outputs, and on the way back their
+        # gradients. It stays where it is computed, because the next group needs it at once.
+        self._stream: dict[int, Tensor] = {}
         self.losses: list[Tensor] = []
         self.norms: dict[int, Tensor] = {}
         self._graphs: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
@@ -156,23 +158,21 @@ class ForwardBackward:
         return output
 
     def embed(self, embedding: Leaves) -> None:
-        """Store the first block's inputs."""
+        """Compute the first block's inputs."""
         if self.check_interruption():
             return
         functions = functions_of(self._model)
         with torch.no_grad():
             for m, batch in enumerate(self._batches):
                 x = functions.embed(embedding.weights, batch[:, :-1])
-                self._activations.store(1, m, x.float())
+                self._stream[m] = x.float()
 
     def forward(self, group: Sequence[int], leaves: Sequence[Leaves]) -> None:
-        """Compute all micro-batches through a group; store the next group's inputs."""
-        first = group[0]
-        stays = first in self._checkpoints and first < self._first_retained
+        """Compute all micro-batches through a group; store the inputs that backward needs."""
         for m in range(len(self._batches)):
             if self.check_interruption():
                 return
-            x = self._activations.get(first, m) if stays else self._activations.pop(first, m)
+            x = self._stream.pop(m)
             for i, block_leaves in zip(group, leaves, strict=True):
                 if i >= self._first_retained:
                     leaf = x.detach().requires_grad_()
@@ -180,11 +180,11 @@ class ForwardBackward:
                     self._graphs[i, m] = leaf, y
                     x = y.detach()
                     continue
-                if i != first and i in self._checkpoints:
+                if i in self._checkpoints:
                     self._activations.store(i, m, x)
                 with torch.no_grad():
                     x = self._forward_block(block_leaves, x)
-            self._activations.store(group[-1] + 1, m, x)
+            self._stream[m] = x
 
     def head(self, final: Leaves, embedding: Leaves, token_gradient: Tensor) -> None:
         """Compute the losses, and the gradients by the last block's outputs.
@@ -200,11 +200,13 @@ class ForwardBackward:
         for m, (batch, share) in enumerate(zip(self._batches, self._shares, strict=True)):
             if self.check_interruption():
                 return
-            x = self._activations.pop(self._plan.last_fragment, m)
+            x = self._stream.pop(m)
             with self._autocast_context():
                 loss, dx = head_step(head, x, batch[:, 1:], share, token_gradient)
             self.losses.append(loss)
-            self._activations.store(GRADIENT_STREAM, m, dx)
+            self._stream[m] = dx
+            del x, dx
+        self._activations.begin_backward()
 
     def backward(self, group: Sequence[int], leaves: Sequence[Leaves]) -> None:
         """Add to the gradients of a group's leaves, micro-batches in ascending order."""
@@ -213,7 +215,7 @@ class ForwardBackward:
             if self.check_interruption():
                 return
             inputs = self._recompute_inputs(group, leaves_of, m)
-            dy = self._activations.pop(GRADIENT_STREAM, m)
+            dy = self._stream.pop(m)
             for i in reversed(group):
                 if i >= self._first_retained:
                     leaf, y = self._graphs.pop((i, m))
@@ -224,7 +226,7 @@ class ForwardBackward:
                 assert leaf.grad is not None
                 dy = leaf.grad
                 del leaf, y
-            self._activations.store(GRADIENT_STREAM, m, dy)
+            self._stream[m] = dy
 
     def _recompute_inputs(
         self, group: Sequence[int], leaves_of: dict[int, Leaves], m: int
@@ -249,7 +251,7 @@ class ForwardBackward:
             return
         with torch.no_grad():
             for m, batch in enumerate(self._batches):
-                dx, tokens = self._activations.pop(GRADIENT_STREAM, m), batch[:, :-1]
+                dx, tokens = self._stream.pop(m), batch[:, :-1]
                 if "position" in gradient:
                     gradient["position"][: tokens.shape[1]].add_(dx.sum(0))
                 rows = dx.reshape(-1, dx.shape[-1])

@@ -221,8 +221,9 @@ class WorkerLane:
     def _next_task(self) -> _Task:
         if not self._eager:
             return self._queue[0]
+        # A copy that is only issued may lie behind many kernels: the lane would wait for it.
         ready = [
-            task for task in self._queue if all(event.is_issued for event in task.dependencies)
+            task for task in self._queue if all(event.is_finished for event in task.dependencies)
         ]
         return min(ready, key=lambda task: task.urgency, default=self._queue[0])
 
