@@ -252,7 +252,8 @@ def test_removed_strategy_is_refused_in_one_sentence_with_what_to_use():
     assert refused.value.problems == {
         "recipe.strategy": (
             "the strategy all-reduce was removed: use updates, or decentralized-adam for machines "
-            "in one network"
+            "in one network; one owner's machines can train as one with torchrun and --engine "
+            "sharded"
         )
     }
 

@@ -4,6 +4,7 @@ BarnraiseError
 ├── SpecError          a run's spec or one of its fields is invalid (also a ValueError)
 ├── StateError         a state folder belongs to another run or version, is damaged, or is in use
 │   ├── DeviceLostError    a GPU no longer works in this process
+│   │   └── RankLostError      a process that has a part of the state has died or hangs
 │   ├── MemoryShortageError  memory was short although the plan fits: others use it
 │   └── UnsupportedModelError  a run cannot begin with this Hugging Face model
 ├── PlanError          a model does not fit into what a machine may use
@@ -68,6 +69,10 @@ class DeviceLostError(StateError):
     def __init__(self, sentence: str, device: str = "") -> None:
         self.device = device
         super().__init__(sentence)
+
+
+class RankLostError(DeviceLostError):
+    """Report that a process with a part of the state has died or hangs; all must start again."""
 
 
 class PlanError(BarnraiseError):

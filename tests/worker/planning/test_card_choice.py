@@ -22,6 +22,7 @@ from barnraise.spec import preset
 
 HOST = cpu_machine(memory=64 * 10**9, cores=8, stream=4e10, adam=1.4e9)
 MODEL = preset("gpt2-1.5b")
+ONE_COPY = Limits(engine="swap")
 
 
 def machine(*cards: tuple[int, float]) -> Hardware:
@@ -57,7 +58,7 @@ def test_device_of_a_third_of_the_speed_gets_a_quarter():
 
 
 def test_cards_that_help_are_used_and_why_not_the_others():
-    choice = choose_cards(machine((24, 60), (24, 60), (12, 60)), MODEL, step_sequences=32)
+    choice = choose_cards(machine((24, 60), (24, 60), (12, 60)), MODEL, ONE_COPY, 32)
     assert [share.name for share in choice.plan.devices] == ["cuda", "cuda:1", "cuda:2"]
     choice.plan.validate()
     taken = [each for each in choice.choices if each.verdict == TAKEN]
@@ -74,7 +75,7 @@ def test_card_that_would_slow_the_others_down_is_left_out():
 
 def test_each_card_holds_what_it_is_dealt():
     hardware = machine((24, 60), (12, 20))
-    plan = choose_cards(hardware, MODEL, step_sequences=32).plan
+    plan = choose_cards(hardware, MODEL, ONE_COPY, 32).plan
     first, second = plan.devices
     assert first.micro_batches > second.micro_batches
     assert list(plan.card_bytes) == memory_model.all_device_bytes(plan)
@@ -114,21 +115,23 @@ def test_program_of_several_devices_adds_in_their_order(clipping):
 def test_price_has_each_link_the_added_gradients_and_shared_memory():
     def seconds(hardware: Hardware, traffic: float = 1.0) -> float:
         slow = replace(hardware, stream=hardware.stream * traffic)
-        plan = choose_cards(hardware, MODEL, Limits(clipping="exact"), step_sequences=32).plan
+        plan = choose_cards(
+            hardware, MODEL, Limits(clipping="exact", engine="swap"), step_sequences=32
+        ).plan
         assert plan.devices
         return StepSimulation(plan, slow).step_seconds
 
     both = machine((24, 60), (24, 60))
     assert seconds(both, 0.01) > 2 * seconds(both), "the RAM's bandwidth is shared"
     narrow = replace(both.others[0], to_device=1e9, from_device=1e9)
-    plan = choose_cards(both, MODEL, step_sequences=32).plan
+    plan = choose_cards(both, MODEL, ONE_COPY, 32).plan
     slowed = StepSimulation(plan, replace(both, others=(narrow,))).step_seconds
     assert slowed > StepSimulation(plan, both).step_seconds
 
 
 def test_plan_names_all_its_cards_and_their_shares():
     hardware = machine((24, 60), (24, 60))
-    plan = choose_cards(hardware, MODEL, step_sequences=32).plan
+    plan = choose_cards(hardware, MODEL, ONE_COPY, 32).plan
     assert "on 2 GPUs, fed from one copy in memory" in describe_plan(plan)
     counts = " + ".join(str(share.micro_batches) for share in plan.devices)
     assert f"({counts})" in describe_plan(plan)

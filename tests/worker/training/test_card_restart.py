@@ -9,10 +9,11 @@ from helpers.python_code import run_python
 from hypothesis import given
 from hypothesis import strategies as st
 
-from barnraise.errors import DeviceLostError, MemoryShortageError
+from barnraise.errors import DeviceLostError, MemoryShortageError, RankLostError
 from barnraise.swap.device import LOST_CARDS
 from barnraise.training import card_restart
 from barnraise.training.card_restart import (
+    ONE_RANK,
     RESTARTS,
     RESTARTS_SECONDS,
     VARIABLE,
@@ -68,6 +69,22 @@ def test_lost_card_of_several_is_named_to_the_next_process(monkeypatch):
 
     run_with_restarts(train, lambda seconds: False, lambda: 0.0)
     assert restarted == [[0.0]] and os.environ[LOST_CARDS] == "cuda:1,cuda:2"
+
+
+def test_ranks_that_are_lost_again_and_again_leave_one_card(monkeypatch):
+    restarted = []
+    monkeypatch.setattr(card_restart, "restart_process", restarted.append)
+    monkeypatch.delenv(ONE_RANK, raising=False)
+
+    def train() -> None:
+        raise RankLostError("rank 1 has not answered for 10 seconds")
+
+    monkeypatch.setenv(VARIABLE, "10,20")
+    run_with_restarts(train, lambda seconds: False, lambda: 30.0)
+    assert restarted == [[10.0, 20.0, 30.0]] and ONE_RANK not in os.environ
+    monkeypatch.setenv(VARIABLE, "10,20,30")
+    run_with_restarts(train, lambda seconds: False, lambda: 40.0)
+    assert restarted[-1] == [40.0] and os.environ[ONE_RANK] == "1"
 
 
 def test_machine_that_leaves_is_not_restarted():

@@ -25,6 +25,13 @@ from barnraise.cli.chosen_runs import (
     find_runs,
     parse_shares,
 )
+from barnraise.cli.cluster_rank import (
+    lead_ranks,
+    measure_ranks,
+    obey_rank_0,
+    run_ranks,
+    without_lost_ranks,
+)
 from barnraise.cli.console import (
     STATUS_LOGGER,
     configure_logging,
@@ -39,7 +46,6 @@ from barnraise.cli.log_file import LOG_FOLDER, WorkerLogHandler
 from barnraise.cli.machine_options import (
     MachineOptions,
     hardware_view,
-    measure_machine,
     open_state_dir,
 )
 from barnraise.cli.option_groups import expand_option_groups
@@ -133,15 +139,13 @@ def run_worker(
     shares = parse_shares(turns.share, len(runs))
     state_dir = open_state_dir(machine.home)
     new_limits = machine.apply_to(resources.apply_to(state_dir.limits))
-    memberships = [open_site(state_dir, run) for run in runs]
     names = [run.name for run in runs]
+    obey_rank_0(names, new_limits)  # only rank 0 of a cluster knows the site and the peers
+    memberships = [open_site(state_dir, run) for run in runs]
     chosen = find_runs(state_dir, names, skip_ended=turns.follow_next)
     if machine.device or new_limits.has_sizes:
         for run in chosen:
             _check_request(run.view, machine, new_limits, state_dir.path)
-
-    # Importing torch takes seconds, so that only the commands that need it do so.
-    from barnraise.training.card_restart import run_with_restarts
 
     configure_logging(WorkerLogHandler(state_dir.path / LOG_FOLDER))
     leaving = stop_on_signals()
@@ -149,13 +153,10 @@ def run_worker(
         _announce_run(run, memberships[0])
     run_first_checkup(state_dir)
     display = StatusDisplay(summarise_limits(new_limits))
-    session = TrainingSession(
-        state_dir, measure_machine(state_dir, machine), new_limits, worker_options, display
-    )
     by_name = dict(zip(names, shares, strict=True))
     done = [run.id for run in chosen]
 
-    def train_runs() -> None:
+    def train_runs(session: TrainingSession) -> None:
         following = chosen
         with display.open(), session.rules.running():
             while True:
@@ -176,7 +177,10 @@ def run_worker(
                 following = [next_run]
                 _announce_run(next_run, memberships[0])
 
-    run_with_restarts(train_runs, leaving.wait, time.time)
+    with lead_ranks(names, new_limits):
+        hardware = measure_ranks(state_dir, machine)
+        session = TrainingSession(state_dir, hardware, new_limits, worker_options, display)
+        run_ranks(partial(train_runs, session), leaving.wait)
     for last_words in session.last_words.values():
         out.print(*last_words, sep="\n", soft_wrap=True)
 
@@ -278,7 +282,8 @@ class TrainingSession:
             worker_class = MixingWorker if joined.spec.recipe.mixes_weights else Worker
             # What is free changes between two attempts.
             free = measure_free(hardware)
-            return worker_class(joined, leaving, free, limits, show, transport)
+            allowed = without_lost_ranks(limits)
+            return worker_class(joined, leaving, free, allowed, show, transport)
 
         try:
             worker = create_within_memory(joined.folder.path, limits, create)

@@ -159,6 +159,8 @@ def _describe_limits(limits: Limits, drive: int) -> list[tuple[str, str]]:
         ("port mapping", "yes" if limits.port_mapping else "no"),
         ("relaying", "yes" if limits.relay else "no"),
         ("clipping", limits.clipping),
+        ("engine of several GPUs", limits.engine),
+        ("GPUs that split each layer", str(limits.tensor or "auto")),
         ("crash safety", limits.crash_safety),
         ("optimizer moments", f"{limits.moments_bits} bits"),
         ("precision", limits.precision),

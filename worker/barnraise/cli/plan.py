@@ -153,8 +153,9 @@ def plan(
     )
     if cards.choices:
         out.print(render.build_choices_table(cards), "", sep="\n")
-    timeline = render.draw_timeline(training_plan, cards.hardware, out.width)
-    out.print(*timeline, sep="\n", no_wrap=True, crop=True)
+    if not training_plan.ranks:  # whose operations are torch's
+        timeline = render.draw_timeline(training_plan, cards.hardware, out.width)
+        out.print(*timeline, sep="\n", no_wrap=True, crop=True)
     _print_choice(choice, assumed.machines, line)
     for remark in filter(None, (advice, note)):
         out.print(f"\n[yellow]{escape(remark)}[/]")

@@ -69,6 +69,17 @@ class ResourceOptions:
         ),
     ] = None
 
+    engine: Annotated[
+        Text,
+        _limit_option(
+            "How several GPUs work: swap (one copy of the state in RAM), sharded (each has a part "
+            "of it) or auto."
+        ),
+    ] = None
+    tensor: Annotated[
+        Text, _limit_option("How many GPUs split each layer, with --engine sharded; or auto.")
+    ] = None
+
     def apply_to(self, limits: Limits) -> Limits:
         """Return the limits with those replaced that an option gives.
 

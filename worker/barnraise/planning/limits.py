@@ -11,6 +11,7 @@ CHOICES = {
     "crash_safety": ("auto", "exact", "restart"),
     "moments_bits": (8, 32),
     "precision": ("auto", "float32", "bfloat16"),
+    "engine": ("auto", "swap", "sharded"),
 }
 UNLIMITED = 10**18  # bytes a day to disk that are no limit
 # What a worker with a limit of zero would do, where that makes no sense.
@@ -30,6 +31,7 @@ RANGES = {
     "threads": (1, 4096, "a number of CPU threads, like --threads 4"),
     "cpu": (1, 100, "a percentage of the time, like --cpu 50"),
     "max_temperature": (40, 110, "degrees Celsius, like --max-temperature 85"),
+    "tensor": (2, 64, "a number of cards, like --tensor 2"),
 }
 
 
@@ -54,6 +56,9 @@ class Limits:
         precision: "float32", "bfloat16" or what pays on this machine ("auto").
         deterministic: whether a GPU gives the same bits each time, which takes longer.
         compiled: whether torch.compile joins a block's kernels; the first step takes minutes.
+        engine: how several cards work: over one copy of the state in RAM ("swap"), each with a part
+            of the state ("sharded"), or as the planner chooses ("auto").
+        tensor: how many cards split each block with "sharded"; None: as the planner chooses.
         announce: HOST:PORT at which peers reach this machine: of a port that is forwarded.
         port_mapping: whether the router is asked to forward the port.
         relay: whether others' updates are passed on before they are requested.
@@ -80,6 +85,8 @@ class Limits:
     precision: str = "auto"
     deterministic: bool = False
     compiled: bool = False
+    engine: str = "auto"
+    tensor: int | None = None
     announce: tuple[str, ...] = ()
     port_mapping: bool = True
     relay: bool = True

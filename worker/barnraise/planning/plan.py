@@ -89,6 +89,10 @@ class Plan:
     daily_write_limit: int | None = None  # bytes to disk; None for no limit
     # Several devices over one host copy, `device` being the first; none: that one alone.
     devices: tuple[DeviceShare, ...] = ()
+    # Devices of the processes that share weights and moments by FSDP, and how many of them split
+    # each block; none: this process has all of the state.
+    ranks: tuple[str, ...] = ()
+    tensor: int = 1
     # The following fields are predictions.
     step_seconds: float = 0.0
     # The busiest resource: "compute", "disk", "link" or "optimizer"; "disk writes a day" if that
@@ -139,7 +143,7 @@ class Plan:
     @property
     def all_device_bytes(self) -> int:
         """Return the predicted bytes of the memory of all devices."""
-        return sum(self.card_bytes) or self.device_bytes
+        return sum(self.card_bytes) or self.device_bytes * max(1, len(self.ranks))
 
     @property
     def on_disk(self) -> bool:

@@ -59,6 +59,11 @@ def describe_plan(plan: Plan) -> str:
     if plan.devices:
         kind = "windows of RAM" if plan.device == "cpu" else "GPUs"
         where = f"on {len(plan.devices)} {kind}, fed from one copy in memory"
+    if plan.ranks:
+        kind = "processes" if plan.device == "cpu" else "GPUs"
+        where = f"on {len(plan.ranks)} {kind}, each with a part of the state"
+        if plan.tensor > 1:
+            where += f", {plan.tensor} of them splitting each layer"
     if not plan.on_disk:
         state = "all state stays in memory"
     elif resident:
@@ -99,7 +104,7 @@ def build_plan_view(plan: Plan, hardware: Hardware) -> PlanView:
 def find_cards(plan: Plan, hardware: Hardware) -> list[Hardware]:
     """Return the machine with each of the devices that a plan uses."""
     by_name = {card.device_name: card for card in hardware.cards}
-    names = [share.name for share in plan.devices] or [plan.device]
+    names = [share.name for share in plan.devices] or plan.ranks or [plan.device]
     return [by_name.get(name, hardware) for name in names]
 
 
@@ -146,11 +151,12 @@ def build_choices_table(choice: CardChoice) -> Table:
     """Build the table of the ways to use several cards, with why each was not taken."""
     table = Table(box=None, pad_edge=False)
     table.add_column("cards", style="bold", overflow="fold")
+    table.add_column("engine", overflow="fold")
     table.add_column("tokens/s", justify="right", no_wrap=True)
     table.add_column("", overflow="fold")
     for each in choice.choices:
         speed = f"{each.tokens_per_second:,.0f}" if each.tokens_per_second else "·"
-        table.add_row(each.cards, speed, each.verdict)
+        table.add_row(each.cards, each.engine, speed, each.verdict)
     return table
 
 

@@ -48,7 +48,7 @@ STRATEGIES = (*ROUND_STRATEGIES, DECENTRALIZED_ADAM)
 REMOVED_STRATEGIES = {
     "all-reduce": (
         "the strategy all-reduce was removed: use updates, or decentralized-adam for machines in "
-        "one network"
+        "one network; one owner's machines can train as one with torchrun and --engine sharded"
     ),
 }
 # Who averages with whom in a step; `planning/mixing_topology.py` defines the groups.

@@ -37,7 +37,7 @@ from barnraise.swap.executor import (
 )
 from barnraise.swap.forward_backward import ForwardBackward
 from barnraise.swap.fused_loss import Head, head_loss
-from barnraise.swap.muon_moments import find_optimizer, refuse_other_optimizer, view_moments
+from barnraise.swap.muon_moments import find_optimizer, refuse_other_optimizer
 from barnraise.swap.outer_optimizer import ANCHOR_SCRATCH, OuterOptimizer, RoundStart
 from barnraise.swap.precision import units_to_float
 from barnraise.swap.sampler import Sampler, SamplingSettings, TokenRange
@@ -135,10 +135,10 @@ class Engine:
         self.fragments = plan.fragments
         # With state on disk or layers on a GPU, a plan may need all of the RAM that it may use.
         retain_freed_memory(plan.device == "cpu" and not plan.on_disk)
-        self.executor = Executor(plan, recipe, store, self._describe_commit)
+        self.executor = self._create_executor()
         self.buffers = self.executor.buffers
         self.anchors = self.executor.anchors
-        self._tiles = Tiles(plan, store, self.buffers.tile_scratch)
+        self._tiles = self._create_tiles()
         self._outer_optimizer = (
             AnchorTracking(store, self._tiles)
             if recipe.mixes_weights
@@ -159,6 +159,12 @@ class Engine:
             self.reset_round()
         else:
             self._recover_invalid_state()
+
+    def _create_executor(self) -> Executor:
+        return Executor(self.plan, self.recipe, self.store, self._describe_commit)
+
+    def _create_tiles(self) -> Tiles:
+        return Tiles(self.plan, self.store, self.buffers.tile_scratch)
 
     # ---- local steps ---------------------------------------------------------------------------
 
@@ -261,7 +267,7 @@ class Engine:
         previous = self._pending
         if previous is not None:
             self._attach_arrivals(previous)
-        update = self._new_update(passes, rate_scale, tokens, position)
+        update = self._new_update(passes[0].norms, rate_scale, tokens, position)
         self._run_step(passes, previous, pending=previous is not None)
         if previous is not None:
             self.progress = previous.progress
@@ -272,7 +278,7 @@ class Engine:
         self, passes: Sequence[ForwardBackward], rate_scale: float, tokens: int, position: int
     ) -> PendingUpdate:
         """Compute a gradient, and update each fragment as soon as its own gradient is complete."""
-        update = self._new_update(passes, rate_scale, tokens, position)
+        update = self._new_update(passes[0].norms, rate_scale, tokens, position)
         self._attach_arrivals(update)
         self._run_step(passes, update, pending=False)
         return update
@@ -291,9 +297,9 @@ class Engine:
         self._record_arrivals(update)
 
     def _new_update(
-        self, passes: Sequence[ForwardBackward], rate_scale: float, tokens: int, position: int
+        self, norms: dict[int, Tensor], rate_scale: float, tokens: int, position: int
     ) -> PendingUpdate:
-        """Return the update of a step that is about to run."""
+        """Return the update of a step that is about to run, which fills `norms` in."""
         before = self.progress_with_pending
         warmup = 1 - before.warmup_steps_left / (WARMUP_STEPS + 1)
         progress = replace(
@@ -310,7 +316,7 @@ class Engine:
             step_number=progress.optimizer_steps,
             prediction_growth=self._no_prediction,
             progress=progress,
-            norms=passes[0].norms,
+            norms=norms,
         )
 
     def _loss_and_norm(self, passes: Sequence[ForwardBackward]) -> tuple[float, float]:
@@ -703,8 +709,7 @@ class Engine:
         counters = [self.progress.optimizer_steps, self.progress.warmup_steps_left]
         tensors = {"progress": torch.tensor(counters)}
         for i, fragment in enumerate(self.fragments):
-            record = self.store.memory_record("moments", i, 0)
-            m, v = view_moments(self.plan, i, 0, record).to_float32()
+            m, v = self._tiles.read_moments(i)
             tensors |= {f"m.{i}": m, f"v.{i}": v}
             if self.executor.accumulates:
                 mean = self.executor.mean_gradients.find(fragment, self._moments_device(i))

@@ -158,7 +158,7 @@ class Executor:
         self._plan, self._recipe, self._store = plan, recipe, store
         self._describe_commit = describe_commit
         self._device = torch.device(plan.device)
-        self.buffers = Buffers(plan, store)
+        self.buffers = self._create_buffers()
         self.anchors = FragmentSequence(store, "anchor")
         # Each device's lanes; those that are no device's are the first one's.
         self.device_lanes = _start_lanes([torch.device(each.device) for each in plan.device_plans])
@@ -191,6 +191,9 @@ class Executor:
             OperationKind.WRITE: self._write,
             OperationKind.COMMIT: self._commit,
         }
+
+    def _create_buffers(self) -> Buffers:
+        return Buffers(self._plan, self._store)
 
     def run(
         self,

@@ -8,6 +8,7 @@ plain torch.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -90,6 +91,26 @@ def head_step(
     hidden.backward(gradients.x.view_as(hidden))
     assert leaf.grad is not None
     return loss.mul_(share), leaf.grad
+
+
+class FusedLoss(torch.autograd.Function):
+    """The mean cross-entropy of rows as a part of autograd's graph: its gradients are ready."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, table: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss [] of rows x [n, d] with a table [V, d] and targets, int64 [n]."""
+        by_table = torch.zeros(table.shape, dtype=torch.float32, device=table.device)
+        gradients = _Gradients(torch.empty_like(x), by_table, 1.0)
+        loss = _sweep(x, table, targets, gradients)
+        ctx.save_for_backward(gradients.x, by_table)
+        ctx.dtype = table.dtype
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *outputs: Any) -> tuple[Tensor, Tensor, None]:
+        """Return the gradients by the rows and by the table."""
+        by_x, by_table = ctx.saved_tensors
+        return by_x.mul_(outputs[0]), by_table.mul_(outputs[0]).to(ctx.dtype), None
 
 
 def _sweep(x: Tensor, token: Tensor, targets: Tensor, gradients: _Gradients | None) -> Tensor:

@@ -103,6 +103,8 @@ class StateStore:
 
     def _tier_of(self, kind: str, i: int) -> str:
         plan = self.plan
+        if plan.ranks and kind in TRAINING_KINDS:
+            return "ranks"  # which have them in memory of their own
         return {"weights": plan.weights[i], "moments": plan.moments[i]}.get(kind, plan.exchange)
 
     def _lay_out_records(self) -> None:

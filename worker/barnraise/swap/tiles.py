@@ -133,6 +133,12 @@ class Tiles:
                 if split:
                     store.store_tile("moments", i, t, moments)
 
+    def read_moments(self, i: int) -> tuple[Tensor, Tensor]:
+        """Return the moments of fragment i as `write_moments` sets them; it is one tile."""
+        return view_moments(
+            self._plan, i, 0, self._store.memory_record("moments", i, 0)
+        ).to_float32()
+
     def write_moments(self, i: int, m: Tensor, v: Tensor) -> None:
         """Set the moments of fragment i: m, fp32 [n], and v, fp32, of what AdamW trains."""
         for t, layout in enumerate(self._plan.tile_layouts(i)):

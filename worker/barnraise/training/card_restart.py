@@ -1,4 +1,4 @@
-"""Begin again in a new process when a GPU no longer works in this one.
+"""Begin again in a new process when a GPU, or a rank of several, no longer works with this one.
 
 After sleep, a reset or an update of the driver, or a fault of the card, every later call of CUDA in
 the process fails, but a new process can use the card. It goes on from the last saved state: nothing
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import NoReturn, TypeVar
 
-from barnraise.errors import DeviceLostError, list_causes
+from barnraise.errors import DeviceLostError, RankLostError, list_causes
 from barnraise.swap.device import LOST_CARDS, is_device_lost
 
 log = logging.getLogger("barnraise")
@@ -21,6 +21,9 @@ VARIABLE = "BARNRAISE_CARD_RESTARTS"  # seconds since 1970, separated by commas
 RESTARTS = 3  # at most, within the time below
 RESTARTS_SECONDS = 3600.0
 PAUSE_SECONDS = 10.0  # before a restart: a driver that is reset needs some seconds
+
+LOST_CARD = "the GPU was lost, as after sleep or an update of its driver"
+ONE_RANK = "BARNRAISE_ONE_RANK"  # set where ranks were lost too often: swap on one card
 
 T = TypeVar("T")
 
@@ -48,13 +51,19 @@ def run_with_restarts(
     now = clock()
     restarts = recent_restarts(os.environ, now)
     if len(restarts) >= RESTARTS:
-        raise DeviceLostError(
-            f"the GPU was lost {RESTARTS + 1} times within an hour ({reason}). What was saved is "
-            "whole. Restart the computer, or train with --device cpu"
-        )
+        if not isinstance(lost, RankLostError):
+            raise DeviceLostError(
+                f"the GPU was lost {RESTARTS + 1} times within an hour ({reason}). What was saved "
+                "is whole. Restart the computer, or train with --device cpu"
+            )
+        log.warning("ranks were lost %d times within an hour: one card trains on", RESTARTS + 1)
+        os.environ[ONE_RANK] = "1"
+        restarts = []
+    cause = "a rank was lost" if isinstance(lost, RankLostError) else LOST_CARD
     log.warning(
-        "the GPU was lost (%s), as after sleep or an update of its driver. Training goes on from "
-        "the last checkpoint in a new process (restart %d of %d within an hour)",
+        "%s (%s). Training goes on from the last checkpoint in a new process (restart %d of %d "
+        "within an hour)",
+        cause,
         reason,
         len(restarts) + 1,
         RESTARTS,

@@ -24,11 +24,13 @@ from barnraise.errors import PlanError
 from barnraise.mixing.mesh_links import MeshLinks
 from barnraise.mixing.neighbour_mixing import MixingSettings, NeighbourMixing
 from barnraise.mixing.payloads import check_weights, decode_weights, payload_size
+from barnraise.planning.card_choice import SHARDED, SWAP
 from barnraise.planning.hardware import Hardware
 from barnraise.planning.limits import Limits
 from barnraise.planning.mixing_memory import mean_gradient_bytes, mixing_bytes, reserve_memory
 from barnraise.planning.mixing_topology import TOPOLOGIES
 from barnraise.planning.plan import Plan
+from barnraise.planning.rank_rules import explain_optimizer
 from barnraise.planning.round_schedule import RoundSchedule
 from barnraise.spec import RunSpec
 from barnraise.swap.engine import Engine
@@ -67,7 +69,9 @@ class MixingWorker(Worker):
         hardware, limits = reserve_memory(
             hardware, limits, mixing_bytes(model, recipe), mean_gradient_bytes(model, recipe)
         )
-        step_limits = replace(limits, disk=0)
+        if limits.engine == SHARDED:
+            raise PlanError(explain_optimizer(recipe.optimizer, mixes_weights=True))
+        step_limits = replace(limits, disk=0, engine=SWAP)
         if recipe.mixing_accumulation > 1:
             step_limits = replace(step_limits, clipping="exact")
         try:

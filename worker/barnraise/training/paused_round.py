@@ -25,7 +25,8 @@ class PausedRound:
         """Find what was saved under this plan."""
         self._plan = plan
         self._slots = CheckpointSlots(folder / "paused_round")
-        header = None if plan.on_disk else self._slots.header
+        has_memory = not plan.on_disk and not plan.ranks
+        header = self._slots.header if has_memory else None
         self.header = header if header is not None and self._has_layout_of(plan) else None
 
     def _has_layout_of(self, plan: Plan) -> bool:
@@ -35,8 +36,10 @@ class PausedRound:
         return torch.equal(saved[0][LAYOUT], _describe_layout(plan))
 
     def has_room(self) -> bool:
-        """Return whether the disk has room for the state."""
+        """Return whether the disk has room for the state; what ranks share is not saved there."""
         plan = self._plan
+        if plan.ranks:
+            return False
         size = sum(
             plan.total_bytes(kind, i) for kind in STATE_KINDS for i in range(plan.last_fragment + 1)
         )

@@ -61,7 +61,7 @@ def find_larger_plan(request: PlanRequest, plan: Plan, limits: Limits) -> Plan |
 def _with_taken(machine: Hardware, plan: Plan) -> Hardware:
     """Return a machine with what the plan takes of it now among what is free; 0: not known."""
     takes = dict(zip([share.name for share in plan.devices], plan.card_bytes, strict=True))
-    takes = takes or {plan.device: plan.device_bytes}
+    takes = takes or dict.fromkeys(plan.ranks or (plan.device,), plan.device_bytes)
     available, free = machine.memory_available, machine.device_memory_free
     return replace(
         machine,

@@ -47,6 +47,7 @@ from barnraise.swap.device import require_determinism
 from barnraise.swap.engine import WARMUP_STEPS, Engine
 from barnraise.swap.executor import EngineProgress
 from barnraise.swap.lr_schedule import learning_rate_scale
+from barnraise.swap.sharded.cluster import open_sharded_engine
 from barnraise.swap.state_store import FragmentSequence, StateStore
 from barnraise.text.batches import TokenDataset
 from barnraise.training.card_memory import claim_card_memory
@@ -851,6 +852,8 @@ class Worker:
         self, store: StateStore, anchor: Anchor, progress: EngineProgress | None
     ) -> TrainingEngine:
         """Build what trains under the plan; `progress` is that of the state in the store."""
+        if self.plan.ranks:
+            return open_sharded_engine(self.plan, self.spec.recipe, store, anchor, progress)
         return Engine(self.plan, self.spec.recipe, store, anchor, self._describe_state, progress)
 
     def _initial_fragments(self) -> Iterator[Tensor]:

@@ -1,0 +1,119 @@
+"""A mesh of four ranks, ranks that die or hang, and ranks that are not alike."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+from helpers.paths import ROOT, WORKER
+from helpers.worker.plans import bitwise
+
+from barnraise.errors import DeviceLostError, StateError
+from barnraise.swap.sharded import rank_facts, rank_place
+from barnraise.swap.sharded.key_value_store import StoreAddress
+from barnraise.swap.sharded.rank_group import RankGroup
+from barnraise.swap.sharded.rank_place import RankPlace
+
+sys.path.append(str(ROOT / "benchmarks" / "swap"))
+from sharded_runs import open_sharded, sharded_plan
+
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("ranks")]
+
+GPT = replace(bitwise.MODEL, layers=2)
+FOUND_SECONDS = 15.0  # within which a lost rank is noticed
+
+
+@pytest.fixture(autouse=True)
+def one_thread(restored_threads):
+    torch.set_num_threads(1)
+
+
+def test_mesh_of_two_by_two_ranks_follows_the_loss_of_one():
+    group = RankGroup.start(["cpu"] * 4)
+    try:
+        with open_sharded(sharded_plan(GPT, 4, tensor=2), group) as engine:
+            found = bitwise.train(engine, 100)
+            state = {name: value.clone() for name, value in engine.state_dict().items()}
+    finally:
+        group.close()
+    plain = bitwise.open_engine(bitwise.resident_plan(GPT))
+    assert found == pytest.approx(bitwise.train(plain, 100), rel=1e-5)
+    plain.load_state_dict(state)
+    assert torch.equal(plain.state_dict()["v.2"], state["v.2"])
+    plain.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["dead", "hanging"])
+def test_lost_rank_ends_the_step_and_all_ranks(number):
+    group = RankGroup.start(["cpu", "cpu"])
+    with (
+        pytest.raises(DeviceLostError, match="rank 1"),
+        open_sharded(sharded_plan(GPT, 2), group) as engine,
+    ):
+        bitwise.train(engine, 1)
+        os.kill(group.processes[0].pid, number)
+        started = time.monotonic()
+        try:
+            bitwise.train(engine, 1, first=1)
+        finally:
+            assert time.monotonic() - started < FOUND_SECONDS
+    group.close()
+    assert group.processes[0].returncode is not None
+
+
+@pytest.fixture
+def place():
+    """Return rank 0's place of two, whose store this process serves."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    yield RankPlace(0, 2, torch.device("cpu"), StoreAddress("127.0.0.1", store.port))
+    del store
+
+
+def test_ranks_that_are_not_alike_are_refused_on_both_sides(place):
+    code = (
+        "from barnraise.swap.sharded.rank import serve_commands\n"
+        "from barnraise.swap.sharded.rank_place import RankPlace\n"
+        "serve_commands(RankPlace.read(), 'another run')"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": str(WORKER)} | replace(place, rank=1).to_environment(),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with pytest.raises(StateError, match="rank 1 has another run, or other options"):
+        RankGroup(place, "this run")
+    assert "all ranks must be alike" in other.communicate(timeout=60)[1]
+
+
+@pytest.mark.parametrize("fact", list(rank_facts.FACTS))
+def test_each_fact_that_differs_is_named(place, fact):
+    facts = rank_facts.collect_facts(place.device, "a run")
+    store = place.address.connect(5)
+    store.set("facts/1", json.dumps(facts | {fact: "something else"}))
+    with pytest.raises(StateError, match=r"rank 1 has another .*something else"):
+        place.find_others(facts)
+
+
+def test_rank_that_does_not_come_is_named_in_time(place, monkeypatch):
+    monkeypatch.setattr(rank_facts, "REACH_SECONDS", 1.0)
+    with pytest.raises(StateError, match="rank 1 of 2 has not answered within 1 s"):
+        RankGroup(place)
+
+
+def test_store_that_is_not_there_is_refused_in_time(place, monkeypatch):
+    monkeypatch.setattr(rank_place, "REACH_SECONDS", 1.0)
+    nowhere = replace(place, rank=1, address=StoreAddress("127.0.0.1", 1))
+    with pytest.raises(StateError, match="rank 1 does not reach 127"):
+        nowhere.find_others({})
+
+
+def test_environment_without_a_rank_is_refused():
+    with pytest.raises(StateError, match="start all ranks with torchrun"):
+        RankPlace.read({"RANK": "1"})

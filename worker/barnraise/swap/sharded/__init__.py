@@ -1,0 +1,1 @@
+"""Train a model whose state several processes share, with torch's FSDP2 and tensor parallelism."""

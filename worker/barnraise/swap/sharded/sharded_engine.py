@@ -1,0 +1,194 @@
+"""The engine whose weights and moments several ranks share, with the exchange's state on the host.
+
+Between steps a fragment is gathered on rank 0's host, changed, and scattered back, so that all that
+`Engine` does tile by tile works on it. A step is torch's FSDP2 on all ranks.
+"""
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from barnraise.errors import BarnraiseError, PlanError
+from barnraise.planning.plan import Plan
+from barnraise.planning.rank_rules import explain_optimizer, explain_split
+from barnraise.spec import Recipe
+from barnraise.swap.adam_moments import AdamMoments
+from barnraise.swap.buffers import Buffers
+from barnraise.swap.engine import AnchorLike, Engine, StepStats
+from barnraise.swap.executor import EngineProgress, Executor
+from barnraise.swap.sharded.rank_group import RankGroup
+from barnraise.swap.sharded.rank_program import SharedKind, SharedSettings
+from barnraise.swap.state_store import StateStore
+from barnraise.swap.tiles import Tile, Tiles
+
+
+class ShardedEngine(Engine):
+    """Train a replica whose weights and moments are DTensors of several ranks."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        recipe: Recipe,
+        store: StateStore,
+        anchor: AnchorLike,
+        group: RankGroup,
+        progress: EngineProgress | None = None,
+    ) -> None:
+        """Build the model on all ranks of `group`, and bring the state into a consistent form.
+
+        `progress` is how far the state in `store` has come; None for a fresh state.
+
+        Raises:
+            PlanError: ranks cannot share a run of this recipe, or this model.
+        """
+        refuse_recipe(recipe)
+        if reason := explain_split(plan.model, plan.tensor):
+            raise PlanError(reason)
+        assert group.ranks == len(plan.ranks), "the plan is for another number of ranks"
+        self._group = group
+        settings = SharedSettings(
+            plan.model, plan.dtype, plan.tensor, plan.retained_blocks, plan.threads
+        )
+        group.build(settings.to_bytes())
+        super().__init__(plan, recipe, store, anchor, progress=progress)
+
+    def _create_executor(self) -> Executor:
+        return HostExecutor(self.plan, self.recipe, self.store, self._describe_commit)
+
+    def _create_tiles(self) -> Tiles:
+        return ShardedTiles(self.plan, self.store, self._group)
+
+    def step(
+        self,
+        batches: list[Tensor],
+        rate_scale: float = 1.0,
+        position: int = 0,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> StepStats:
+        """Make one step on the mean gradient of the micro-batches, exactly clipped; see `Engine`.
+
+        Raises:
+            RankLostError: a rank was lost; a new process goes on from what was saved.
+        """
+        started = time.perf_counter()
+        if self._queued_updates or self._target_prediction != self.progress.prediction:
+            self.apply_queued()
+        tokens = torch.cat(batches)
+        for micro_batch in self._deal_sequences(tokens):
+            if should_stop():
+                self._group.drop()
+                seconds = time.perf_counter() - started
+                return StepStats(math.nan, 0, seconds, math.nan, interrupted=True)
+            self._group.accumulate(micro_batch, len(tokens))
+        count = tokens.shape[0] * (tokens.shape[1] - 1)
+        update = self._new_update({}, rate_scale, count, position)
+        loss, norm = self._group.apply(
+            update.step_number, update.learning_rate, self.recipe.weight_decay, self.recipe.clip
+        )
+        is_finite = math.isfinite(loss) and math.isfinite(norm)
+        if is_finite:
+            self.progress = update.progress
+        else:
+            self.progress = replace(self.progress, position=position)
+            self.reset_round()
+        seconds = time.perf_counter() - started
+        return StepStats(loss, count if is_finite else 0, seconds, norm, abandoned=not is_finite)
+
+    def _deal_sequences(self, tokens: Tensor) -> Iterator[Tensor]:
+        """Yield micro-batches for all ranks: of each rank's run of sequences, the next few."""
+        ranks = len(self.plan.ranks) // self.plan.tensor
+        runs = tokens.view(ranks, -1, tokens.shape[1])
+        for part in runs.split(self.plan.sequences, dim=1):
+            yield part.reshape(-1, tokens.shape[1])
+
+    def flush(self) -> None:
+        """Do nothing: a step's update is applied when the step ends."""
+
+    def close(self) -> None:
+        """Free the model on all ranks; who has started the group ends it."""
+        super().close()
+        with contextlib.suppress(BarnraiseError):  # a rank that was lost has no memory any longer
+            self._group.release()
+
+
+def refuse_recipe(recipe: Recipe) -> None:
+    """Refuse what sharded ranks do not compute.
+
+    Raises:
+        PlanError: the sentence says what to use instead.
+    """
+    if reason := explain_optimizer(recipe.optimizer, recipe.mixes_weights):
+        raise PlanError(reason)
+
+
+class HostBuffers(Buffers):
+    """The buffers of an engine that computes nothing on its own: fragments between steps."""
+
+    def __init__(self, plan: Plan) -> None:
+        """Allocate nothing: ranks have buffers of their own."""
+        self._plan = plan
+
+    def fragment_scratch(self, i: int) -> Tensor:
+        """Return an int32 [n] buffer for fragment i."""
+        return torch.empty(self._plan.fragments[i].size, dtype=torch.int32)
+
+    def tile_scratch(self, number: int) -> Tensor:
+        """Return an empty buffer: nothing of the state is on disk."""
+        return torch.empty(0, dtype=torch.uint8)
+
+    def close(self) -> None:
+        """Do nothing: there is no memory to free."""
+
+
+class HostExecutor(Executor):
+    """What remains of the executor where ranks compute: it applies updates to tiles."""
+
+    def _create_buffers(self) -> Buffers:
+        return HostBuffers(self._plan)
+
+
+class ShardedTiles(Tiles):
+    """Access to what ranks share, one fragment at a time, gathered on the host."""
+
+    def __init__(self, plan: Plan, store: StateStore, group: RankGroup) -> None:
+        """Work on the ranks' weights and moments, and on the exchange's state in `store`."""
+        super().__init__(plan, store, lambda number: torch.empty(0, dtype=torch.uint8))
+        self._group = group
+        # Elements between tensors, which ranks do not have. Updates change them like all others.
+        self._padding: dict[int, list[Tensor]] = {}
+
+    def iterate(self, i: int, changes: bool = True, reads: bool = True) -> Iterator[Tile]:
+        """Yield fragment i as one tile; what was done to it is scattered when it is left."""
+        size = self._plan.fragments[i].size
+        weights = self._group.gather(SharedKind.WEIGHTS, i) if reads else torch.zeros(size)
+        gaps = self._padding_of(i, weights)
+        for gap, values in zip(gaps, self._padding.get(i, gaps), strict=True):
+            gap.copy_(values)
+        nothing = torch.empty(0)
+        yield Tile(i, 0, 0, AdamMoments(nothing, nothing, None, None), weights)
+        if changes:
+            self._padding[i] = [gap.clone() for gap in gaps]
+            self._group.scatter(SharedKind.WEIGHTS, i, weights)
+
+    def _padding_of(self, i: int, flat: Tensor) -> list[Tensor]:
+        """Return views of what lies between the tensors of fragment i."""
+        fragment = self._plan.fragments[i]
+        ends = [slot.offset for slot in fragment.slots[1:]] + [fragment.size]
+        pairs = zip(fragment.slots, ends, strict=True)
+        return [flat[slot.offset + slot.size : end] for slot, end in pairs]
+
+    def read_moments(self, i: int) -> tuple[Tensor, Tensor]:
+        """Return the moments of fragment i: m and v, fp32 [n] each."""
+        kinds = SharedKind.FIRST_MOMENTS, SharedKind.SECOND_MOMENTS
+        m, v = (self._group.gather(kind, i) for kind in kinds)
+        return m, v
+
+    def write_moments(self, i: int, m: Tensor, v: Tensor) -> None:
+        """Set the moments of fragment i, fp32 [n] each."""
+        self._group.scatter(SharedKind.FIRST_MOMENTS, i, m)
+        self._group.scatter(SharedKind.SECOND_MOMENTS, i, v)
