@@ -119,6 +119,12 @@ class RunOut(Schema):
     training_loss: float | None = Field(description="Nats per token, as on the run's page")
     validation_loss: float | None = Field(description="The last one, as on the run's page")
     token_budget: int
+    report_every: float = Field(
+        description="Seconds between a machine's reports, which a busy site lengthens to 60 s"
+    )
+    machines_per_host: int = Field(
+        description="That a host like the one that answers bears with its web processes"
+    )
     access: str
     visibility: str
     min_memory: int
@@ -145,6 +151,8 @@ class RunOut(Schema):
         training_loss=3.066,
         validation_loss=3.214,
         token_budget=1_000_000_000,
+        report_every=5.0,
+        machines_per_host=2_000,
         access="anyone",
         visibility="public",
         min_memory=8_000_000_000,

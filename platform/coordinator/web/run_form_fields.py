@@ -24,6 +24,7 @@ from coordinator.runs.join_policy import Access, Visibility
 from coordinator.runs.models import Run
 from coordinator.runs.reference_machines import REFERENCE_MACHINES
 from coordinator.runs.spec_form import FIELDS, fields_of_spec
+from coordinator.telemetry.site_capacity import describe_capacity, own_web_processes
 
 SOURCE_LABELS = {
     "stdlib": "Python's standard library (about 12 MB of source code)",
@@ -157,8 +158,7 @@ RUN_FIELDS: dict[str, tuple[int | float, str, str]] = {
     "report_every": (
         5.0,
         "Report interval",
-        "Seconds between two reports of a machine; a busy site lengthens it. Two cores bear some "
-        "2,000 machines, and several hosts 20,000 in one run.",
+        "Seconds between two reports of a machine.",
     ),
 }
 RADIO_LABELS = {"text.source": SOURCE_LABELS, "text.tokenizer": TOKENIZER_LABELS}
@@ -187,6 +187,8 @@ PLACEHOLDERS = {
 def run_field(name: str) -> forms.Field:
     """Build the field of a setting of the run that its spec does not hold."""
     default, label, note = RUN_FIELDS[name]
+    if name == "report_every":
+        note = f"{note} {describe_capacity(own_web_processes(), default)}"
     return number_field(label, note, str(default))
 
 

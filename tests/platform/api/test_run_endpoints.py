@@ -58,6 +58,7 @@ def test_script_creates_launches_cancels_and_archives_a_run(script):
     run = Run.objects.get(slug=created["slug"])
     assert created["name"] == "Night shift", "surrounding spaces and control characters are removed"
     assert created["status"] == "draft" and created["launch_requested"]
+    assert (created["report_every"], created["machines_per_host"]) == (5.0, 1_000)
     assert created["spec"]["text"]["places"] == ["https://example.org/a.txt"]
     assert created["url"] == f"http://testserver/runs/{run.slug}/", "the address that was asked"
     assert run.spec.recipe.learning_rate == 3e-4 and run.spec.recipe.codec == "auto"

@@ -5,6 +5,7 @@ import time
 import pytest
 from django.test import Client
 
+from barnraise import __version__
 from coordinator.lib import heartbeats
 
 pytestmark = pytest.mark.django_db
@@ -17,6 +18,7 @@ def test_programs_get_json_and_browsers_a_page(valkey, built_frontend):
         assert answer.json()["state"] and "Accept" in answer["Vary"]
     page = Client().get("/status", headers={"Accept": BROWSER}).content.decode()
     assert "Everything works." in page and "Machines reporting here" in page
+    assert f"version {__version__}." in page
 
 
 def test_page_names_what_is_delayed(valkey, built_frontend):

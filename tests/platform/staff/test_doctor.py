@@ -9,6 +9,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from helpers.network.local_server import LocalServer, QuietHandler
 
+from barnraise import __version__
 from coordinator.lib import heartbeats
 from coordinator.lib.backup_record import record_backup
 from coordinator.lib.trusted_proxies import CLIENT_HEADER
@@ -158,6 +159,7 @@ def test_command_prints_a_line_for_each_part_and_fails(valkey, settings):
     with pytest.raises(CommandError, match="parts of this site do not work"):
         call_command("doctor", json=True, stdout=out)
     rows = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert any(row["part"] == "version" and __version__ in row["sentence"] for row in rows)
     verdicts = {row["part"]: row["verdict"] for row in rows}
     assert verdicts["database"] == "ok" and verdicts["address"] == "failure"
     assert {"clock", "disk", "websockets", "backup", "mail", "beat"} <= verdicts.keys()

@@ -10,6 +10,7 @@ from helpers.site.pages import field_error, text
 from barnraise.spec import Start, preset
 from coordinator.runs.models import Run
 from coordinator.runs.spec_form import spec_from_fields
+from coordinator.web import run_form_fields
 from coordinator.web.forms import RunForm
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("built_frontend")]
@@ -45,6 +46,12 @@ def test_run_form_marks_what_only_one_source_of_text_needs(signed_in):
     assert 'data-field="text.places"' in page
     for source in ("huggingface", "urls", "files"):
         assert f'data-help="{source}"' in page
+
+
+def test_run_form_names_what_this_site_bears_at_its_interval(signed_in, monkeypatch):
+    monkeypatch.setattr(run_form_fields, "own_web_processes", lambda: 4)
+    page = text(signed_in()[0].get("/runs/new/"))
+    assert "4 web processes bear some 4,000 machines, 660 of them at 5 s" in page
 
 
 def test_run_form_accepts_numbers_as_people_write_them(signed_in):
