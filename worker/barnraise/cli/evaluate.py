@@ -17,7 +17,7 @@ from barnraise.cli.sample import RESIDENT_SHARE
 from barnraise.cli.site_access import open_site
 from barnraise.coordinator_client.machine_requests import MachineRequests
 from barnraise.errors import CoordinatorError, TextError
-from barnraise.formats import parse_bytes
+from barnraise.formats import format_bytes, parse_bytes
 from barnraise.protocol.evaluation import (
     MAX_TASK_TEXT,
     PublishedTexts,
@@ -85,7 +85,7 @@ def read_tasks(path: Path) -> str:
             content = file.read(MAX_FILE_BYTES + 1)
         text = content.decode("utf-8-sig").replace("\r\n", "\n")
         if len(content) > MAX_FILE_BYTES:
-            raise TextError(f"is larger than {MAX_FILE_BYTES >> 20} MiB")
+            raise TextError(f"is larger than {format_bytes(MAX_FILE_BYTES)}")
         parse_tasks(text)
     except OSError as error:
         raise TextError(f"{path} cannot be read: {error.strerror}") from None
