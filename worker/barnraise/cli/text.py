@@ -157,7 +157,7 @@ def _print_refusal(inspection: "Inspection") -> None:
 def _print_sentence(label: str, sentence: str) -> None:
     """Print a sentence on stderr; in a log it stays on one line."""
     shown = escape(redact(clean(sentence)))
-    errors.print(f"{label} {shown}", soft_wrap=not errors.is_terminal)
+    errors.print_sentence(f"{label} {shown}")
 
 
 def _file_table(inspection: "Inspection") -> Table:
