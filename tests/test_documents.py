@@ -90,6 +90,13 @@ def quote_strings(path: Path) -> Iterator[str]:
             yield node.value
 
 
+def test_shares_have_one_form_in_pages_and_terminals():
+    """`formats.format_share` writes them, and no 100 % before the end."""
+    files = [*(ROOT / "platform").rglob("*.py"), *(ROOT / "worker" / "barnraise").rglob("*.py")]
+    found = [str(path) for path in files if re.search(r":\.\d%\}", path.read_text())]
+    assert not found, found
+
+
 def test_sizes_are_decimal_wherever_people_read_them():
     """GB on pages, in terminals, letters and documents; code comments may have GiB."""
     texts = {path: [path.read_text()] for path in DOCUMENTS}

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from barnraise.errors import PlanError
+from barnraise.formats import format_share
 from barnraise.planning.hardware import Hardware
 from barnraise.planning.limits import Limits
 from barnraise.planning.plan import Plan
@@ -109,7 +110,7 @@ def _describe(machine: Hardware, way: Plan | PlanError, taken: Plan) -> PricedCh
         return PricedChoice(name, way.tokens_per_second, TAKEN)
     slower = 1 - way.tokens_per_second / taken.tokens_per_second
     return PricedChoice(
-        name, way.tokens_per_second, f"{slower:.0%} slower, limited by {way.bottleneck}"
+        name, way.tokens_per_second, f"{format_share(slower)} slower, limited by {way.bottleneck}"
     )
 
 
