@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from barnraise.cli import console
-from barnraise.cli.console import SafeConsole, SafeFormatter, TerminalLogHandler
+from barnraise.cli.console import SafeConsole, SafeFormatter, TerminalLogHandler, new_table
 
 
 @pytest.fixture
@@ -61,6 +61,14 @@ def test_address_in_a_log_or_a_sentence_is_not_broken(terminal):
     lines = [line.strip() for line in terminal.getvalue().splitlines()]
     assert lines.count(ADDRESS) == 2, lines
     assert "that this machine may sign for your runs" in lines
+
+
+def test_table_of_a_narrow_terminal_cuts_nothing_off(terminal):
+    table = new_table("tokens", "digest")
+    table.add_row("8,000,000", "ab" * 32)
+    console.errors.print(table)
+    assert "…" not in terminal.getvalue()
+    assert "ab" * 32 in "".join(line[11:].strip() for line in terminal.getvalue().splitlines()[1:])
 
 
 def test_sentence_stays_one_line_where_programs_read_it():

@@ -80,8 +80,11 @@ def print_json(value: Any) -> None:
 
 
 def new_table(*columns: str, **options: Any) -> Table:
-    """Return an empty table without lines, as all commands print them."""
-    return Table(*columns, box=None, pad_edge=False, **options)
+    """Return an empty table without lines, as all commands print them; it cuts nothing off."""
+    table = Table(*columns, box=None, pad_edge=False, **options)
+    for column in table.columns:
+        column.overflow = "fold"
+    return table
 
 
 class SafeFormatter(logging.Formatter):

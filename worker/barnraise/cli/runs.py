@@ -136,6 +136,7 @@ def list_runs(context: typer.Context, home: HomeOption = None, as_json: JsonOpti
         )
         return
     table = new_table("run", "name", "status")
+    table.columns[0].no_wrap = True  # other commands take it
     for view in views:
         table.add_row(escape(view.slug or view.id), escape(view.name), _name_status(view))
     out.print(table if views else "There are no runs yet.")

@@ -166,7 +166,6 @@ def _file_table(inspection: "Inspection") -> Table:
         file.encoding != USUAL_ENCODING for file in inspection.files
     )
     table = new_table("file", "format", *(["encoding"] if has_encodings else []))
-    table.columns[0].overflow = "fold"
     table.add_column("documents", justify="right")
     table.add_column("text", justify="right")
     for file in inspection.files[:SHOWN_FILES]:
