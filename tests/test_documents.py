@@ -1,6 +1,8 @@
 """Links, anchors, files, tests, tasks and commands that the documents name exist."""
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -10,6 +12,7 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 NAMED_FILE = re.compile(r"(?<![\w/.])(?:tests|benchmarks|platform|worker)/[\w./-]+\.py\b")
 NAMED_TEST_FILE = re.compile(r"`(test_\w+)(?:\.py)?`")
 TASK_ROW = re.compile(r"^\| `(\w+\.\w+)` \|", re.M)
+BINARY_UNIT = re.compile(r"(?<![A-Za-z\[\]])[KMGT]iB\b")
 MAKE_TARGET = re.compile(r"`make ([a-z][\w-]*)")
 
 
@@ -75,3 +78,36 @@ def test_every_make_target_that_a_document_names_exists():
         if name not in targets
     ]
     assert not missing, "\n".join(missing)
+
+
+def quote_strings(path: Path) -> Iterator[str]:
+    """Yield the strings of a Python file, without its docstrings and comments."""
+    tree = ast.parse(path.read_text())
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if is_text and id(node) not in docstrings:
+            yield node.value
+
+
+def test_shares_have_one_form_in_pages_and_terminals():
+    """`formats.format_share` writes them, and no 100 % before the end."""
+    files = [*(ROOT / "platform").rglob("*.py"), *(ROOT / "worker" / "barnraise").rglob("*.py")]
+    found = [str(path) for path in files if re.search(r":\.\d%\}", path.read_text())]
+    assert not found, found
+
+
+def test_sizes_are_decimal_wherever_people_read_them():
+    """GB on pages, in terminals, letters and documents; code comments may have GiB."""
+    texts = {path: [path.read_text()] for path in DOCUMENTS}
+    for folder, pattern in (("frontend/templates", "*.*"), ("tests/contract/golden", "*.json")):
+        texts |= {path: [path.read_text()] for path in (ROOT / folder).rglob(pattern)}
+    for folder in ("platform", "worker/barnraise"):
+        texts |= {path: [*quote_strings(path)] for path in (ROOT / folder).rglob("*.py")}
+    found = [
+        f"{path.relative_to(ROOT)}: {text[:100]}"
+        for path, strings in texts.items()
+        for text in strings
+        if BINARY_UNIT.search(text)
+    ]
+    assert not found, "\n".join(found)

@@ -29,7 +29,7 @@ def test_every_finding_of_the_review_names_tests_that_exist():
 
 
 def render_amount(amount: float, unit: str) -> str:
-    return f"{amount / 2**20:,.0f} MiB" if unit.startswith("bytes") else f"{amount:,.0f}"
+    return f"{amount / 1e6:,.0f} MB" if unit.startswith("bytes") else f"{amount:,.0f}"
 
 
 def render_service_table() -> list[str]:

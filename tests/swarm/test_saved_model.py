@@ -90,7 +90,7 @@ def test_finished_run_is_sampled_and_exported(ended, tmp_path, monkeypatch):
     for memory in ("0", "1GB"):
         options = ("--tasks", str(tasks), "--memory", memory)
         answered = barnraise(run, "evaluate", "tales", *options)
-        assert "5 of 5 tasks right (100.0%), after 12," in answered.stdout, answered.output
+        assert "5 of 5 tasks right (100 %), after 12," in answered.stdout, answered.output
     tasks.write_text('{"question": "' + "x" * 99 + '", "choices": ["a", "b"], "answer": 0}')
     refused = barnraise(run, "evaluate", "tales", "--tasks", str(tasks))
     assert "task 1 has 101 tokens" in str(refused.exception)
@@ -105,7 +105,7 @@ def test_finished_run_is_sampled_and_exported(ended, tmp_path, monkeypatch):
     assert json.loads((target / "config.json").read_text())["n_layer"] == run.spec.model.layers
     card = (target / "README.md").read_text()
     assert "Tales" in card and "1 machine |" in card and "license: " in card and "nats" in card
-    assert "| Multiple choice | 3 of 4 tasks right (75.0%), after 12,000 tokens |" in card
+    assert "| Multiple choice | 3 of 4 tasks right (75 %), after 12,000 tokens |" in card
     (target / "notes.txt").write_text("mine")
     refused = barnraise(run, "export", "tales", str(target))
     assert refused.exit_code != 0 and "notes.txt" in str(refused.exception)

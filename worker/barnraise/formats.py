@@ -97,7 +97,7 @@ def parse_bytes(text: str) -> int:
     try:
         number = float(plain.removesuffix(unit))
     except ValueError:
-        raise StateError(f"'{text}' is not a size; write it like 24GB, 1.5TB or 4GiB") from None
+        raise StateError(f"'{text}' is not a size; write it like 24GB or 1.5TB") from None
     if not 0 <= number < 1e18:
         raise StateError(f"'{text}' is not a size a machine could have")
     scale = 1024 ** (" KMGT".index(unit) if unit else 0) if binary else BYTE_UNITS[unit]

@@ -40,7 +40,7 @@ def install_error_handlers(api: NinjaAPI) -> None:
         HttpError: _http_error,
         Http404: lambda request, error: problem_response(404, "there is nothing at this address"),
         RequestDataTooBig: lambda request, error: problem_response(
-            413, "send less than 1 MiB at once"
+            413, "send less than 1 MB at once"
         ),
         **dict.fromkeys(OUTAGES, _outage_response),
     }

@@ -13,6 +13,7 @@ from typing import Any
 from django.db.models import Exists, F, OuterRef, Q, Window
 from django.db.models.functions import RowNumber
 
+from barnraise.formats import format_share
 from barnraise.protocol.enums import Activity, RunStatus
 from coordinator.fleet.models import Membership
 from coordinator.notify.drafts import draft_for_run, machine_data, run_data
@@ -136,7 +137,7 @@ def detect_budget(runs: Sequence[Run]) -> Iterator[NotificationDraft]:
                 run,
                 run.owner,
                 NotificationType.RUN_BUDGET,
-                f"{run.name} has spent {BUDGET_SHARE:.0%} of its budget",
+                f"{run.name} has spent {format_share(BUDGET_SHARE)} of its budget",
                 "While tokens are left you can extend the budget under “Access and notes”.",
                 episode=str(run.token_budget),
             )

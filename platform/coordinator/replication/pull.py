@@ -17,6 +17,7 @@ from typing import Any
 from django.utils import timezone
 
 from barnraise.errors import MirrorListError
+from barnraise.formats import format_bytes
 from barnraise.protocol.mirror_list import MirrorEntry
 from coordinator.eventlog import ingest, private_data, projection, truncate
 from coordinator.eventlog.models import ForkProof, LogEvent, Origin
@@ -290,7 +291,7 @@ def _ingest_page(
     if client.is_limited and not log_limits.admit(events):
         result.refused.append(
             f"{client.name}: the mirror {events[0].key[:8]} has added more than "
-            f"{log_limits.MAX_DAILY_BYTES >> 20:,} MiB to its logs today: the rest is pulled "
+            f"{format_bytes(log_limits.MAX_DAILY_BYTES)} to its logs today: the rest is pulled "
             "tomorrow"
         )
         return False

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from barnraise.formats import format_byte_rate, format_bytes
+from barnraise.formats import format_byte_rate, format_bytes, format_share
 from barnraise.planning.rule_texts import describe_rules
 from barnraise.protocol.reports import LimitsView, SystemView
 
@@ -90,7 +90,7 @@ def list_reasons(system: SystemView | None) -> list[str]:
     if system.cpu is not None and system.worker_cpu is not None:
         others = system.cpu - system.worker_cpu
         if others >= BUSY_SHARE:
-            reasons.append(f"other programs take {others:.0%} of this CPU".replace("%", " %"))
+            reasons.append(f"other programs take {format_share(others)} of this CPU")
     if system.memory_total and system.memory_used / system.memory_total >= FULL_SHARE:
         reasons.append("its memory is almost full, so the system may use the disk instead")
     if system.cpu_celsius is not None and system.cpu_celsius >= HOT_CPU:

@@ -104,7 +104,7 @@ def test_spent_budget_alerts_the_owner_and_again_after_an_extension(adas_run):
     assert detect() == {}
     run.record_ledger_tokens(90_000)
     draft = detect()["run.budget"]
-    assert draft.title == "A run has spent 90% of its budget"
+    assert draft.title == "A run has spent 90 % of its budget"
     run.extend(100_000)
     assert detect() == {}
     run.record_ledger_tokens(190_000)

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from barnraise.cli import console
-from barnraise.cli.console import SafeConsole, SafeFormatter, TerminalLogHandler
+from barnraise.cli.console import SafeConsole, SafeFormatter, TerminalLogHandler, new_table
 
 
 @pytest.fixture
@@ -47,6 +47,34 @@ def test_long_log_line_is_wrapped_below_its_message(terminal):
     handler.handle(logging.LogRecord("barnraise", logging.INFO, "", 0, "word " * 30, None, None))
     lines = terminal.getvalue().rstrip().splitlines()
     assert len(lines) > 2 and all(line.startswith(" " * 9) for line in lines[1:])
+    assert all(len(line) <= 60 for line in lines)
+
+
+ADDRESS = "http://127.0.0.1:20659/machines/01a2293b-1517-71b9-addb-35ce68656d48/#confirm"
+
+
+def test_address_in_a_log_or_a_sentence_is_not_broken(terminal):
+    sentence = f"it waits: confirm at {ADDRESS} that this machine may sign for your runs"
+    record = logging.LogRecord("barnraise", logging.WARNING, "", 0, sentence, None, None)
+    TerminalLogHandler().handle(record)
+    console.errors.print_sentence(f"[bold]barnraise:[/] {sentence}")
+    lines = [line.strip() for line in terminal.getvalue().splitlines()]
+    assert lines.count(ADDRESS) == 2, lines
+    assert "that this machine may sign for your runs" in lines
+
+
+def test_table_of_a_narrow_terminal_cuts_nothing_off(terminal):
+    table = new_table("tokens", "digest")
+    table.add_row("8,000,000", "ab" * 32)
+    console.errors.print(table)
+    assert "…" not in terminal.getvalue()
+    assert "ab" * 32 in "".join(line[11:].strip() for line in terminal.getvalue().splitlines()[1:])
+
+
+def test_sentence_stays_one_line_where_programs_read_it():
+    shown = io.StringIO()
+    SafeConsole(file=shown, width=60).print_sentence("word " * 30)
+    assert shown.getvalue().count("\n") == 1
 
 
 OWNED = "good \x1b]0;owned\x07\x1b[2J\u202e\x9bevil"

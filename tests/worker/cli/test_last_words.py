@@ -26,7 +26,7 @@ def last_words(**changes) -> str:
 
 def test_last_words_of_a_run_say_what_was_done_and_where_it_is():
     text = last_words()
-    assert "1.20 M of the run's 5.00 M tokens (24%) and published 12 updates" in text
+    assert "1.20 M of the run's 5.00 M tokens (24 %) and published 12 updates" in text
     assert "/state" in text and "barnraise export a-run FOLDER" in text
     assert f"https://train.example.org/machines/{RUN}/certificate/" in text
     assert "barnraise join" not in text

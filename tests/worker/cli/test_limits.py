@@ -36,6 +36,14 @@ def test_limits_are_shown_with_their_units(tmp_path):
     assert "device memory no limit" in lines and "optimizer moments 32 bits" in lines
 
 
+def test_limits_within_which_nothing_trains_say_so(tmp_path):
+    refused = run_barnraise(tmp_path, "limits", "--memory", "10MB")
+    warning = " ".join(refused.stderr.split())
+    assert refused.returncode == 0 and warning.startswith("gpt-nano: ")
+    assert "your limits: 10 MB RAM" in warning and "needs" in warning
+    assert not run_barnraise(tmp_path, "limits", "--memory", "1GB").stderr
+
+
 def test_limit_on_disk_writes_is_shown_even_if_nobody_set_it(tmp_path):
     shown = " ".join(run_barnraise(tmp_path, "limits").stdout.split())
     assert re.search(r"disk writes per day [\d.,]+ .B, 0\.3 times the drive's size", shown)

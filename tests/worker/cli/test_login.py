@@ -45,6 +45,13 @@ def test_login_waits_through_an_outage_and_shows_who_approved(coordinator, tmp_p
     assert result.returncode == 0, result.stderr
     assert "ABCD-EFGH" in result.stdout and "Ida [/x]" in result.stdout
     assert StateDir(tmp_path).membership.machine == MACHINE
+    assert "already" not in result.stdout
+    coordinator.routes["GET /enrolments/ABCD-EFGH"] = lambda body: EnrolmentStatus(
+        status="approved", machine=MACHINE
+    )
+    again = " ".join(run_barnraise(tmp_path, "login", coordinator.url).stdout.split())
+    first_words = f"This machine is enrolled at {coordinator.url} already."
+    assert again.startswith(first_words) and "enrols the same key again" in again
 
 
 @pytest.mark.parametrize("status", one_in(2, ["refused", "expired"]))

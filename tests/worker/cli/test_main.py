@@ -1,6 +1,7 @@
 """Test what all commands share: help, version, and errors as one sentence with exit code 1."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -31,6 +32,8 @@ def test_every_command_explains_itself(command):
         assert result.exit_code == 0 and "Usage:" in result.output
         assert "<bool>" not in result.output, "a switch takes no value"
         assert "RunAddress" not in result.output, "a class of ours is no word for people"
+    narrow = CliRunner().invoke(main.app, [command, "--help"], env={"COLUMNS": "80"}).output
+    assert not re.search(r"--[\w-]*…", narrow), "every option is there with its whole name"
 
 
 def test_version_is_printed(tmp_path):

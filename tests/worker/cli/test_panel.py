@@ -57,8 +57,8 @@ def test_panel_has_six_lines_that_fit_the_terminal(variant, width):
 def test_panel_of_sixty_columns_shows_everything():
     text = build_panel(STATUS, "4 GB RAM", KEYS, 60).plain
     for shown in (
-        *("Letters A", "training", "62%", "2.662", "█", "validation 2.710"),
-        *("1,234 tokens/s", "39% of the run's", "about 9 min", "3.10 M of 5.00 M tokens"),
+        *("Letters A", "training", "62 %", "2.662", "█", "validation 2.710"),
+        *("1,234 tokens/s", "38 % of the run's", "about 9 min", "3.10 M of 5.00 M tokens"),
         *("↑120 kB/s ↓300 kB/s", "12 sent, 34 received", "4 GB RAM", KEYS),
     ):
         assert shown in text, text

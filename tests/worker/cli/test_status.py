@@ -82,7 +82,7 @@ def test_status_shows_the_exchange_and_each_peer(folder):
     write_status(folder.path, exchange=EXCHANGE, neighbours=PEERS)
     output = show_status()
     assert "Ridge  training" in output and "running" in output
-    assert "12 steps, 4.01 bits a parameter, 25% of the uplink" in output
+    assert "12 steps, 4.01 bits a parameter, 25 % of the uplink" in output
     assert "50 kB/s up, 1.5 MB/s down" in output and "3 behind" in output
     rows = [line.split() for line in output.splitlines()]
     assert ["aaaaaaaa", "0", "50", "kB/s", "1.5", "MB/s", "yes"] in rows

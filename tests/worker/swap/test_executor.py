@@ -149,7 +149,7 @@ def test_sum_of_updates_counts_each_part_once():
 def test_memory_that_runs_out_is_named_with_its_size():
     failures = {
         "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has": (
-            "not as much GPU memory left as it needs (2.00 GiB more)"
+            "not as much GPU memory left as it needs (2.1 GB more)"
         ),
         "DefaultCPUAllocator: can't allocate memory: you tried to allocate 4000000 bytes": (
             "not as much memory left as it needs (4 MB more)"

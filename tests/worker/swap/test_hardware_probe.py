@@ -219,7 +219,7 @@ def test_unwritable_folder_is_named_with_the_space_it_needs(tmp_path, monkeypatc
 
     monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(
-        StateError, match=rf"{tmp_path} cannot be measured \({message}.*needs 256 MiB free"
+        StateError, match=rf"{tmp_path} cannot be measured \({message}.*needs 268.4 MB free"
     ) as caught:
         probe(tmp_path)
     assert caught.value.__cause__ is None
@@ -234,7 +234,7 @@ def test_disk_that_fills_up_is_named_and_left_clean(tmp_path):
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20 << 20, old[1]))
     try:
-        with pytest.raises(StateError, match="needs 256 MiB free and the right to write"):
+        with pytest.raises(StateError, match=r"needs 268.4 MB free and the right to write"):
             probe(tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, old)

@@ -3,16 +3,18 @@
 import io
 import json
 import logging
+import re
 import sys
 from collections.abc import Iterable
+from datetime import datetime
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderableType
-from rich.highlighter import NullHighlighter
-from rich.logging import RichHandler
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
+from rich.traceback import Traceback
 
 from barnraise.coordinator_client.redaction import SecretFilter
 from barnraise.protocol.types import replace_controls
@@ -36,6 +38,28 @@ class SafeConsole(Console):
             visible = style.update_link(None) if style and style.link else style
             yield Segment("\n".join(map(replace_controls, text.split("\n"))), visible)
 
+    def print_sentence(self, sentence: str) -> None:
+        """Print a sentence: on a terminal it breaks between words, and addresses stay whole."""
+        text = Text.from_markup(sentence)
+        lines = wrap_words(text, self.width) if self.is_terminal else [text]
+        self.print(*lines, sep="\n", soft_wrap=True)
+
+
+def wrap_words(text: Text, width: int) -> list[Text]:
+    """Break a text between words into lines of at most `width` columns; no word is broken."""
+    lines: list[Text] = []
+    for line in text.split(allow_blank=True):
+        breaks, used = [], 0
+        for word in re.finditer(r"\S+\s*", line.plain):
+            if used and used + cell_len(word[0].rstrip()) > width:
+                breaks.append(word.start())
+                used = 0
+            used += cell_len(word[0])
+        lines += line.divide(breaks)
+    for line in lines:
+        line.rstrip()
+    return lines
+
 
 out = SafeConsole(highlight=False)
 errors = SafeConsole(stderr=True, highlight=False)
@@ -56,8 +80,11 @@ def print_json(value: Any) -> None:
 
 
 def new_table(*columns: str, **options: Any) -> Table:
-    """Return an empty table without lines, as all commands print them."""
-    return Table(*columns, box=None, pad_edge=False, **options)
+    """Return an empty table without lines, as all commands print them; it cuts nothing off."""
+    table = Table(*columns, box=None, pad_edge=False, **options)
+    for column in table.columns:
+        column.overflow = "fold"
+    return table
 
 
 class SafeFormatter(logging.Formatter):
@@ -71,26 +98,29 @@ class SafeFormatter(logging.Formatter):
         return "\n".join(map(replace_controls, super().format(record).split("\n")))
 
 
-class TerminalLogHandler(RichHandler):
+class TerminalLogHandler(logging.Handler):
     """A log on a terminal: the time, and the message, which says its level only if it matters."""
 
-    def __init__(self) -> None:
-        super().__init__(
-            console=errors,
-            show_path=False,
-            show_level=False,
-            log_time_format="%H:%M:%S",
-            rich_tracebacks=True,
-            highlighter=NullHighlighter(),
-        )
-        self.setFormatter(logging.Formatter("%(message)s"))
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a record; a long message goes on below itself, and addresses stay whole."""
+        try:
+            time = f"{datetime.fromtimestamp(record.created):%H:%M:%S} "
+            lines = wrap_words(_describe_record(record), errors.width - len(time))
+            message = Text(f"\n{' ' * len(time)}").join(lines)
+            errors.print(Text.assemble((time, "log.time"), message), soft_wrap=True)
+            if record.exc_info and record.exc_info[0] is not None:
+                errors.print(Traceback.from_exception(*record.exc_info))
+        except Exception:
+            self.handleError(record)
 
-    def render_message(self, record: logging.LogRecord, message: str) -> ConsoleRenderable:
-        """Return a message; a warning or an error begins with that word, in its colour."""
-        if record.levelno < logging.WARNING:
-            return Text(message)
-        style = "yellow" if record.levelno < logging.ERROR else "bold red"
-        return Text.assemble((f"{record.levelname.lower()}: ", style), message)
+
+def _describe_record(record: logging.LogRecord) -> Text:
+    """Return a message; a warning or an error begins with that word, in its colour."""
+    message = record.getMessage()
+    if record.levelno < logging.WARNING:
+        return Text(message)
+    style = "yellow" if record.levelno < logging.ERROR else "bold red"
+    return Text.assemble((f"{record.levelname.lower()}: ", style), message)
 
 
 def configure_logging(log_file: logging.Handler | None = None) -> None:

@@ -56,7 +56,7 @@ def pause(
         if end is not None:
             clock = format_until(datetime.fromtimestamp(end, now.tzinfo), now)
             suffix += f", until {clock}"
-        out.print(f"[bold]{escape(folder.name)}[/] pauses {suffix}.", soft_wrap=True)
+        out.print_sentence(f"[bold]{escape(folder.name)}[/] pauses {suffix}.")
 
 
 def resume(run: LocalRunArgument = None, home: HomeOption = None) -> None:
@@ -64,7 +64,7 @@ def resume(run: LocalRunArgument = None, home: HomeOption = None) -> None:
     for folder in _select(home, run):
         folder.control.resume()
         hint = "" if folder.is_running else f" once it runs: barnraise join {folder.slug}"
-        out.print(f"[bold]{escape(folder.name)}[/] resumes{escape(hint)}.", soft_wrap=True)
+        out.print_sentence(f"[bold]{escape(folder.name)}[/] resumes{escape(hint)}.")
 
 
 def stop(run: LocalRunArgument = None, home: HomeOption = None) -> None:
@@ -92,10 +92,9 @@ def leave(
     (folder,) = _select(home, run)
     size = format_bytes(folder.disk_bytes())
     if delete and not yes:
-        out.print(
+        out.print_sentence(
             f"This deletes {size}: this machine's copy of the model, its optimizer state and the "
-            "text. What it has published stays in the shared model.",
-            soft_wrap=True,
+            "text. What it has published stays in the shared model."
         )
         warn_of_own_texts([folder])
         typer.confirm("Delete it?", default=False, abort=True)
@@ -106,11 +105,10 @@ def leave(
         _delete_folder(folder.path)
         out.print(f"Left [bold]{escape(folder.name)}[/]; {size} are free again.")
     else:
-        out.print(
+        out.print_sentence(
             f"Left [bold]{escape(folder.name)}[/]. Its files take {size}; "
             f"`barnraise leave {folder.slug} --delete` frees them, and "
-            f"`barnraise join {folder.slug}` returns.",
-            soft_wrap=True,
+            f"`barnraise join {folder.slug}` returns."
         )
 
 
@@ -118,10 +116,9 @@ def warn_of_own_texts(folders: list[RunFolder]) -> None:
     """Print what deleting these folders means for the runs whose text was prepared here."""
     for folder in folders:
         if folder.is_owned:
-            out.print(
+            out.print_sentence(
                 f"[yellow]This machine prepared the text of {escape(folder.name)}:[/] unless "
-                "others have it, nobody can join the run afterwards.",
-                soft_wrap=True,
+                "others have it, nobody can join the run afterwards."
             )
 
 
@@ -135,14 +132,14 @@ def stop_worker(folder: RunFolder) -> None:
     if process is None:
         return
     folder.control.request_stop(process)
-    errors.print(f"[bold]{escape(folder.name)}[/] saves its work …", soft_wrap=True)
+    errors.print_sentence(f"[bold]{escape(folder.name)}[/] saves its work …")
     try:
         while folder.is_locked and process.is_running:
             time.sleep(PERSON_POLL_SECONDS)
     except KeyboardInterrupt:
         errors.print("Not waiting: it stops by itself.")
         raise typer.Exit(1) from None
-    out.print(f"[bold]{escape(folder.name)}[/] has stopped.", soft_wrap=True)
+    out.print_sentence(f"[bold]{escape(folder.name)}[/] has stopped.")
 
 
 def _select(home: Path | None, run: RunAddress | None) -> list[RunFolder]:

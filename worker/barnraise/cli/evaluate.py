@@ -16,7 +16,7 @@ from barnraise.cli.sample import MemoryOption
 from barnraise.cli.site_access import open_site
 from barnraise.coordinator_client.machine_requests import MachineRequests
 from barnraise.errors import CoordinatorError, TextError
-from barnraise.formats import parse_bytes
+from barnraise.formats import format_bytes, format_share, parse_bytes
 from barnraise.protocol.evaluation import (
     MAX_TASK_TEXT,
     PublishedTexts,
@@ -62,10 +62,9 @@ def evaluate(
     refuse_unknown_run(state_dir, run.name)
     score = measure_score(state_dir, run.name, text or fetch_tasks(state_dir, run.name), resident)
     share = score.correct / score.count
-    out.print(
-        f"{score.correct:,} of {score.count:,} tasks right ({share:.1%}), "
-        f"after {score.tokens:,} tokens",
-        soft_wrap=True,
+    out.print_sentence(
+        f"{score.correct:,} of {score.count:,} tasks right ({format_share(share)}), "
+        f"after {score.tokens:,} tokens"
     )
     if not text:
         _submit_score(state_dir, run.name, score)
@@ -82,7 +81,7 @@ def read_tasks(path: Path) -> str:
             content = file.read(MAX_FILE_BYTES + 1)
         text = content.decode("utf-8-sig").replace("\r\n", "\n")
         if len(content) > MAX_FILE_BYTES:
-            raise TextError(f"is larger than {MAX_FILE_BYTES >> 20} MiB")
+            raise TextError(f"is larger than {format_bytes(MAX_FILE_BYTES)}")
         parse_tasks(text)
     except OSError as error:
         raise TextError(f"{path} cannot be read: {error.strerror}") from None
@@ -118,7 +117,7 @@ def publish_tasks(state_dir: StateDir, run: str, text: str) -> None:
     except ValueError:
         raise TextError("the file has control characters, which no page shows") from None
     request_of_run(state_dir, "POST", run, "published", published)
-    out.print(f"'{escape(run)}' has {len(parse_tasks(text)):,} tasks now.", soft_wrap=True)
+    out.print_sentence(f"'{escape(run)}' has {len(parse_tasks(text)):,} tasks now.")
 
 
 def fetch_tasks(state_dir: StateDir, run: str) -> str:
@@ -167,4 +166,4 @@ def _submit_score(state_dir: StateDir, name: str, score: TaskScore) -> None:
     try:
         request_of_run(state_dir, "POST", saved.id, "scores", score)
     except CoordinatorError as error:
-        errors.print(f"The run's page does not show it: {escape(str(error))}", soft_wrap=True)
+        errors.print_sentence(f"The run's page does not show it: {escape(str(error))}")

@@ -192,7 +192,7 @@ def _announce_run(run: ChosenRun, membership: SiteMembership) -> None:
         manifest = open_signed(run.view.manifest, "manifest", TextManifest)
         text = f"; its text takes {format_bytes(manifest.text_bytes)} of disk"
     site_name = escape(membership.mirror.name)
-    out.print(f"Joining [bold]{escape(run.title)}[/] on {site_name}{text} …", soft_wrap=True)
+    out.print_sentence(f"Joining [bold]{escape(run.title)}[/] on {site_name}{text} …")
 
 
 class TrainingSession:

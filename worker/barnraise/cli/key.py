@@ -42,11 +42,10 @@ def export_key(file: FileArgument, home: HomeOption = None) -> None:
     membership = state_dir.membership if state_dir.is_enrolled else None
     backup = KeyBackup(secret=state_dir.identity.secret.hex(), membership=membership)
     write_atomically(file, encrypt_backup(backup, passphrase), private=True)
-    out.print(
+    out.print_sentence(
         f"Saved the key {state_dir.identity.key[:16]}… in {escape(str(file))}. Without the "
         "passphrase nobody can read it, and nobody can restore it.\n"
-        "Never train with it on two computers at a time: each machine needs a key of its own.",
-        soft_wrap=True,
+        "Never train with it on two computers at a time: each machine needs a key of its own."
     )
 
 
@@ -77,8 +76,7 @@ def import_key(file: FileArgument, home: HomeOption = None) -> None:
     if backup.membership is not None:
         state_dir.save_membership(backup.membership)
         enrolled_at = f", enrolled at {backup.membership.url}"
-    out.print(
+    out.print_sentence(
         f"This is the machine {state_dir.identity.key[:16]}… now{escape(enrolled_at)}.\n"
-        "Remove the key from the other computer: with two, the newer worker stops.",
-        soft_wrap=True,
+        "Remove the key from the other computer: with two, the newer worker stops."
     )

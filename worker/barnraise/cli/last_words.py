@@ -4,7 +4,7 @@ from pathlib import Path
 
 from rich.markup import escape
 
-from barnraise.formats import format_count
+from barnraise.formats import format_count, format_share
 from barnraise.state_dir import SiteMembership
 from barnraise.training.local_status import LocalStatus
 
@@ -26,12 +26,12 @@ def compose_last_words(
     total = status.ledger_tokens if status else 0
     lines = ["Left." if has_left else "The run has ended."]
     if own:
-        share = min(1.0, own / max(1, total))
+        share = format_share(own / max(1, total))
         sent = status.updates_sent if status else 0
         updates = "update" if sent == 1 else "updates"
         lines.append(
             f"This machine trained {format_count(own)} of the run's {format_count(total)} tokens "
-            f"({share:.0%}) and published {sent:,} {updates}."
+            f"({share}) and published {sent:,} {updates}."
         )
     lines.append(f"Everything is saved in {escape(str(folder))}")
     if has_left:

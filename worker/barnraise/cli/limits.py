@@ -114,7 +114,7 @@ def warn_of_misfits(state_dir: StateDir, limits: Limits) -> None:
         try:
             check_fit(spec, limits, state_dir.path)
         except PlanError as error:
-            errors.print(f"[yellow]{escape(name)}: {escape(str(error))}[/]", soft_wrap=True)
+            errors.print_sentence(f"[yellow]{escape(name)}: {escape(str(error))}[/]")
 
 
 def check_fit(spec: RunSpec, limits: Limits, folder: Path) -> None:

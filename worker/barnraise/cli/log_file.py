@@ -41,7 +41,7 @@ class WorkerLogHandler(RotatingFileHandler):
         """Print once that the log cannot be written."""
         if not self._has_failed:
             self._has_failed = True
-            errors.print(f"The log file {self.baseFilename} cannot be written now.", soft_wrap=True)
+            errors.print_sentence(f"The log file {self.baseFilename} cannot be written now.")
 
     def close(self) -> None:
         """Close the file and let another worker use it."""

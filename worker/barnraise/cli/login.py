@@ -25,10 +25,9 @@ def login(
     """
     state_dir = open_state_dir(home)
     if state_dir.is_enrolled:
-        out.print(
+        out.print_sentence(
             f"This machine is enrolled at {escape(state_dir.membership.url)} already. The code "
-            "below enrols the same key again; Ctrl-C leaves everything as it is.",
-            soft_wrap=True,
+            "below enrols the same key again; Ctrl-C leaves everything as it is."
         )
     enrol_machine(state_dir, parse_site_address(url), name)
     out.print("Next: [bold]barnraise join RUN[/]")
@@ -43,8 +42,7 @@ def logout(home: HomeOption = None) -> None:
     membership = state_dir.membership
     refuse_other_worker(state_dir)
     state_dir.remove_membership()
-    out.print(
+    out.print_sentence(
         f"This machine no longer works for {membership.url}. To remove it there as well:\n"
-        f"{membership.url}/machines/{membership.machine}/",
-        soft_wrap=True,
+        f"{membership.url}/machines/{membership.machine}/"
     )

@@ -85,7 +85,7 @@ def measure_machine(state_dir: StateDir, machine: MachineOptions) -> Hardware:
     torch.set_num_threads(min(threads, usable_cpus()))
     choice = choose_device(machine.device)
     if choice.note:
-        errors.print(f"[yellow]{escape(choice.note)}.[/]", soft_wrap=True)
+        errors.print_sentence(f"[yellow]{escape(choice.note)}.[/]")
     cache = (machine.hardware or state_dir.path / "hardware.json").absolute()
     cache.parent.mkdir(parents=True, exist_ok=True)
     if not cache.exists():

@@ -36,6 +36,7 @@ def list_machines(context: typer.Context, site: SiteOptions) -> None:
 
 def _print_machines(answer: list[dict[str, Any]]) -> None:
     table = new_table("machine", "id", "system", "state")
+    table.columns[1].no_wrap = True  # other commands take it
     for machine in answer:
         row = (machine["name"], machine["id"], machine["system"], _describe_state(machine))
         table.add_row(*map(escape, row))

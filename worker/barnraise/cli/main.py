@@ -97,7 +97,7 @@ def main() -> None:
             os.dup2(nowhere, number)
         raise SystemExit(READER_GONE) from None
     except (BarnraiseError, OSError) as error:
-        errors.print(f"[bold red]barnraise:[/] {escape(redact(str(error)))}", soft_wrap=True)
+        errors.print_sentence(f"[bold red]barnraise:[/] {escape(redact(str(error)))}")
         raise SystemExit(1) from None
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rich.cells import cell_len
 from rich.text import Text
 
-from barnraise.formats import format_byte_rate, format_count, format_duration
+from barnraise.formats import format_byte_rate, format_count, format_duration, format_share
 from barnraise.protocol.enums import Activity
 from barnraise.training.local_status import LocalStatus
 
@@ -58,7 +58,7 @@ def format_status_line(status: LocalStatus) -> str:
         f"step {status.step:,}",
         f"loss {_format_loss(status)}",
         f"{status.rate:,.0f} tokens/s",
-        f"{_share_done(status):.0%} of the run",
+        f"{format_share(_share_done(status))} of the run",
         _count_peers(status),
     ]
     reason = _describe_waiting(status) or status.warning
@@ -89,7 +89,7 @@ def _without_movement(status: LocalStatus) -> LocalStatus:
 def _build_headline(status: LocalStatus, activity: str, width: int, is_ascii: bool) -> Text:
     """Return the run's name, what the worker does, and how far the run is, with a bar."""
     share = _share_done(status)
-    percent = f"{share:.0%}"
+    percent = format_share(share)
     line = Text.assemble(
         (status.name, "bold"),
         "  ",
@@ -135,7 +135,7 @@ def _describe_speed(status: LocalStatus, width: int) -> str:
     own, everybody = status.tokens, status.ledger_tokens
     if not own:
         return rate
-    share = f"{min(1.0, own / max(1, everybody)):.0%}"
+    share = format_share(own / max(1, everybody))
     return _first_that_fits(
         width,
         f"{rate} · {format_count(own)} tokens by this machine, {share} of the run's",

@@ -17,7 +17,7 @@ from barnraise.cli.machine_options import (
 from barnraise.cli.option_groups import expand_option_groups
 from barnraise.cli.resource_options import ResourceOptions
 from barnraise.errors import StateError
-from barnraise.formats import format_bytes, format_parameters, parse_bytes
+from barnraise.formats import format_bytes, format_parameters, format_share, parse_bytes
 from barnraise.planning import render
 from barnraise.planning.budgets import CONTEXT_BYTES, extend_to_limits
 from barnraise.planning.hardware import FP32_SHARE, Hardware, MatmulRates, UpdateRate
@@ -179,7 +179,7 @@ def _print_choice(choice: Choice, machines: int, line: Line) -> None:
             f"{mark}{each.strategy}",
             f"{mark}{each.detail}{every}",
             f"{mark}{each.tokens_per_second:,.0f}",
-            f"{mark}{each.utilisation:.0%}" if each.utilisation >= 0.01 else f"{mark}< 1%",
+            f"{mark}{format_share(each.utilisation)}",
             f"{mark}{_format_traffic(each.bytes_per_token)}",
         )
     sentence = f"Auto would choose {choice.chosen.strategy}: {choice.reason}"

@@ -110,10 +110,9 @@ def prepare(
         request_of_run(state_dir, "POST", view.id, "published", PublishedTexts(preview=documents))
     tokens = sum(shard.tokens for shard in manifest.train)
     next_command = f"[bold]barnraise join {escape(view.slug or view.id)}[/]"
-    out.print(
-        f"The text has {tokens:,} tokens, of a vocabulary of {manifest.vocabulary:,}. "
-        f"Next, on this machine: {next_command}",
-        soft_wrap=True,
+    out.print_sentence(
+        f"The text has {tokens:,} tokens, of a vocabulary of {manifest.vocabulary:,}.\n"
+        f"Next, on this machine: {next_command}"
     )
 
 

@@ -42,7 +42,7 @@ def remove(
     """
     folder = home or StateDir.default_path()
     if not (folder / KEY_FILE).exists():
-        out.print(f"There is nothing of barnraise in {escape(str(folder))}.", soft_wrap=True)
+        out.print_sentence(f"There is nothing of barnraise in {escape(str(folder))}.")
         _print_uninstall_line()
         return
     state_dir = StateDir(folder)
@@ -86,7 +86,7 @@ def _revoke(state_dir: StateDir, *, yes: bool) -> None:
     page = f"{membership.url}/machines/{membership.machine}/"
     question = f"Revoke this machine at {membership.url} too? Its key is never valid again."
     if not yes and not typer.confirm(question, default=True):
-        out.print(f"It stays in your list there: {escape(page)}", soft_wrap=True)
+        out.print_sentence(f"It stays in your list there: {escape(page)}")
         return
     try:
         with contextlib.closing(MachineRequests(state_dir)) as site:
@@ -94,9 +94,8 @@ def _revoke(state_dir: StateDir, *, yes: bool) -> None:
     except CoordinatorError as error:
         if error.status in (401, 403):  # the site has revoked or forgotten it before
             return
-        out.print(
-            f"[yellow]It is not revoked:[/] {escape(str(error))}. Revoke it there: {escape(page)}",
-            soft_wrap=True,
+        out.print_sentence(
+            f"[yellow]It is not revoked:[/] {escape(str(error))}. Revoke it there: {escape(page)}"
         )
     else:
         out.print("The machine is revoked on the site.")
@@ -117,13 +116,12 @@ def _delete_all(folder: Path) -> None:
     foreign = sorted(path.name for path in folder.iterdir())
     if foreign:
         names = ", ".join(foreign[:5])
-        out.print(
-            f"Deleted. {escape(str(folder))} stays, with what is not barnraise's: {escape(names)}",
-            soft_wrap=True,
+        out.print_sentence(
+            f"Deleted. {escape(str(folder))} stays, with what is not barnraise's: {escape(names)}"
         )
         return
     folder.rmdir()
-    out.print(f"Deleted {escape(str(folder))}.", soft_wrap=True)
+    out.print_sentence(f"Deleted {escape(str(folder))}.")
 
 
 def _print_uninstall_line() -> None:

@@ -21,7 +21,7 @@ from barnraise.cli.option_groups import expand_option_groups
 from barnraise.cli.site_options import SiteOptions
 from barnraise.coordinator_client.machine_requests import MachineRequests
 from barnraise.errors import StateError
-from barnraise.formats import format_duration, parse_bytes
+from barnraise.formats import format_duration, format_share, parse_bytes
 from barnraise.planning.lines import LINES
 from barnraise.protocol.coordinator_messages import RunSummary
 from barnraise.protocol.verdicts import Verdict
@@ -136,6 +136,7 @@ def list_runs(context: typer.Context, home: HomeOption = None, as_json: JsonOpti
         )
         return
     table = new_table("run", "name", "status")
+    table.columns[0].no_wrap = True  # other commands take it
     for view in views:
         table.add_row(escape(view.slug or view.id), escape(view.name), _name_status(view))
     out.print(table if views else "There are no runs yet.")
@@ -390,11 +391,11 @@ def _print_verdicts(verdicts: list[dict[str, Any]]) -> None:
 
 def print_run(run: dict[str, Any]) -> None:
     """Print a run as the site returned it: its state, size and progress, and its address."""
-    share = run["tokens"] / max(1, run["token_budget"])
+    share = format_share(run["tokens"] / max(1, run["token_budget"]))
     is_launching = run["status"] == "draft" and run["launch_requested"]
     state = "launching" if is_launching else run["status"]
     out.print(
         f"[bold]{escape(run['slug'])}[/]  {escape(state)}  {run['parameters']:,} parameters  "
-        f"{share:.0%} of its tokens"
+        f"{share} of its tokens"
     )
     out.print(escape(run["url"]), soft_wrap=True)

@@ -172,7 +172,7 @@ def end_process(code: int, sentence: str) -> None:
     """End this process at once, with a sentence on stderr, and leave the terminal usable."""
     with contextlib.suppress(OSError):
         _restore_terminals()
-        errors.print(f"\n{sentence}", soft_wrap=True)
+        errors.print_sentence(f"\n{sentence}")
     os._exit(code)
 
 

@@ -77,7 +77,7 @@ def _fetch_status(coordinator: CoordinatorClient, code: str) -> EnrolmentStatus:
     try:
         return coordinator.fetch_enrolment(code)
     except CoordinatorUnreachableError as error:
-        errors.print(f"{escape(str(error))}; still waiting", soft_wrap=True)
+        errors.print_sentence(f"{escape(str(error))}; still waiting")
         return EnrolmentStatus(status="pending")
 
 
@@ -99,7 +99,7 @@ def _accelerator_name() -> str:
 
     choice = choose_device()
     if choice.note:
-        errors.print(f"[yellow]{escape(choice.note)}.[/]", soft_wrap=True)
+        errors.print_sentence(f"[yellow]{escape(choice.note)}.[/]")
     return device_label(choice.name)
 
 

@@ -16,7 +16,7 @@ from barnraise.cli.panel import build_panel
 from barnraise.cli.run_folders import RunFolder, list_run_folders
 from barnraise.errors import StateError
 from barnraise.exchange.stats import NeighbourView
-from barnraise.formats import format_byte_rate, format_bytes, format_duration
+from barnraise.formats import format_byte_rate, format_bytes, format_duration, format_share
 from barnraise.protocol.enums import Activity
 from barnraise.protocol.reports import ExchangeView
 from barnraise.state_dir import StateDir
@@ -67,7 +67,7 @@ def _print_statuses(state_dir: StateDir) -> None:
     for folder in folders:
         _print_run(folder, limits, is_ascii)
     if not folders:
-        out.print(_describe_next_step(state_dir), soft_wrap=True)
+        out.print_sentence(_describe_next_step(state_dir))
 
 
 def _print_run(folder: RunFolder, limits: str, is_ascii: bool) -> None:
@@ -120,7 +120,7 @@ def _describe_rounds(exchange: ExchangeView) -> str:
     text = f"{exchange.round_steps} steps, {exchange.bits_per_parameter:.3g} bits a parameter"
     uplink = exchange.uplink_rate
     if uplink > exchange.sent_rate > 0:
-        text += f", {exchange.sent_rate / uplink:.0%} of the uplink"
+        text += f", {format_share(exchange.sent_rate / uplink)} of the uplink"
     return text
 
 

@@ -158,7 +158,7 @@ def _print_refusal(inspection: "Inspection") -> None:
 def _print_sentence(label: str, sentence: str) -> None:
     """Print a sentence on stderr; in a log it stays on one line."""
     shown = escape(redact(replace_unprintable(sentence)))
-    errors.print(f"{label} {shown}", soft_wrap=not errors.is_terminal)
+    errors.print_sentence(f"{label} {shown}")
 
 
 def _file_table(inspection: "Inspection") -> Table:
@@ -167,7 +167,6 @@ def _file_table(inspection: "Inspection") -> Table:
         file.encoding != USUAL_ENCODING for file in inspection.files
     )
     table = new_table("file", "format", *(["encoding"] if has_encodings else []))
-    table.columns[0].overflow = "fold"
     table.add_column("documents", justify="right")
     table.add_column("text", justify="right")
     for file in inspection.files[:SHOWN_FILES]:

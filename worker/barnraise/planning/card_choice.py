@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from barnraise.errors import PlanError
+from barnraise.formats import format_share
 from barnraise.planning.hardware import Hardware
 from barnraise.planning.limits import Limits
 from barnraise.planning.plan import Plan
@@ -92,7 +93,7 @@ class _Way:
         verdict = TAKEN
         if self is not taken:
             slower = 1 - self.speed / taken.speed
-            verdict = f"{slower:.0%} slower, limited by {self.result.bottleneck}"
+            verdict = f"{format_share(slower)} slower, limited by {self.result.bottleneck}"
         return PricedChoice(name, self.speed, verdict, self.engine)
 
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import fmean
 
+from barnraise.formats import format_share
 from barnraise.planning.lines import BITS_PER_BYTE, Line
 from barnraise.planning.mixing_topology import TOPOLOGIES, Topology
 from barnraise.planning.round_schedule import (
@@ -303,7 +304,7 @@ def _rarely_mixing(swarm: Swarm) -> list[Prediction]:
 
 def _explain(chosen: Prediction, gain: float) -> str:
     """Return one sentence with the numbers behind a choice."""
-    share = f"machines compute {chosen.utilisation:.0%} of the time"
+    share = f"machines compute {format_share(chosen.utilisation)} of the time"
     times = f"{gain:,.0f}" if gain >= 10 else f"{gain:.1f}"
     speed = f"{times} times the tokens per second of synchronous data parallelism"
     return f"{share[0].upper()}{share[1:]}; that is {speed}."

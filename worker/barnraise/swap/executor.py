@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from barnraise.errors import BarnraiseError, DeviceLostError, MemoryShortageError, StateError
+from barnraise.formats import format_bytes, parse_bytes
 from barnraise.models.weights import views
 from barnraise.planning import cost_model
 from barnraise.planning.plan import Plan
@@ -670,10 +671,8 @@ def naming_failures(summary: str) -> Iterator[None]:
 def _describe_shortage(reason: str, on_device: bool) -> str:
     """Return a sentence about memory that ran out; `reason` is what torch says about it."""
     need = ""
-    if size := re.search(r"allocate (\d+) bytes", reason):
-        need = f" ({int(size[1]) / 1e6:,.0f} MB more)"
-    elif size := re.search(r"allocate ([\d.]+ [KMGT]iB)", reason):
-        need = f" ({size[1]} more)"
+    if size := re.search(r"allocate ([\d.]+ ?[KMGT]iB|\d+(?= bytes))", reason):
+        need = f" ({format_bytes(parse_bytes(size[1]))} more)"
     memory = "GPU memory" if on_device else "memory"
     shortage = f"there is not as much {memory} left as it needs{need}"
     return f"{shortage}; another program may have taken it"

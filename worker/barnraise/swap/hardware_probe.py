@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from barnraise.durable_io import write_atomically
 from barnraise.errors import StateError
+from barnraise.formats import format_bytes
 from barnraise.planning.control_group import ControlGroup
 from barnraise.planning.hardware import (
     Hardware,
@@ -576,7 +577,7 @@ def measure_disk(folder: Path) -> tuple[float, float]:
             torch.set_num_threads(threads)
             path.unlink(missing_ok=True)
     except OSError as error:
-        need = f"{DISK_BYTES >> 20} MiB free and the right to write"
+        need = f"{format_bytes(DISK_BYTES)} free and the right to write"
         raise StateError(
             f"{folder} cannot be measured ({error.strerror}): it needs {need}"
         ) from None

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from barnraise.errors import TextError
+from barnraise.formats import format_share
 from barnraise.text.decompression import Peekable
 from barnraise.text.extra import needs_extra
 from barnraise.text.file_format import (
@@ -62,15 +63,15 @@ class DecodingCounts:
             TextError: with the share, without the file's name.
         """
         if self.bad_bytes > MAX_BAD_SHARE * self.read_bytes:
-            share = self.bad_bytes / self.read_bytes
+            share = format_share(self.bad_bytes / self.read_bytes)
             raise TextError(
-                f"{share:.1%} of its bytes are not {self.encoding.upper()}, nor is it in another "
+                f"{share} of its bytes are not {self.encoding.upper()}, nor is it in another "
                 "known encoding: convert it to UTF-8"
             )
         if self.nuls > max(2, MAX_CONTROL_SHARE * self.characters):
+            share = format_share(self.nuls / self.characters)
             raise TextError(
-                f"{self.nuls / self.characters:.1%} of its characters are NUL: it is binary, or "
-                "was not written to its end"
+                f"{share} of its characters are NUL: it is binary, or was not written to its end"
             )
 
 

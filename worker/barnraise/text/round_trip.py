@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from tokenizers import Tokenizer
 
+from barnraise.formats import format_share
 from barnraise.text.tokenizer import MARK
 
 NAMED_CHARACTERS = 5  # of those that are lost
@@ -44,7 +45,9 @@ def measure_round_trip(documents: Sequence[bytes], tokenizer: Tokenizer) -> Roun
         reasons.append("its normaliser changes them")
     count = sum(map(len, tokens))
     if unknown_tokens := count - sum(map(len, known)):
-        reasons.append(f"{unknown_tokens / count:.0%} of the text's tokens are unknown to it")
+        reasons.append(
+            f"{format_share(unknown_tokens / count)} of the text's tokens are unknown to it"
+        )
     sentence = f"{changed:,} of {len(whole):,} characters of a sample do not come back"
     if changed:
         named = ", ".join(repr(character) for character, _ in lost.most_common(NAMED_CHARACTERS))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from barnraise.errors import TextError, TextUnreachableError
+from barnraise.formats import format_share
 from barnraise.text.connection_errors import is_connection_error
 from barnraise.text.decompression import OpenFile, Peekable, damage_named, open_decompressed
 from barnraise.text.documents import PIECE_CHARACTERS, cut_stream
@@ -263,18 +264,19 @@ def _report_rows(counts: RowCounts, report: FileReport) -> None:
     report.skipped_rows = counts.skipped + counts.damaged + bool(counts.cut_line)
     report.add_warnings(_row_warnings(counts))
     if counts.bad_characters > 0.001 * max(1, report.characters):
+        share = format_share(counts.bad_characters / max(1, report.characters))
         raise TextError(
-            f"{counts.bad_characters / max(1, report.characters):.1%} of its characters are "
-            "lone surrogates, which no encoding can hold"
+            f"{share} of its characters are lone surrogates, which no encoding can hold"
         )
 
 
 def _row_warnings(counts: RowCounts) -> Iterator[str]:
     """Yield a sentence for each fault of the rows."""
     if counts.skipped > MAX_SKIPPED_SHARE * counts.rows:
+        share = format_share(counts.skipped / counts.rows)
         yield (
-            f"{counts.skipped:,} of {counts.rows:,} rows ({counts.skipped / counts.rows:.0%}) "
-            f"have no text in the column '{counts.column}' and are skipped"
+            f"{counts.skipped:,} of {counts.rows:,} rows ({share}) have no text in the column "
+            f"'{counts.column}' and are skipped"
         )
     if not counts.has_names:
         yield (

@@ -156,8 +156,8 @@ def full_disk(state: Path, *names: str) -> str:
     for name in names:
         free = shutil.disk_usage(state / name).free
         if free < MIN_FREE_BYTES:
-            needed = MIN_FREE_BYTES >> 20
-            return f"the disk of {state / name} has {free >> 20} MB left; {name} needs {needed} MB"
+            left, needed = (f"{size / 1e6:,.0f} MB" for size in (free, MIN_FREE_BYTES))
+            return f"the disk of {state / name} has {left} left; {name} needs {needed}"
     return ""
 
 

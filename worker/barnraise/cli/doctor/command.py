@@ -69,7 +69,7 @@ def doctor(
     try:
         hardware = measure_machine(state_dir, machine)
     except (BarnraiseError, ImportError, OSError) as error:
-        errors.print(f"[yellow]not measured: {escape(str(error))}[/]", soft_wrap=True)
+        errors.print_sentence(f"[yellow]not measured: {escape(str(error))}[/]")
     facts = measure_machine_facts(state_dir, hardware)
     network = dataclasses.replace(facts.network, port=port)
     facts = dataclasses.replace(facts, network=network, run_error=run_error)

@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass
 
-from barnraise.formats import format_parameters
+from barnraise.formats import format_parameters, format_share
 from barnraise.protocol.evaluation import TaskScore
 from barnraise.spec import ModelSpec, RunSpec
 from barnraise.spec.architectures import architecture_of
@@ -107,9 +107,9 @@ def _describe_loss(validation: tuple[int, float] | None) -> str:
 
 
 def _describe_score(score: TaskScore) -> str:
+    share = format_share(score.correct / score.count)
     return (
-        f"{score.correct:,} of {score.count:,} tasks right ({score.correct / score.count:.1%}), "
-        f"after {score.tokens:,} tokens"
+        f"{score.correct:,} of {score.count:,} tasks right ({share}), after {score.tokens:,} tokens"
     )
 
 
