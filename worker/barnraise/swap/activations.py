@@ -1,4 +1,8 @@
-"""Activation checkpoints: inputs of blocks that wait for backward, by (block, micro-batch)."""
+"""Activation checkpoints: inputs of blocks that wait for backward, by (block, micro-batch).
+
+The gradient by a block's input waits under another key (`gradient_key`) until the block below it
+needs it.
+"""
 
 from collections.abc import Mapping
 
@@ -11,6 +15,11 @@ from barnraise.swap.lanes import LaneEvent, WorkerLane
 # Copies to host memory that may be under way at a time. The memory model counts the tensors that
 # they read, and a thread that launches faster than the device computes waits here.
 COPIES_OUT = 2
+
+
+def gradient_key(i: int) -> int:
+    """Return the "block" under which the gradient by fragment i's input is stored, i > 0."""
+    return -i
 
 
 class Activations:

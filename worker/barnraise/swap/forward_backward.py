@@ -13,13 +13,12 @@ from barnraise.models.functions import functions_of
 from barnraise.models.weights import Weights, block_end
 from barnraise.planning.plan import Plan
 from barnraise.spec import ModelSpec
-from barnraise.swap.activations import Activations
+from barnraise.swap.activations import Activations, gradient_key
 from barnraise.swap.fused_loss import Head, head_step
 from barnraise.swap.leaves import Leaves
 
 # Tensor cores load rows that begin on 16 bytes; cuBLAS is fastest with rows of whole 128.
 VOCABULARY_MULTIPLE = 64
-GRADIENT_STREAM = -1  # the "block" under which gradients by a group's outputs are stored
 
 
 @dataclass(frozen=True)
@@ -118,7 +117,7 @@ class ForwardBackward:
         self.losses: list[Tensor] = []
         self.norms: dict[int, Tensor] = {}
         self._graphs: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
-        self._first_retained = plan.last_fragment - plan.retained_blocks
+        self._first_retained = plan.first_retained
         group_starts = {group[0] for group in plan.backward_groups}
         # Blocks whose inputs are stored; the inputs of the others are recomputed.
         self._checkpoints = {
@@ -129,6 +128,10 @@ class ForwardBackward:
         """Return whether the step has been interrupted, or is now."""
         self.is_interrupted = self.is_interrupted or self._should_stop()
         return self.is_interrupted
+
+    def interrupt(self) -> None:
+        """Interrupt the step after its computation: it must not count."""
+        self.is_interrupted = True
 
     def has_ended_early(self) -> bool:
         """Return whether the step has been interrupted: what other devices' passes ask."""
@@ -204,7 +207,7 @@ class ForwardBackward:
             with self._autocast_context():
                 loss, dx = head_step(head, x, batch[:, 1:], share, token_gradient)
             self.losses.append(loss)
-            self._activations.store(GRADIENT_STREAM, m, dx)
+            self._activations.store(gradient_key(self._plan.last_fragment), m, dx)
 
     def backward(self, group: Sequence[int], leaves: Sequence[Leaves]) -> None:
         """Add to the gradients of a group's leaves, micro-batches in ascending order."""
@@ -213,7 +216,7 @@ class ForwardBackward:
             if self.check_interruption():
                 return
             inputs = self._recompute_inputs(group, leaves_of, m)
-            dy = self._activations.pop(GRADIENT_STREAM, m)
+            dy = self._activations.pop(gradient_key(group[-1] + 1), m)
             for i in reversed(group):
                 if i >= self._first_retained:
                     leaf, y = self._graphs.pop((i, m))
@@ -224,7 +227,7 @@ class ForwardBackward:
                 assert leaf.grad is not None
                 dy = leaf.grad
                 del leaf, y
-            self._activations.store(GRADIENT_STREAM, m, dy)
+            self._activations.store(gradient_key(group[0]), m, dy)
 
     def _recompute_inputs(
         self, group: Sequence[int], leaves_of: dict[int, Leaves], m: int
@@ -249,7 +252,7 @@ class ForwardBackward:
             return
         with torch.no_grad():
             for m, batch in enumerate(self._batches):
-                dx, tokens = self._activations.pop(GRADIENT_STREAM, m), batch[:, :-1]
+                dx, tokens = self._activations.pop(gradient_key(1), m), batch[:, :-1]
                 if "position" in gradient:
                     gradient["position"][: tokens.shape[1]].add_(dx.sum(0))
                 rows = dx.reshape(-1, dx.shape[-1])

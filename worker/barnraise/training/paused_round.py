@@ -37,9 +37,7 @@ class PausedRound:
     def has_room(self) -> bool:
         """Return whether the disk has room for the state."""
         plan = self._plan
-        size = sum(
-            plan.total_bytes(kind, i) for kind in STATE_KINDS for i in range(plan.last_fragment + 1)
-        )
+        size = sum(plan.total_bytes(kind, i) for kind, i in _records(plan))
         return shutil.disk_usage(self._slots.folder.parent).free > SPARE_SHARE * size
 
     def save(self, store: StateStore, header: StateHeader) -> None:
@@ -68,7 +66,7 @@ class PausedRound:
 
 
 def _records(plan: Plan) -> list[tuple[str, int]]:
-    return [(kind, i) for kind in STATE_KINDS for i in range(plan.last_fragment + 1)]
+    return [(kind, i) for kind in STATE_KINDS for i in plan.local_fragments]
 
 
 def _describe_layout(plan: Plan) -> torch.Tensor:
