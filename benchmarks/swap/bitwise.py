@@ -218,7 +218,7 @@ def read_state(engine: Engine) -> list[Tensor]:
     engine.apply_queued()
     plan = engine.plan
     state: list[Tensor] = []
-    for i in range(plan.last_fragment + 1):
+    for i in plan.local_fragments:
         tiles = [_read_tile(engine, i, t) for t in range(plan.tile_count(i))]
         state += [torch.cat(tensors) for tensors in zip(*tiles, strict=True)]
     return state

@@ -10,6 +10,7 @@ from django.views.decorators.http import require_POST, require_safe
 
 from barnraise.planning.hardware import Hardware
 from barnraise.planning.lines import HOME_LINE, LINES
+from barnraise.planning.search import WRITES_LIMIT
 from barnraise.planning.speedup import estimate_speedup
 from barnraise.spec import RunSpec
 from coordinator.accounts.models import Machine, User
@@ -132,8 +133,24 @@ def show_fit(request: HttpRequest, slug: str) -> HttpResponse:
         "own": own,
         "typical": typical,
         "gain": gain_by_joining(run, own, typical),
+        "crew_command": crew_command(run, [*own, *typical]),
     }
     return render(request, "parts/hardware_check.html", context)
+
+
+def crew_command(run: Run, machines: list[MachineEstimate]) -> str:
+    """Return the command that starts a crew, where a machine needs one; "" where none does.
+
+    A machine needs others if the model does not fit it, or leaves its memory so far that the daily
+    writes to its disk limit it.
+    """
+    if run.spec.recipe.mixes_weights:
+        return ""
+    is_weak = any(
+        machine.plan.bottleneck == WRITES_LIMIT if machine.plan else machine.refusal
+        for machine in machines
+    )
+    return f"barnraise join {run.slug or run.pk} --crew" if is_weak else ""
 
 
 def gain_by_joining(run: Run, own: list[MachineEstimate], typical: list[MachineEstimate]) -> str:

@@ -5,6 +5,7 @@ import hashlib
 import importlib.util
 import json
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 import torch
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from barnraise.ledger.anchor import Anchor, initial_weights
 from barnraise.ledger.codec import decode, encode
-from barnraise.planning.plan import DeviceShare, Plan
+from barnraise.planning.plan import REMOTE, DeviceShare, Plan
 from barnraise.protocol.messages import FragmentUpdate
 from barnraise.spec import ModelSpec, Recipe
 from barnraise.swap.engine import Engine
@@ -167,6 +168,40 @@ def arbitrary_plans(draw) -> Plan:
         tile=2048,
         host_gradient_slots=layers if waits else largest + draw(st.integers(0, 2)),
     )
+
+
+def stage_of(plan: Plan, fragments: Collection[int]) -> Plan:
+    """Return the plan of one machine of a crew, which holds some fragments of a whole plan's."""
+
+    def restrict(groups: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+        local = [tuple(i for i in group if i in fragments) for group in groups]
+        return tuple(group for group in local if group)
+
+    weights, moments = (
+        tuple(tier if i in fragments else REMOTE for i, tier in enumerate(tiers))
+        for tiers in (plan.weights, plan.moments)
+    )
+    blocks = sum(0 < i < plan.last_fragment for i in fragments)
+    return dataclasses.replace(
+        plan,
+        weights=weights,
+        moments=moments,
+        clipping="exact",
+        forward_groups=restrict(plan.forward_groups),
+        backward_groups=restrict(plan.backward_groups),
+        retained_blocks=min(plan.retained_blocks, blocks),
+    )
+
+
+@st.composite
+def stage_plans(draw) -> Plan:
+    """Draw any plan of one machine of a crew: of a lead or of another member."""
+    plan = draw(arbitrary_plans().filter(lambda plan: plan.clipping == "exact"))
+    first = draw(st.integers(1, plan.model.layers))
+    fragments = list(range(first, draw(st.integers(first, plan.model.layers)) + 1))
+    if first == 1 and draw(st.booleans()):
+        fragments = [0, *fragments, plan.last_fragment]
+    return stage_of(plan, fragments)
 
 
 @st.composite

@@ -221,6 +221,21 @@ def read_fits(client: Client, run) -> dict[str, tuple[str, str]]:
 
 
 @pytest.mark.django_db
+def test_run_page_names_crews_where_a_machine_is_too_weak(person, launched_run):
+    run, _ = launched_run(
+        person("owner@example.org"), join_policy=JoinPolicy(min_memory=10 * 10**9)
+    )
+    page = Client().get(f"/runs/{run.slug}/fits/").content.decode()
+    assert f"<code>barnraise join {run.slug} --crew</code>" in page
+
+
+@pytest.mark.django_db
+def test_run_page_names_no_crew_where_all_machines_fit(person, launched_run):
+    run, _ = launched_run(person("owner@example.org"))
+    assert "--crew" not in Client().get(f"/runs/{run.slug}/fits/").content.decode()
+
+
+@pytest.mark.django_db
 def test_run_page_shows_whether_machines_fit(volunteer, person, launched_run, golden_hardware):
     run, _ = launched_run(
         person("owner@example.org"),

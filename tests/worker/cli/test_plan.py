@@ -129,3 +129,31 @@ def test_cards_that_are_not_here_are_priced_with_the_reasons(home):
 def test_cards_that_no_machine_has_are_refused(home, devices):
     with pytest.raises((StateError, PlanError)):
         run_plan(home, "--model", "gpt-nano", "--devices", devices)
+
+
+def test_plan_of_a_crew_deals_blocks_and_compares_with_each_alone(home):
+    crew = ("--model", "gpt2-774m", "--sequences", "8", "--gpu-tflops", "25")
+    crew = (*crew, "--crew", "3x10GB+4GB,12GB+4GB", "--line", "1000")
+    output = " ".join(run_plan(home, *crew).split())
+    assert "gpt2-774m, 774 M parameters, on a crew of" in output
+    assert "ends, 1\u2013" in output and "4: 12 GB + 4 GB GPU" in output
+    assert "micro-batches of" in output and "Form the crew:" in output
+    assert "GPUs of 25 TFLOP/s" in output
+    fields = json.loads(run_plan(home, *crew, "--boundary", "8", "--json"))
+    stages = fields["stages"]
+    assert sum(stage["blocks"] for stage in stages) == 36 and stages[0]["has_ends"]
+    assert fields["boundary_bits"] == 8 and fields["pays"]
+    assert len(fields["alone_tokens_per_second"]) == 4
+    assert fields["tokens_per_second"] > sum(fields["alone_tokens_per_second"].values())
+
+
+def test_plan_refuses_what_is_no_crew(home):
+    nano = ("--model", "gpt-nano")
+    with pytest.raises(PlanError, match="2 to 16 machines, and these are 17"):
+        run_plan(home, *nano, "--crew", "17x8GB")
+    with pytest.raises(PlanError, match="12 bits is impossible"):
+        run_plan(home, *nano, "--crew", "8GB,8GB", "--boundary", "12")
+    with pytest.raises(StateError, match="is no machine; write"):
+        run_plan(home, *nano, "--crew", "axb,8GB")
+    with pytest.raises(PlanError, match="none of these machines can hold the embedding"):
+        run_plan(home, "--model", "gpt3-175b", "--crew", "4GB,4GB", "--disk", "1GB")

@@ -15,6 +15,7 @@ from helpers.worker.plans import (
     engine_of,
     resident,
     sample_text,
+    stage_plans,
     tiny_plan,
 )
 from hypothesis import given, settings
@@ -66,11 +67,12 @@ def static_host_bytes(plan: Plan) -> int:
     other = memory_model.saving_bytes if plan.staged else memory_model.activations
     temporary = max(memory_model.between_steps(plan), other(plan))
     scratch = plan.threads * memory_model.scratch_bytes(plan)
-    return memory_model.host_bytes(plan) - temporary - scratch
+    waiting = memory_model.boundary_bytes(plan)
+    return memory_model.host_bytes(plan) - temporary - scratch - waiting
 
 
 @settings(max_examples=examples(20, exhaustive=60), deadline=None)
-@given(plan=arbitrary_plans())
+@given(plan=arbitrary_plans() | stage_plans())
 def test_store_and_buffers_allocate_exactly_the_predicted_bytes(plan, tmp_path_factory):
     exchange_on_disk = {"exchange": "disk"} if plan.on_disk else {}
     for changes in ({}, EIGHT_BIT_MOMENTS, BFLOAT16, exchange_on_disk):

@@ -7,7 +7,13 @@ from dataclasses import dataclass, replace
 
 import pytest
 from helpers.effort import examples
-from helpers.worker.plans import arbitrary_plans, from_disk, plans_of_several_devices, resident
+from helpers.worker.plans import (
+    arbitrary_plans,
+    from_disk,
+    plans_of_several_devices,
+    resident,
+    stage_plans,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -94,7 +100,7 @@ class BufferModel:
         self.plan = plan
         self.weights: dict[tuple, tuple] = {}  # by buffer
         self.moments: dict[tuple, tuple] = {}
-        for i in range(plan.last_fragment + 1):
+        for i in plan.local_fragments:
             fresh = (i, (0,) * plan.tile_count(i))
             ends = (("end", i, device) for device in range(len(plan.device_plans)))
             for buffer in (("home", i), ("record", i), *ends):
@@ -245,7 +251,7 @@ class BufferModel:
 
     def _commit(self, numbered: NumberedOperation) -> None:
         self.committed.append(numbered.update_step)
-        for block in range(self.plan.last_fragment + 1):
+        for block in self.plan.local_fragments:
             updated = (block, (numbered.update_step + 1,) * self.plan.tile_count(block))
             assert self.weights["record", block] == self.moments["record", block] == updated
 
@@ -253,7 +259,7 @@ class BufferModel:
         op, step = numbered.operation, numbered.update_step
         i = op.blocks[0]
         if self.plan.clipping == "exact":
-            assert self.norms[step] == set(range(self.plan.last_fragment + 1)), (
+            assert self.norms[step] == set(self.plan.local_fragments), (
                 "the clipped norm is that of the whole gradient"
             )
         assert i in self.norms[step]
@@ -370,7 +376,7 @@ def legal_order(programs: list[tuple[Operation, ...]], choices: random.Random) -
 
 def check_final_state(plan: Plan, buffers: BufferModel) -> None:
     """Check that every tile has had each step's update once, and that its home has the newest."""
-    for i in range(plan.last_fragment + 1):
+    for i in plan.local_fragments:
         tiles = plan.tile_count(i)
         assert [buffers.updated[i, tile] for tile in range(tiles)] == [STEPS] * tiles
         newest = (i, (STEPS,) * tiles)
@@ -380,7 +386,9 @@ def check_final_state(plan: Plan, buffers: BufferModel) -> None:
 
 
 @settings(max_examples=examples(50, 150), deadline=None)
-@given(plan=arbitrary_plans() | plans_of_several_devices(), seed=st.integers(0, 2**32))
+@given(
+    plan=arbitrary_plans() | plans_of_several_devices() | stage_plans(), seed=st.integers(0, 2**32)
+)
 def test_program_executed_in_any_legal_order_of_lanes_is_correct(plan, seed):
     buffers, operations = BufferModel(plan), numbered_operations(plan)
     for n in legal_order([ops for _, ops in programs_of(plan)], random.Random(seed)):
@@ -389,8 +397,9 @@ def test_program_executed_in_any_legal_order_of_lanes_is_correct(plan, seed):
 
 
 @settings(max_examples=examples(40, 100), deadline=None)
-@given(plan=arbitrary_plans())
+@given(plan=arbitrary_plans() | stage_plans())
 def test_step_passes_each_block_once_forward_and_once_backward(plan):
+    ends = bool(plan.ends)
     for name, ops in programs_of(plan):
         kinds = [op.kind for op in ops]
         computed = [op for op in ops if op.kind in COMPUTING]
@@ -398,14 +407,14 @@ def test_step_passes_each_block_once_forward_and_once_backward(plan):
             assert not computed
         else:
             assert [(op.kind, op.blocks) for op in computed] == [
-                (OperationKind.EMBED, (0,)),
+                *[(OperationKind.EMBED, (0,))] * ends,
                 *((OperationKind.FORWARD, group) for group in plan.forward_groups),
-                (OperationKind.HEAD, (plan.last_fragment,)),
+                *[(OperationKind.HEAD, (plan.last_fragment,))] * ends,
                 *((OperationKind.BACKWARD, group) for group in plan.backward_groups),
-                (OperationKind.EMBED_BACKWARD, (0,)),
+                *[(OperationKind.EMBED_BACKWARD, (0,))] * ends,
             ]
             norms = sorted(op.blocks[0] for op in ops if op.kind is OperationKind.NORM)
-            assert norms == list(range(plan.last_fragment + 1))
+            assert norms == list(plan.local_fragments)
         assert all(op.lane is LaneName.COMPUTE for op in computed)
         assert kinds.count(OperationKind.COMMIT) <= 1
 

@@ -16,7 +16,8 @@ from barnraise.planning import budgets, cost_model, memory_model, search, simula
 from barnraise.planning import program as program_module
 from barnraise.planning.hardware import Hardware, UpdateRate
 from barnraise.planning.limits import UNLIMITED, Limits
-from barnraise.planning.search import make_plan
+from barnraise.planning.plan import PipelineStage
+from barnraise.planning.search import make_plan, make_stage_plan
 from barnraise.planning.tile_layout import list_matrices
 from barnraise.spec import OPTIMIZERS, ModelSpec, preset
 
@@ -428,3 +429,54 @@ def test_plan_of_less_state_fits_with_muon_where_adamw_does_not():
     limits = Limits(memory=sum(sizes) // 2, disk=0)
     plan = make_plan(PC, preset("gpt2-774m"), limits, advise=False, optimizer="muon")
     assert plan.host_bytes <= limits.memory
+
+
+# ---- stages of a crew ----------------------------------------------------------------------------
+
+
+def stage(model, first, last, *, leads=False, sequences=1):
+    """Return the stage of blocks `first` to `last`, with the ends if it leads."""
+    blocks = tuple(range(first, last + 1))
+    ends = (0, model.layers + 1) if leads else ()
+    return PipelineStage(tuple(sorted((*ends, *blocks))), sequences)
+
+
+def test_stages_of_a_crew_fit_machines_that_no_whole_model_fits():
+    model, limits = preset("gpt2-1.5b"), Limits(memory=16 * GB, disk=0)
+    with pytest.raises(PlanError, match="does not fit"):
+        make_plan(PC, model, limits, 16, advise=False)
+    cuts = [(1, 12), (13, 24), (25, 36), (37, 48)]
+    plans = [
+        make_stage_plan(PC, model, stage(model, *cut, leads=cut[0] == 1), limits, 16)
+        for cut in cuts
+    ]
+    assert sorted(i for plan in plans for i in plan.local_fragments) == list(range(50))
+    for plan in plans:
+        assert plan.host_bytes <= 16 * GB and plan.micro_batches == 16 and not plan.on_disk
+        assert len(plan.forward_groups) == 1, "each micro-batch goes on at once"
+        assert plan.clipping == "exact"
+    lead, *members = plans
+    assert lead.step_seconds > members[0].step_seconds > 0, "the lead has the head as well"
+
+
+def test_stage_that_does_not_fit_is_refused():
+    model = preset("gpt2-1.5b")
+    with pytest.raises(PlanError, match="of memory"):
+        make_stage_plan(PC, model, stage(model, 1, 40), Limits(memory=4 * GB, disk=0), 8)
+
+
+@pytest.mark.parametrize("machine", [PC, GPU], ids=["cpu", "gpu"])
+def test_stage_of_the_whole_model_fits_where_the_model_does(machine):
+    model = preset("gpt2-774m")
+    whole = make_stage_plan(machine, model, stage(model, 1, 36, leads=True), Limits(), 8)
+    assert not whole.is_stage and whole.local_fragments == tuple(range(38))
+    assert memory_model.host_bytes(whole) == whole.host_bytes
+
+
+def test_member_on_a_card_or_with_state_on_disk_has_a_plan():
+    model = preset("gpt3-6.7b")
+    member = stage(model, 9, 20)
+    card = make_stage_plan(replace(GPU, device_memory=12 * GB), model, member, Limits(), 8)
+    disk = make_stage_plan(GPU, model, member, Limits(memory=12 * GB), 8)
+    assert card.staged and card.device_bytes <= 12 * GB and not card.ends
+    assert disk.on_disk and disk.written_per_step > 0

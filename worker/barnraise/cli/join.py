@@ -55,6 +55,7 @@ from barnraise.cli.signals import silence_terminals, stop_on_signals
 from barnraise.cli.site_access import open_site
 from barnraise.errors import CoordinatorError, PlanError
 from barnraise.formats import format_bytes
+from barnraise.planning.crew import advise_crew
 from barnraise.planning.hardware import Hardware
 from barnraise.planning.limits import Limits
 from barnraise.protocol.coordinator_messages import RunView, TextManifest
@@ -289,7 +290,10 @@ class TrainingSession:
             worker = create_within_memory(joined.folder.path, limits, create)
         except PlanError as error:
             joined.folder.close()
-            raise explain_limits(error, limits) from None
+            refusal = explain_limits(error, limits)
+            if not joined.spec.recipe.mixes_weights:
+                refusal = PlanError(f"{refusal}. {advise_crew(run.name)}")
+            raise refusal from None
         if limits == self._limits:  # and not the smaller ones after a shortage of memory
             self._state_dir.limits = limits
         return worker

@@ -8,6 +8,7 @@ import typer
 from rich.markup import escape
 
 from barnraise.cli.console import new_table, out, print_json
+from barnraise.cli.crew_plan import plan_assumed_crew, print_crew_plan
 from barnraise.cli.machine_options import (
     JsonOption,
     MachineOptions,
@@ -28,10 +29,12 @@ from barnraise.planning.write_advice import PlanRequest, describe_write_limit
 from barnraise.spec import preset
 
 SWARM_PANEL = "Machines that train together"
+CREW_PANEL = "Machines that train as one"
 GPU_PANEL = "A GPU that is not here (with --device cuda)"
 ASSUMED_GPU_MEMORY = 24 * 10**9
 ASSUMED_LAUNCHES = 150_000  # kernels/s that Python starts on a PC
 MOST_CARDS = 16  # of a machine that is planned for
+MOST_MACHINES = 100  # of one kind in a crew that is planned for, before it is refused as too large
 SHORT_TRAFFIC = 10_000  # bytes; less is shown in bytes
 # AdamW's parameters per second on an assumed GPU, by dtype and bits of the moments.
 ASSUMED_UPDATE_RATES = (
@@ -72,6 +75,23 @@ class PlanningOptions:
         ),
     ] = "15/112/23"
 
+    crew: Annotated[
+        str,
+        typer.Option(
+            help="Machines of one crew, its lead first: RAM+GPU memory, like "
+            '"16GB+12GB,2x16GB,8GB".',
+            rich_help_panel=CREW_PANEL,
+        ),
+    ] = ""
+    boundary: Annotated[
+        int | None,
+        typer.Option(
+            help="Bits of what passes between a crew's machines: 32, 16 or 8 (default: as its "
+            "lines need).",
+            rich_help_panel=CREW_PANEL,
+        ),
+    ] = None
+
     def parse_line(self) -> Line:
         """Return the line.
 
@@ -102,6 +122,16 @@ def plan(
     line = assumed.parse_line()
     state_dir = open_state_dir(machine.home)
     limits = resources.apply_to(state_dir.limits)
+    if assumed.crew:
+        hosts = measure_machine(state_dir, dataclasses.replace(machine, device="cpu"))
+        request = PlanRequest(hosts, shape, limits, sequences, assumed.optimizer)
+        crew = plan_assumed_crew(request, assume_crew(hosts, assumed), line, assumed.boundary)
+        note = (
+            "The machines are assumed: this one's processor and disk, and GPUs of "
+            f"{assumed.gpu_tflops:g} TFLOP/s with {assumed.gpu_link}/s to them."
+        )
+        print_crew_plan(model, crew, note, as_json)
+        return
     sizes = parse_card_sizes(machine.device)
     is_for_gpu = machine.device.lower().startswith("cuda")
     # A GPU may be planned for that is not here: measure what is.
@@ -191,6 +221,27 @@ def _format_traffic(bytes_per_token: float) -> str:
     if bytes_per_token < SHORT_TRAFFIC:
         return f"{bytes_per_token:,.0f} B"
     return format_bytes(bytes_per_token)
+
+
+def assume_crew(host: Hardware, assumed: PlanningOptions) -> list[tuple[str, Hardware]]:
+    """Return the machines of `--crew` with their names: the host's, but for memory and GPU.
+
+    Raises:
+        StateError: a part is no size.
+    """
+    machines: list[tuple[str, Hardware]] = []
+    for part in assumed.crew.lower().split(","):
+        count, _, sizes = part.strip().rpartition("x")
+        if count and not count.isdigit():
+            raise StateError(f"--crew: '{part.strip()[:40]}' is no machine; write 16GB+12GB")
+        memory, _, card = sizes.partition("+")
+        hardware = dataclasses.replace(host, memory=parse_bytes(memory), memory_available=0)
+        name = format_bytes(hardware.memory)
+        if card:
+            hardware = assume_gpu(hardware, assumed, parse_bytes(card))
+            name = f"{name} + {format_bytes(hardware.device_memory_free)} GPU"
+        machines += [(name, hardware)] * min(int(count or 1), MOST_MACHINES)
+    return [(f"{number}: {name}", each) for number, (name, each) in enumerate(machines, 1)]
 
 
 def parse_card_sizes(text: str) -> list[int]:

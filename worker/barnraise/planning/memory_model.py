@@ -83,6 +83,7 @@ def host_bytes(plan: Plan) -> int:
     """Return the bytes of RAM at the worst moment."""
     size = _state_bytes(plan, "host") + _transfer_bytes(plan)
     size += plan.threads * scratch_bytes(plan)
+    size += boundary_bytes(plan)
     if plan.staged and plan.device == "cpu":  # the optimizer works while the blocks compute
         size += matrix_bytes(plan)
     if plan.staged:
@@ -92,11 +93,18 @@ def host_bytes(plan: Plan) -> int:
     return size + _compute_bytes(plan) + max(activations(plan), between_steps(plan))
 
 
+def boundary_bytes(plan: Plan) -> int:
+    """Return the bytes of activations that wait for a crew's other machines, or come from them."""
+    if not plan.is_stage:
+        return 0
+    return plan.micro_batches * cost_model.stream_bytes(plan.model, plan.sequences)
+
+
 def scratch_bytes(plan: Plan, device: str = "cpu") -> int:
     """Return the bytes of one thread that computes norms and updates."""
     threads = plan.threads if device == "cpu" else 1
     largest_tile = CPU_TILE if device == "cpu" else GPU_TILE
-    blocks = max(fragment.size for fragment in plan.fragments) // TILE_BLOCK
+    blocks = plan.largest_fragment // TILE_BLOCK
     blocks_per_thread = -(-blocks // threads)
     tile = min(largest_tile, max(1, blocks_per_thread) * TILE_BLOCK)
     buffers = TILE_BUFFERS[plan.dtype, plan.moments_bits]
@@ -118,7 +126,7 @@ def matrix_bytes(plan: Plan) -> int:
         for matrix in matrices
     )
     size = max(size, joined * max(layout.second_moments for layout in layouts))
-    if plan.device == "cpu" or set(plan.weights[1:-1]) == {"device"}:
+    if plan.device == "cpu" or all(plan.weights[i] == "device" for i in plan.blocks):
         return size
     record = max(plan.tile_record_bytes("moments", 1))
     elements = max(layout.elements for layout in layouts)
@@ -129,7 +137,7 @@ def _state_bytes(plan: Plan, tier: str) -> int:
     """Return the bytes of the records that a tier holds."""
     size = 0
     for kind, tiers in (("weights", plan.weights), ("moments", plan.moments)):
-        size += sum(plan.total_bytes(kind, i) for i in _end_indices(plan) if tiers[i] == tier)
+        size += sum(plan.total_bytes(kind, i) for i in plan.ends if tiers[i] == tier)
         size += tiers[1:-1].count(tier) * plan.total_bytes(kind, 1)
     if plan.exchange == tier:
         size += sum(plan.all_bytes(kind) for kind in ("anchor", "momentum", "feedback"))
@@ -143,27 +151,22 @@ def _compute_bytes(plan: Plan) -> int:
     if plan.staged:
         size += sum(
             plan.record_bytes("weights", plan.fragments[i].size)
-            for i in _end_indices(plan)
+            for i in plan.ends
             if plan.weights[i] != "device"
         )
     buffers = sum(map(plan.has_gradient_buffer, plan.blocks))
-    if buffers < plan.model.layers:
+    if buffers < len(plan.blocks):
         size += plan.gradient_slots * round_to_pages(4 * block)
-    size += sum(round_to_pages(4 * plan.fragments[i].size) for i in _end_indices(plan))
+    size += sum(round_to_pages(4 * plan.fragments[i].size) for i in plan.ends)
     size += buffers * round_to_pages(4 * block)
-    if plan.model.tied_head:  # whose gradient has two parts
+    if plan.ends and plan.model.tied_head:  # whose gradient has two parts
         size += round_to_pages(4 * plan.model.vocabulary * plan.model.width)
     return size
 
 
-def _end_indices(plan: Plan) -> tuple[int, int]:
-    """Return the indices of the embedding and the final norm, which are no blocks."""
-    return 0, plan.last_fragment
-
-
 def _added_bytes(plan: Plan) -> int:
     """Return the bytes of the buffers in which other devices' gradients wait to be added."""
-    sizes = [plan.fragments[i].size for i in (*[1] * ADDED_SLOTS, *_end_indices(plan))]
+    sizes = [plan.fragments[i].size for i in (*[1] * ADDED_SLOTS, *plan.ends)]
     return (len(plan.device_plans) - 1) * sum(round_to_pages(4 * size) for size in sizes)
 
 
@@ -172,7 +175,7 @@ def _transfer_bytes(plan: Plan) -> int:
     size = 0
     if plan.staged and "disk" in plan.weights:
         size += plan.host_slots * plan.record_bytes("weights", plan.fragments[1].size)
-    if any(map(plan.uses_ring, range(plan.last_fragment + 1))):
+    if any(map(plan.uses_ring, plan.local_fragments)):
         size += plan.ring * plan.ring_bytes()
     if plan.on_disk:
         tiles = 6 if plan.any_on_device else 4
@@ -185,9 +188,7 @@ def _waiting_bytes(plan: Plan) -> int:
     """Return the bytes of gradients and activations that a device has moved to RAM."""
     size = plan.host_gradient_slots * round_to_pages(4 * plan.fragments[1].size)
     size += sum(
-        round_to_pages(4 * plan.fragments[i].size)
-        for i in _end_indices(plan)
-        if plan.weights[i] != "device"
+        round_to_pages(4 * plan.fragments[i].size) for i in plan.ends if plan.weights[i] != "device"
     )
     stream = round_to_pages(cost_model.stream_bytes(plan.model, plan.sequences))
     return size + len(plan.inputs_in_ram) * plan.micro_batches * stream
@@ -222,6 +223,8 @@ def _working_on_device(plan: Plan) -> int:
 
 def _sampling_on_device(plan: Plan, prompts: int) -> int:
     """Return the bytes of device memory that generating text for so many prompts takes."""
+    if plan.is_stage:  # a crew generates none
+        return 0
     model = plan.model
     window = min(SAMPLE_WINDOW, model.context)
     streams = prompts * (_cache_bytes(plan) + 4 * window * model.width)
@@ -251,7 +254,8 @@ def evaluating_on_device(plan: Plan) -> int:
     head = cost_model.head_peak_bytes(model, 1, device=plan.device, with_gradients=False)
     embedding = table + cost_model.embed_peak_bytes(model, 1)
     in_head = _head_weight_bytes(plan) + stream + head
-    return tokens + max(embedding, block + stream + forward, in_head)
+    in_ends = max(embedding, in_head) if plan.ends else 0
+    return tokens + max(in_ends, block + stream + forward)
 
 
 def _conversion_bytes(plan: Plan) -> int:
@@ -266,7 +270,6 @@ def activations(plan: Plan) -> int:
     model = plan.model
     stream = cost_model.stream_bytes(model, plan.sequences)
     retained = plan.retained_blocks
-    first_retained = plan.last_fragment - retained
     inputs_in_group = 0
     if plan.kept_inputs == "group":
         inputs_in_group = max(len(group) for group in plan.backward_groups) - 1
@@ -283,7 +286,11 @@ def activations(plan: Plan) -> int:
     )
     if plan.deterministic:
         backward += cost_model.deterministic_bytes(model, plan.sequences)
-    head = cost_model.head_peak_bytes(model, plan.sequences, dtype=plan.dtype, device=plan.device)
+    head = 0
+    if plan.ends:
+        head = cost_model.head_peak_bytes(
+            model, plan.sequences, dtype=plan.dtype, device=plan.device
+        )
     forward = cost_model.forward_peak_bytes(
         model, plan.sequences, dtype=plan.dtype, threads=plan.threads, device=plan.device
     )
@@ -295,7 +302,7 @@ def activations(plan: Plan) -> int:
     graphs_of_groups = [
         len(group) - plan.recomputed_blocks(group)
         for group in plan.backward_groups
-        if group[0] < first_retained
+        if group[0] < plan.first_retained
     ]
     if graphs_of_groups:
         recomputed = backward + max(graphs_of_groups) * plan.micro_batches * saved
@@ -319,7 +326,7 @@ def _copied_inputs(plan: Plan) -> int:
 
 def between_steps(plan: Plan) -> int:
     """Return the bytes of evaluating, ending a round and applying updates, at the worst moment."""
-    largest = max(fragment.size for fragment in plan.fragments)
+    largest = plan.largest_fragment
     tile = min(plan.largest_tile, largest)
     encoding = ENCODE_BYTES * largest + CODEC_BYTES * min(largest, CODEC_ELEMENTS)
     applying = APPLY_BYTES * largest + REPLICA_TILE_BYTES * tile
@@ -348,7 +355,7 @@ def _evaluating_bytes(plan: Plan) -> int:
     """Return the bytes of RAM that validation takes: one fragment's weights, and all streams."""
     model = plan.model
     unpacked_block = _unpacking_bytes(plan, 1)
-    unpacked_table = max(_unpacking_bytes(plan, i) for i in _end_indices(plan))
+    unpacked_table = max((_unpacking_bytes(plan, i) for i in plan.ends), default=0)
     streams = HELD_OUT * (cost_model.stream_bytes(model, 1) + 8 * (model.context + 1))
     if plan.device != "cpu":  # which computes; here are the streams, and what is unpacked for it
         return streams + max(unpacked_table, unpacked_block)
@@ -357,7 +364,7 @@ def _evaluating_bytes(plan: Plan) -> int:
     head = cost_model.head_peak_bytes(model, plan.sequences, with_gradients=False)
     in_block = max(unpacked_block, block + forward)
     in_head = max(unpacked_table, _head_weight_bytes(plan) + head)
-    return streams + max(in_block, in_head)
+    return streams + max(in_block, in_head if plan.ends else 0)
 
 
 def sampled_at_once(plan: Plan) -> int:
@@ -386,6 +393,8 @@ def _cache_bytes(plan: Plan) -> int:
 
 def _sampling_bytes(plan: Plan) -> int:
     """Return the bytes of RAM that generating text takes at the worst moment."""
+    if plan.is_stage:  # a crew generates none
+        return 0
     model = plan.model
     table, block = 4 * plan.fragments[0].size, 4 * plan.fragments[1].size
     unpacked_table, unpacked_block = _unpacking_bytes(plan, 0), _unpacking_bytes(plan, 1)

@@ -17,6 +17,7 @@ PAGE = 4096  # bytes
 GPU_TILE = 1 << 22  # elements that a GPU updates at a time
 CACHED_MODELS = 256  # whose sizes are remembered; a site plans as many models as people type
 STATE_KINDS = ("weights", "moments", "anchor", "momentum", "feedback")
+REMOTE = "remote"  # the tier of a fragment whose state another machine of the crew holds
 
 
 def round_to_pages(size: int) -> int:
@@ -38,12 +39,27 @@ class DeviceShare:
 
 
 @dataclass(frozen=True)
+class PipelineStage:
+    """What one machine of a crew does in each step.
+
+    Attributes:
+        fragments: those whose state it holds and that it computes, ascending: consecutive blocks,
+            and for the lead the embedding and the final norm as well.
+        sequences: of a micro-batch, which is the same on all machines.
+    """
+
+    fragments: tuple[int, ...]
+    sequences: int
+
+
+@dataclass(frozen=True)
 class Plan:
     """Describe how one machine trains one model.
 
     Fragments are numbered: 0 is the embedding, then come the blocks, the last is the final norm.
     The tiers are "device" (a GPU's memory), "host" (RAM) and "disk". Without a GPU the layers
-    compute in RAM; with `staged` they are first copied to separate buffers, as with a GPU.
+    compute in RAM; with `staged` they are first copied to separate buffers, as with a GPU. In a
+    crew the plan is that of one machine's stage, and all other fragments are "remote".
     """
 
     model: ModelSpec
@@ -111,9 +127,31 @@ class Plan:
         return _fragments_of(self.model)
 
     @cached_property
+    def local_fragments(self) -> tuple[int, ...]:
+        """List the indices of the fragments that this machine holds: all, except in a crew."""
+        remote = {i for i, tier in enumerate(self.weights) if tier == REMOTE}
+        return tuple(i for i in range(self.last_fragment + 1) if i not in remote)
+
+    @cached_property
+    def ends(self) -> tuple[int, ...]:
+        """List the embedding and the final norm if this machine holds them; it holds both."""
+        return (0, self.last_fragment) if 0 in self.local_fragments else ()
+
+    @cached_property
+    def largest_fragment(self) -> int:
+        """Return the elements of the largest fragment that this machine holds."""
+        return max(self.fragments[i].size for i in (*self.ends, self.blocks.start))
+
+    @cached_property
     def blocks(self) -> range:
-        """Return the indices of the fragments that are blocks."""
-        return range(1, self.model.layers + 1)
+        """Return the indices of this machine's blocks."""
+        inner = [i for i in self.local_fragments if 0 < i < self.last_fragment]
+        return range(inner[0], inner[-1] + 1)
+
+    @property
+    def is_stage(self) -> bool:
+        """Whether other machines of a crew hold a part of the model."""
+        return REMOTE in self.weights
 
     @cached_property
     def last_fragment(self) -> int:
@@ -159,7 +197,7 @@ class Plan:
 
     def update_order(self) -> list[int]:
         """List the fragments in the order in which the next forward needs them."""
-        return [0, self.last_fragment, *self.blocks]
+        return [*self.ends, *self.blocks]
 
     def spills_gradient(self, i: int) -> bool:
         """Whether fragment i's gradient waits on disk."""
@@ -189,7 +227,7 @@ class Plan:
     def stored_inputs(self) -> tuple[int, ...]:
         """Return the blocks whose inputs forward stores for backward, from the bottom up."""
         if self.kept_inputs == "block":
-            return tuple(self.blocks[: self.model.layers - self.retained_blocks])
+            return tuple(self.blocks[: len(self.blocks) - self.retained_blocks])
         starts = [g[0] for g in self.backward_groups if self.recomputed_blocks(g) > 0]
         return tuple(sorted(starts))
 
@@ -200,9 +238,14 @@ class Plan:
             return ()
         return self.stored_inputs[: max(0, len(self.stored_inputs) - self.near_inputs)]
 
+    @property
+    def first_retained(self) -> int:
+        """Return the index of the first block that retains its activations, or of the end."""
+        return self.blocks.stop - self.retained_blocks
+
     def recomputed_blocks(self, group: Sequence[int]) -> int:
         """Return how many blocks of an ascending group recompute their activations."""
-        return bisect_left(group, self.last_fragment - self.retained_blocks)
+        return bisect_left(group, self.first_retained)
 
     def host_gradient_slot(self, i: int) -> int:
         """Return the number of the buffer in RAM that receives a block's gradient."""
@@ -222,8 +265,11 @@ class Plan:
             assert self.devices[0].name == self.device, "the plan's device is the first of them"
             assert sum(share.micro_batches for share in self.devices) == self.micro_batches
             assert all(share.micro_batches > 0 for share in self.devices)
+        assert not self.is_stage or (self.clipping == "exact" and not self.devices), (
+            "a crew clips by the norm of the whole gradient, and each machine uses one device"
+        )
         assert self.optimizer == ADAMW or self.moments_bits == 32, "Muon's momentum has 32 bits"
-        ends = (self.weights[0], self.weights[-1])
+        ends = [self.weights[i] for i in self.ends]
         moved = [i for i in self.blocks if self.weights[i] != "device"]
         assert "disk" not in ends, (
             "the ends' weights are used all the time: they cannot lie on disk"
@@ -359,8 +405,8 @@ class Plan:
 
     def all_bytes(self, kind: str) -> int:
         """Return the bytes of all records of one kind of all fragments' state."""
-        embedding, block, final_norm = self._total_bytes[kind]
-        return embedding + self.model.layers * block + final_norm
+        ends = sum(self.total_bytes(kind, i) for i in self.ends)
+        return ends + len(self.blocks) * self.total_bytes(kind, 1)
 
     def ring_bytes(self) -> int:
         """Return the bytes of one buffer of the ring.

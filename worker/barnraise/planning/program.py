@@ -210,25 +210,27 @@ class _Writer:
         if pending and plan.staged:
             stages += _update_stages(plan.update_order())
         elif pending:
-            stages += _update_stages((0, self.last))
+            stages += _update_stages(plan.ends)
         for number, group in enumerate(plan.forward_groups):
             if pending and not plan.staged:
                 stages += _update_stages(group)
-            if number == 0:
+            if number == 0 and plan.ends:
                 stages.append(_Stage(OperationKind.EMBED, ()))
             stages.append(_Stage(OperationKind.FORWARD, group))
         return stages
 
     def _backward_stages(self, immediate: bool) -> list[_Stage]:
         """List the stages of a backward; `immediate` updates follow the gradients of each group."""
-        stages = [_Stage(OperationKind.HEAD, ())]
+        ends = self.plan.ends
+        stages = [_Stage(OperationKind.HEAD, ())] if ends else []
         for group in self.plan.backward_groups:
             stages.append(_Stage(OperationKind.BACKWARD, group))
             if immediate:
                 stages += _update_stages(reversed(group))
-        stages.append(_Stage(OperationKind.EMBED_BACKWARD, ()))
+        if ends:
+            stages.append(_Stage(OperationKind.EMBED_BACKWARD, ()))
         if immediate:
-            stages += _update_stages((self.last, 0))
+            stages += _update_stages(reversed(ends))
         return stages
 
     def flush(self) -> Program:

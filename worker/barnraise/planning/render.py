@@ -52,7 +52,7 @@ def count_blocks_in_memory(plan: Plan) -> int:
 
 def describe_plan(plan: Plan) -> str:
     """Describe the plan in one sentence of at most 300 characters."""
-    layers = plan.model.layers
+    layers = len(plan.blocks)
     resident = count_blocks_in_memory(plan)
     groups = len(plan.forward_groups)
     where = "on the CPU" if plan.device == "cpu" else "on the GPU, fed from memory"
@@ -90,7 +90,7 @@ def build_plan_view(plan: Plan, hardware: Hardware) -> PlanView:
         groups=len(plan.forward_groups),
         micro_batches=plan.micro_batches,
         micro_tokens=plan.sequences * plan.model.context,
-        layers=plan.model.layers,
+        layers=len(plan.blocks),
         resident=count_blocks_in_memory(plan),
         clipping=cast(Any, plan.clipping),  # pydantic verifies both words
         crash_safety=cast(Any, plan.crash_safety),
@@ -118,9 +118,9 @@ def sum_state_bytes(plan: Plan) -> dict[str, dict[str, int]]:
         tiers = {"weights": plan.weights, "moments": plan.moments}.get(
             kind, (plan.exchange,) * (plan.last_fragment + 1)
         )
-        for i, tier in enumerate(tiers):
+        for i in plan.local_fragments:
             row = sizes.setdefault(kind, dict.fromkeys(TIERS, 0))
-            row[tier] += plan.total_bytes(kind, i)
+            row[tiers[i]] += plan.total_bytes(kind, i)
     return sizes
 
 

@@ -13,7 +13,7 @@ A model that cannot fit is refused before anything is allocated, with the neares
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -24,7 +24,7 @@ from barnraise.planning import memory_model
 from barnraise.planning.budgets import compute_budgets, extend_to_limits
 from barnraise.planning.hardware import Hardware
 from barnraise.planning.limits import Limits
-from barnraise.planning.plan import DeviceShare, Plan, tile_elements
+from barnraise.planning.plan import REMOTE, DeviceShare, PipelineStage, Plan, tile_elements
 from barnraise.planning.program import LaneName, Operation, OperationKind
 from barnraise.planning.simulator import StepSimulation
 from barnraise.spec import ADAMW, MUON, PRESETS, ModelSpec, preset
@@ -63,6 +63,30 @@ def make_plan(
     return best
 
 
+def make_stage_plan(
+    hardware: Hardware,
+    model: ModelSpec,
+    stage: PipelineStage,
+    limits: Limits,
+    step_sequences: int,
+    optimizer: str = ADAMW,
+) -> Plan:
+    """Find the plan with which one machine of a crew does its part of each step soonest.
+
+    The plan's seconds are those of its own operations, without waiting for other machines.
+
+    Raises:
+        PlanError: the stage does not fit; the message names the resource that is short.
+    """
+    search = _Search(
+        replace(hardware, others=()), model, limits, step_sequences, optimizer, stage=stage
+    )
+    best = search.best_stage()
+    if best is None or search.writes_too_much(best):
+        raise PlanError(search.refusal(best, advise=False))
+    return best
+
+
 class _Search:
     """Search the plans of one model on one machine; remember the plan that came nearest to fit."""
 
@@ -73,6 +97,7 @@ class _Search:
         limits: Limits,
         step_sequences: int,
         optimizer: str,
+        stage: PipelineStage | None = None,
     ) -> None:
         if optimizer == MUON and limits.moments_bits != 32:
             raise PlanError(
@@ -83,6 +108,11 @@ class _Search:
         self.model = model
         self.limits = limits
         self.step_sequences = step_sequences
+        self.stage = stage
+        local = stage.fragments if stage else range(model.layers + 2)
+        self.blocks = [i for i in local if 0 < i <= model.layers]
+        # "host" where this machine holds a fragment, whatever tier is chosen for it later.
+        self.tiers = tuple("host" if i in local else REMOTE for i in range(model.layers + 2))
         self.cuda = hardware.device == "cuda"
         self.staged = self.cuda or limits.device_memory is not None
         self.budgets = compute_budgets(hardware, limits)
@@ -102,11 +132,7 @@ class _Search:
 
         Exact clipping is the recipe's own: it is preferred where it is nearly as fast.
         """
-        fitting = [
-            plan
-            for candidate in self._generate_candidates()
-            for plan in self._fill_tiers(candidate)
-        ]
+        fitting = self._list_fitting()
         if not fitting:
             return None
         clippings = sorted({plan.clipping for plan in fitting})
@@ -118,6 +144,30 @@ class _Search:
         exact = best.get("exact", fastest)
         is_cheap = exact.step_seconds <= EXACT_COSTS * fastest.step_seconds
         return self._with_safest_commits(exact if is_cheap else fastest)
+
+    def best_stage(self) -> Plan | None:
+        """Return the best plan of a crew's stage, or None if none fits.
+
+        Each group but the last delays the outputs, and with them all later stages, by its time.
+        """
+        fitting = self._list_fitting()
+        counts = {len(plan.forward_groups) for plan in fitting}
+        best = [
+            self._pick_fastest([plan for plan in fitting if len(plan.forward_groups) == count])
+            for count in sorted(counts)
+        ]
+        if not best:
+            return None
+        quickest = min(best, key=lambda plan: plan.step_seconds * len(plan.forward_groups))
+        return self._with_safest_commits(quickest)
+
+    def _list_fitting(self) -> list[Plan]:
+        """List the plans that fit, of all candidates."""
+        return [
+            plan
+            for candidate in self._generate_candidates()
+            for plan in self._fill_tiers(candidate)
+        ]
 
     def _with_safest_commits(self, plan: Plan) -> Plan:
         """Commit every step if the limits leave the choice and it costs little."""
@@ -158,19 +208,18 @@ class _Search:
     def _generate_candidates(self) -> Iterator[Plan]:
         """Yield plans of the smallest size; `_fill_tiers` distributes the memory that is left."""
         wanted = self.limits.clipping
-        fragments = self.model.layers + 2
         clippings = ("exact", "layer") if wanted == "auto" else (wanted,)
         sizes = [s for s in range(self.step_sequences, 0, -1) if self.step_sequences % s == 0]
+        if self.stage:
+            clippings, sizes = ("exact",), [self.stage.sequences]
         for sequences in sizes:
             if self.step_sequences // sequences <= len(self.hardware.others):
                 continue  # each device computes at least one micro-batch
             for clipping in clippings:
-                for group in GROUPS:
-                    if group > max(1, self.model.layers // 2):
-                        continue
+                for group, kept_inputs in self._list_groupings():
                     forward = tuple(
-                        tuple(range(first, min(first + group, self.model.layers + 1)))
-                        for first in range(1, self.model.layers + 1, group)
+                        tuple(self.blocks[first : first + group])
+                        for first in range(0, len(self.blocks), group)
                     )
                     plan = Plan(
                         model=self.model,
@@ -182,10 +231,10 @@ class _Search:
                         micro_batches=self.step_sequences // sequences,
                         forward_groups=forward,
                         backward_groups=tuple(reversed(forward)),
-                        kept_inputs="block" if group == 1 else "group",
+                        kept_inputs=kept_inputs,
                         boundaries="device",
-                        weights=("host",) * fragments,
-                        moments=("host",) * fragments,
+                        weights=self.tiers,
+                        moments=self.tiers,
                         optimizer=self.optimizer,
                         moments_bits=self.limits.moments_bits,
                         deterministic=self.limits.deterministic and self.cuda,
@@ -197,6 +246,21 @@ class _Search:
                         tile=tile_elements(self.model, whole=False),
                     )
                     yield deal_step(plan, self.hardware)
+
+    def _list_groupings(self) -> list[tuple[int, str]]:
+        """List the blocks per group that are tried, with the inputs that forward keeps.
+
+        A stage of a crew sends its first outputs once its last group begins: it is best as one.
+        """
+        layers = len(self.blocks)
+        groupings = [
+            (group, "block" if group == 1 else "group")
+            for group in GROUPS
+            if group <= max(1, layers // 2)
+        ]
+        if self.stage and layers > 1:
+            groupings += [(layers, "block"), (layers, "group")]
+        return groupings
 
     # ---- 2 fill tiers ----
 
@@ -223,7 +287,7 @@ class _Search:
             return [
                 self._largest_that_fits(
                     placed,
-                    self.model.layers,
+                    len(self.blocks),
                     lambda plan, count: replace(plan, slots=max(plan.slots, count)),
                 )
             ]
@@ -231,12 +295,12 @@ class _Search:
             # The device updates resident fragments between its computations, so the largest number
             # that fits is not always the fastest. The counts do not depend on the budget: more
             # memory only adds plans.
-            fragments = self.model.layers + 2
+            fragments = len(placed.local_fragments)
             plans.append(self._largest_that_fits(placed, fragments, self._with_resident))
             counts = sorted({fragments * k // RESIDENTS for k in range(1, RESIDENTS)} - {0})
             resident = (self._with_resident(placed, count) for count in counts)
             plans += filter(self._check_fit, resident)
-        layers = self.model.layers
+        layers = len(self.blocks)
         if placed.kept_inputs == "block" and not placed.on_disk:
             plans = [self._largest_that_fits(way, layers, self._with_retained) for way in plans]
         if placed.boundaries == "host":
@@ -319,8 +383,8 @@ class _Search:
         waits = plan.clipping == "exact" and plan.gradients == "host"
         return replace(
             plan,
-            slots=min(2 * group + 1, self.model.layers),
-            host_gradient_slots=self.model.layers if waits else group + 2,
+            slots=min(2 * group + 1, len(self.blocks)),
+            host_gradient_slots=len(self.blocks) if waits else group + 2,
         )
 
     def _with_resident(self, plan: Plan, count: int) -> Plan:
@@ -328,14 +392,13 @@ class _Search:
 
         The embedding and the final norm come first, then the top blocks.
         """
-        last = plan.last_fragment
-        order = [0, last, *range(last - 1, 0, -1)]
+        order = [*plan.ends, *reversed(plan.blocks)]
         resident = set(order[:count])
 
         def move(tiers: tuple[str, ...]) -> tuple[str, ...]:
             return tuple("device" if i in resident else tier for i, tier in enumerate(tiers))
 
-        paged = self.model.layers - len(resident - {0, last})
+        paged = len(self.blocks) - len(resident - set(plan.ends))
         return replace(
             plan,
             weights=move(plan.weights),
@@ -361,9 +424,9 @@ class _Search:
         Returns:
             Plans that fit.
         """
-        layers = self.model.layers
+        layers = len(self.blocks)
         group = max(len(g) for g in plan.forward_groups)
-        moments = ("disk",) * (layers + 2)
+        moments = _placed(self.tiers, "disk", plan.local_fragments)
         wanted = self.limits.crash_safety
         plan = replace(
             plan,
@@ -378,14 +441,14 @@ class _Search:
         if self.staged:
             plan = replace(plan, slots=min(2 * group + 1, layers), host_gradient_slots=group + 2)
         for tier in ("host", "disk") if self.staged else ("disk",):
-            placed = replace(plan, weights=("host", *[tier] * layers, "host"))
+            placed = replace(plan, weights=_placed(self.tiers, tier, plan.blocks))
             if fitting := self._with_boundaries(placed, self._check_fit):
                 return fitting
         return []
 
     def _promote(self, plan: Plan) -> Plan:
         """Distribute the memory that is left, in the order of what a byte saves."""
-        layers = self.model.layers
+        layers = len(self.blocks)
         group = max(len(g) for g in plan.forward_groups)
         tiles = -(-plan.fragments[1].size // plan.tile)
         for ring in (tiles, tiles + 2):
@@ -402,7 +465,7 @@ class _Search:
         spills = self.staged and plan.clipping == "exact" and plan.gradients == "disk"
         if not spills and not (self.staged and "disk" in plan.weights):
             plan = self._largest_that_fits(plan, layers, partial(_spread_evenly, kind="moments"))
-            plan = self._replace_if_fits(plan, moments=("host", *plan.moments[1:-1], "host"))
+            plan = self._replace_if_fits(plan, moments=_placed(plan.moments, "host", plan.ends))
         if "disk" in plan.weights and not self.staged:
             plan = self._largest_that_fits(plan, layers, partial(_spread_evenly, kind="weights"))
         return self._replace_if_fits(plan, exchange="host")
@@ -416,7 +479,7 @@ class _Search:
     def _bytes_written(self, plan: Plan) -> int:
         """Return the bytes that a step writes to disk."""
         size = 0
-        for i in range(plan.last_fragment + 1):
+        for i in plan.local_fragments:
             size += plan.total_bytes("weights", i) if plan.writes_weights(i) else 0
             size += plan.total_bytes("moments", i) if plan.writes_moments(i) else 0
             size += plan.total_bytes("anchor", i) if plan.spills_gradient(i) else 0
@@ -441,7 +504,7 @@ class _Search:
             for i in range(plan.last_fragment + 1)
         )
         # What a step leaves in slots is not read again.
-        kept = min(2 * plan.slots, 2 * plan.model.layers) * plan.total_bytes("weights", 1)
+        kept = min(2 * plan.slots, 2 * len(plan.blocks)) * plan.total_bytes("weights", 1)
         writing = self._bytes_written(plan) / self.hardware.sustained_disk_write
         disk = max(0, read - kept) / self.hardware.disk_read + writing
         host_update, device_update = _sum_update_seconds(steps)
@@ -629,11 +692,11 @@ def _sum_update_seconds(steps: StepSimulation) -> tuple[float, float]:
     """Return the seconds of all updates on the host and on the device. Blocks are alike."""
     plan = steps.plan
     seconds = {False: 0.0, True: 0.0}
-    blocks = plan.weights[1:-1]
-    seconds[plan.updates_on_device(0)] += steps.update_seconds(0)
-    seconds[plan.updates_on_device(plan.last_fragment)] += steps.update_seconds(plan.last_fragment)
+    blocks = [plan.weights[i] for i in plan.blocks]
+    for i in plan.ends:
+        seconds[plan.updates_on_device(i)] += steps.update_seconds(i)
     for tier in dict.fromkeys(blocks):
-        i = 1 + blocks.index(tier)
+        i = plan.blocks[blocks.index(tier)]
         seconds[plan.updates_on_device(i)] += blocks.count(tier) * steps.update_seconds(i)
     return seconds[False], seconds[True]
 
@@ -681,8 +744,15 @@ def _compute_operations(plan: Plan, device: int) -> Iterator[Operation]:
     ):
         for group in groups:
             yield Operation(kind, LaneName.COMPUTE, group, device=device)
+    if not plan.ends:
+        return
     yield Operation(OperationKind.EMBED, LaneName.COMPUTE, (0,), device=device)
     yield Operation(OperationKind.HEAD, LaneName.COMPUTE, (plan.last_fragment,), device=device)
+
+
+def _placed(tiers: Sequence[str], tier: str, fragments: Collection[int]) -> tuple[str, ...]:
+    """Return the tiers of all fragments, with some of them on another one."""
+    return tuple(tier if i in fragments else before for i, before in enumerate(tiers))
 
 
 def _spread_evenly(plan: Plan, count: int, kind: str) -> Plan:
@@ -690,8 +760,9 @@ def _spread_evenly(plan: Plan, count: int, kind: str) -> Plan:
 
     So the reads spread over the step as well. The tiers of the embedding and the final norm stay.
     """
-    layers = plan.model.layers
+    layers = len(plan.blocks)
     spread = list(getattr(plan, kind))
-    for i in plan.blocks:
-        spread[i] = "host" if i * count // layers > (i - 1) * count // layers else "disk"
+    for number, i in enumerate(plan.blocks):
+        stays = (number + 1) * count // layers > number * count // layers
+        spread[i] = "host" if stays else "disk"
     return replace(plan, **{kind: tuple(spread)})

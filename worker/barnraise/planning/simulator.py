@@ -332,7 +332,7 @@ class StepSimulation:
         plan = self.plan
         if plan.clipping != "exact" or plan.defers_updates:
             return 0.0
-        return sum(map(self.update_seconds, range(plan.last_fragment + 1)))
+        return sum(map(self.update_seconds, plan.local_fragments))
 
     def busy_seconds(self) -> dict[LaneName, float]:
         """Return the seconds each lane works in a step, on the device where it works longest."""

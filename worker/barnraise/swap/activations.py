@@ -1,4 +1,7 @@
-"""Activation checkpoints: inputs of blocks that wait for backward, by (block, micro-batch)."""
+"""Activations by (block, micro-batch): inputs that wait for backward, and what passes on at once.
+
+The gradient by a block's input passes on under another key (`gradient_key`) than the input itself.
+"""
 
 from collections.abc import Mapping
 
@@ -13,16 +16,30 @@ from barnraise.swap.lanes import LaneEvent, WorkerLane
 Key = tuple[int, int]  # a block and a micro-batch
 
 
+def gradient_key(i: int) -> int:
+    """Return the "block" under which the gradient by fragment i's input passes on, i > 0."""
+    return -i
+
+
 class Activations:
     """Activations that stay where they were computed."""
 
     def __init__(self) -> None:
         self._stored: dict[Key, Tensor] = {}
+        self._passing: dict[Key, Tensor] = {}
 
     @property
     def count(self) -> int:
         """Return the number of activations stored."""
         return len(self._stored)
+
+    def send(self, i: int, m: int, x: Tensor) -> None:
+        """Pass on what the group of block i needs next; it stays where it is computed."""
+        self._passing[i, m] = x
+
+    def receive(self, i: int, m: int) -> Tensor:
+        """Return what the group below or above has passed on to the group of block i."""
+        return self._passing.pop((i, m))
 
     def store(self, i: int, m: int, x: Tensor) -> None:
         """Store the input of block i for micro-batch m."""

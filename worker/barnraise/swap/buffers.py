@@ -66,14 +66,14 @@ class Buffers(DeviceBuffers):
             ]
             self._host_end_gradients = {
                 i: host.allocate(4 * plan.fragments[i].size, True)
-                for i in (0, plan.last_fragment)
+                for i in plan.ends
                 if plan.weights[i] != "device"
             }
         reads_blocks = plan.staged and "disk" in plan.weights
         read_slots = plan.host_slots if reads_blocks else 0
         record_bytes = plan.record_bytes("weights", block.size)
         self._read_slots = [host.allocate(record_bytes, True) for _ in range(read_slots)]
-        uses_ring = any(plan.uses_ring(i) for i in range(plan.last_fragment + 1))
+        uses_ring = any(map(plan.uses_ring, plan.local_fragments))
         ring = plan.ring if uses_ring else 0
         crosses_link = any(map(plan.trains_matrices, plan.blocks))
         self._ring = [host.allocate(plan.ring_bytes(), crosses_link) for _ in range(ring)]

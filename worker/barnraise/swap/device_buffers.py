@@ -17,7 +17,8 @@ class DeviceBuffers:
     Attributes:
         arena: where the buffers lie.
         head_gradient: the head's gradient of its table, fp32 [vocabulary, width]. That of a tied
-            table is added to the embedding's; another is a part of the last fragment's.
+            table is added to the embedding's; another is a part of the last fragment's. Empty on
+            a machine without the head.
         streams: host buffers for activations, fp32, if they wait in host memory.
     """
 
@@ -49,7 +50,7 @@ class DeviceBuffers:
             raw = self._store.memory_buffer("weights", i)
             if raw is not None and (not plan.staged or plan.weights[i] == "device"):
                 self._leaves[i] = Leaves(fragment, self._view_streamed(raw, fragment.size))
-            elif i in (0, plan.last_fragment):
+            elif i in plan.ends:
                 raw = compute.allocate(plan.record_bytes("weights", fragment.size))
                 self._leaves[i] = Leaves(fragment, self._view_streamed(raw, fragment.size))
 
@@ -60,10 +61,13 @@ class DeviceBuffers:
         pool_size = plan.gradient_slots if pooled else 0
         self._pool = [compute.allocate(4 * block.size) for _ in range(pool_size)]
         self._gradients = {
-            fragment.index: compute.allocate(4 * fragment.size)
-            for fragment in plan.fragments
-            if plan.has_gradient_buffer(fragment.index)
+            i: compute.allocate(4 * plan.fragments[i].size)
+            for i in plan.local_fragments
+            if plan.has_gradient_buffer(i)
         }
+        self.head_gradient = torch.empty(0)
+        if not plan.ends:
+            return
         table = (plan.model.vocabulary, plan.model.width)
         if plan.model.tied_head:
             self.head_gradient = compute.allocate_floats(table[0] * table[1]).view(table)

@@ -25,6 +25,7 @@ from barnraise.planning.hardware import retain_freed_memory, return_freed_memory
 from barnraise.planning.memory_model import sampled_at_once
 from barnraise.planning.plan import STATE_KINDS, Plan
 from barnraise.spec import Recipe
+from barnraise.swap.activations import Activations
 from barnraise.swap.anchor_tracking import AnchorTracking
 from barnraise.swap.device import release_device_memory
 from barnraise.swap.executor import (
@@ -102,6 +103,11 @@ class EncodedFragment:
     fragment: int
     payload: bytes
     units: Tensor
+
+
+def join_norms(norms: Iterable[float]) -> float:
+    """Return the norm of a whole gradient from those of its fragments, in index order."""
+    return math.sqrt(sum(norm * norm for norm in norms))
 
 
 class Engine:
@@ -208,6 +214,9 @@ class Engine:
             update = self._step_with_exact_clipping(passes, rate_scale, sum(tokens), position)
         else:
             update = self._step_with_layerwise_clipping(passes, rate_scale, sum(tokens), position)
+        loss = norm = math.nan
+        if not passes[0].is_interrupted:
+            loss, norm = self._loss_and_norm(passes)
         if passes[0].is_interrupted:
             self.executor.drain()
             for each in passes:
@@ -216,7 +225,6 @@ class Engine:
                 self.progress = self._progress_after(update)
             self.executor.invalidate_cached_weights()
             return StepStats(math.nan, 0, time.perf_counter() - started, math.nan, interrupted=True)
-        loss, norm = self._loss_and_norm(passes)
         for each in passes:
             each.finish()
         abandoned = not (math.isfinite(loss) and math.isfinite(norm))
@@ -250,11 +258,15 @@ class Engine:
                     plan,
                     [batch.to(device) for batch in batches[run]],
                     shares[run],
-                    self.executor.new_activations(number),
+                    self._open_activations(number),
                     passes[0].has_ended_early if number else should_stop,
                 )
             )
         return passes
+
+    def _open_activations(self, device: int) -> Activations:
+        """Return an empty store of a device's activations for one step."""
+        return self.executor.new_activations(device)
 
     def _step_with_exact_clipping(
         self, passes: Sequence[ForwardBackward], rate_scale: float, tokens: int, position: int
@@ -321,8 +333,13 @@ class Engine:
 
     def _loss_and_norm(self, passes: Sequence[ForwardBackward]) -> tuple[float, float]:
         """Return the step's mean loss and its gradient's norm, once they are computed."""
+        losses, norms = self._read_scalars(passes)
+        return sum(losses), join_norms(norms)
+
+    def _read_scalars(self, passes: Sequence[ForwardBackward]) -> tuple[list[float], list[float]]:
+        """Return the losses' shares and the local fragments' norms, once they are computed."""
         self.executor.wait_for_gradients()
-        norms = [passes[0].norms[i] for i in range(len(self.fragments))]
+        norms = [passes[0].norms[i] for i in self.plan.local_fragments]
         if self.plan.devices:  # whose gradients are added in memory
             groups = [*(each.losses for each in passes), norms]
         else:
@@ -330,8 +347,7 @@ class Engine:
             groups = [[scalar.double().to(self.device) for scalar in (*losses, *norms)]]
         # Each of these is a wait for a device, the step's only ones.
         values = [value for group in groups for value in torch.stack(group).tolist()]
-        losses, norms = values[: -len(norms)], values[-len(norms) :]
-        return sum(losses), math.sqrt(sum(value * value for value in norms))
+        return values[: -len(norms)], values[-len(norms) :]
 
     def _attach_arrivals(self, update: PendingUpdate) -> None:
         """Attach queued updates and the growth of the prediction to an update about to run."""
@@ -396,7 +412,7 @@ class Engine:
         while self._queued_updates or self._target_prediction != self.progress.prediction:
             arrivals = self._queued_updates[:UPDATES_PER_STEP]
             growth = self._prediction_growth(self.progress)
-            for i in range(len(self.fragments)):
+            for i in self.plan.local_fragments:
                 units = sum_of_updates(arrivals, i)
                 if units is None and not growth[i]:
                     continue
@@ -471,7 +487,7 @@ class Engine:
         if fragments is None:
             self.flush()
         self.apply_queued()
-        due = [i for i in range(len(self.fragments)) if fragments is None or i in fragments]
+        due = [i for i in self.plan.local_fragments if fragments is None or i in fragments]
         if any(4 * self.fragments[i].size > SMALL_BUFFER_BYTES for i in due):
             return_freed_memory()
         for i in due:
@@ -540,7 +556,7 @@ class Engine:
         self._pending = None
         self._target_prediction = self.progress.prediction
         self.apply_queued()
-        for i in range(len(self.fragments)):
+        for i in self.plan.local_fragments:
             for tile in self._tiles.iterate(i, reads=False):
                 record = self._tiles.record("anchor", i, tile.number, ANCHOR_SCRATCH)
                 units = record[: 4 * tile.size].view(torch.int32)
@@ -600,17 +616,26 @@ class Engine:
             streams = [
                 functions.embed(weights, part[:, :-1].to(self.device)).cpu() for part in parts
             ]
-            for i in self.plan.blocks:
-                del weights  # free them before the next fragment's are unpacked
-                weights = self._anchor_weights(i)
-                for m, stream in enumerate(streams):
-                    if should_stop():
-                        return math.nan
-                    stream = functions.block(weights, stream.to(self.device), self.plan.model)
-                    streams[m] = stream.cpu()
-                del stream
-            del weights
+            del weights  # free them before the next fragment's are unpacked
+            if not self._pass_anchor_blocks(streams, should_stop):
+                return math.nan
             return self._mean_loss(parts, streams)
+
+    def _pass_anchor_blocks(self, streams: list[Tensor], should_stop: Callable[[], bool]) -> bool:
+        """Replace the inputs of the anchor's blocks by their outputs; return whether it ended.
+
+        The streams, fp32 [sequences, context, width], wait on the host.
+        """
+        functions = functions_of(self.plan.model)
+        for i in self.plan.blocks:
+            weights = self._anchor_weights(i)
+            for m, stream in enumerate(streams):
+                if should_stop():
+                    return False
+                stream = functions.block(weights, stream.to(self.device), self.plan.model)
+                streams[m] = stream.cpu()
+            del weights, stream
+        return True
 
     def _mean_loss(self, parts: list[Tensor], streams: list[Tensor]) -> float:
         """Return the mean loss of the anchor's head for the last block's outputs."""
@@ -674,7 +699,7 @@ class Engine:
         trains_in_memory = any(
             self.store.memory_buffer(kind, i) is not None
             for kind in TRAINING_KINDS
-            for i in range(len(self.fragments))
+            for i in self.plan.local_fragments
         )
         header = self.describe(self.progress)
         self.store.commit(header, training_valid=closing or not trains_in_memory)
@@ -708,7 +733,8 @@ class Engine:
         self.apply_queued()
         counters = [self.progress.optimizer_steps, self.progress.warmup_steps_left]
         tensors = {"progress": torch.tensor(counters)}
-        for i, fragment in enumerate(self.fragments):
+        for i in self.plan.local_fragments:
+            fragment = self.fragments[i]
             m, v = self._tiles.read_moments(i)
             tensors |= {f"m.{i}": m, f"v.{i}": v}
             if self.executor.accumulates:
@@ -737,7 +763,8 @@ class Engine:
         Raises:
             StateError: the tensors do not fit this model; nothing has changed.
         """
-        refuse_other_optimizer(self.plan, find_optimizer(self.fragments[1], tensors.get("v.1")))
+        second_moments = tensors.get(f"v.{self.plan.blocks.start}")
+        refuse_other_optimizer(self.plan, find_optimizer(self.fragments[1], second_moments))
         self._check_shapes(tensors)
         optimizer_steps, warmup_steps_left = tensors["progress"].tolist()
         self.progress = EngineProgress(
@@ -747,7 +774,7 @@ class Engine:
             residual=self._no_prediction,
             forecast=self._no_prediction,
         )
-        for i in range(len(self.fragments)):
+        for i in self.plan.local_fragments:
             for kind, sequence in self._exchange_state():
                 sequence[i] = tensors[f"{kind}.{i}"]
             self._tiles.write_moments(i, tensors[f"m.{i}"], tensors[f"v.{i}"])
@@ -770,7 +797,8 @@ class Engine:
             elements = sum(fragment.size for fragment in self.fragments)
             expected["replica"] = (elements, torch.float32)
         means = ("mean",) if self.executor.accumulates else ()
-        for i, fragment in enumerate(self.fragments):
+        for i in self.plan.local_fragments:
+            fragment = self.fragments[i]
             second_moments = self.plan.tile_layouts(i)[-1].second_end
             expected[f"v.{i}"] = (second_moments, torch.float32)
             for kind in ("m", "momentum", *means):

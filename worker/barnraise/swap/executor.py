@@ -286,7 +286,7 @@ class Executor:
         """Drop copies of weights in slots and on the device after the masters were changed."""
         self._cached = {}
         if self._plan.staged:
-            for i in (0, self._plan.last_fragment):
+            for i in self._plan.ends:
                 if self._plan.weights[i] != "device":
                     for buffers in (self.buffers, *self.buffers.others):
                         buffers.end_leaves(i).flat.data.copy_(self.buffers.host_weights(i))

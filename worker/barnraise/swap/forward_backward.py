@@ -13,7 +13,7 @@ from barnraise.models.functions import functions_of
 from barnraise.models.weights import Weights, block_end
 from barnraise.planning.plan import Plan
 from barnraise.spec import ModelSpec
-from barnraise.swap.activations import Activations
+from barnraise.swap.activations import Activations, gradient_key
 from barnraise.swap.fused_loss import Head, head_step
 from barnraise.swap.leaves import Leaves
 
@@ -114,13 +114,10 @@ class ForwardBackward:
         self._functions = block_functions(plan.model, plan.compiled)
         self._batches, self._shares = batches, shares
         self._activations = activations
-        # What passes from group to group, by micro-batch: outputs, and on the way back their
-        # gradients. It stays where it is computed, because the next group needs it at once.
-        self._stream: dict[int, Tensor] = {}
         self.losses: list[Tensor] = []
         self.norms: dict[int, Tensor] = {}
         self._graphs: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
-        self._first_retained = plan.last_fragment - plan.retained_blocks
+        self._first_retained = plan.first_retained
         group_starts = {group[0] for group in plan.backward_groups}
         # Blocks whose inputs are stored; the inputs of the others are recomputed.
         self._checkpoints = {
@@ -131,6 +128,10 @@ class ForwardBackward:
         """Return whether the step has been interrupted, or is now."""
         self.is_interrupted = self.is_interrupted or self._should_stop()
         return self.is_interrupted
+
+    def interrupt(self) -> None:
+        """Interrupt the step after its computation: it must not count."""
+        self.is_interrupted = True
 
     def has_ended_early(self) -> bool:
         """Return whether the step has been interrupted: what other devices' passes ask."""
@@ -165,14 +166,14 @@ class ForwardBackward:
         with torch.no_grad():
             for m, batch in enumerate(self._batches):
                 x = functions.embed(embedding.weights, batch[:, :-1])
-                self._stream[m] = x.float()
+                self._activations.send(1, m, x.float())
 
     def forward(self, group: Sequence[int], leaves: Sequence[Leaves]) -> None:
         """Compute all micro-batches through a group; store the inputs that backward needs."""
         for m in range(len(self._batches)):
             if self.check_interruption():
                 return
-            x = self._stream.pop(m)
+            x = self._activations.receive(group[0], m)
             for i, block_leaves in zip(group, leaves, strict=True):
                 if i >= self._first_retained:
                     leaf = x.detach().requires_grad_()
@@ -184,7 +185,7 @@ class ForwardBackward:
                     self._activations.store(i, m, x)
                 with torch.no_grad():
                     x = self._forward_block(block_leaves, x)
-            self._stream[m] = x
+            self._activations.send(group[-1] + 1, m, x)
 
     def head(self, final: Leaves, embedding: Leaves, token_gradient: Tensor) -> None:
         """Compute the losses, and the gradients by the last block's outputs.
@@ -200,22 +201,24 @@ class ForwardBackward:
         for m, (batch, share) in enumerate(zip(self._batches, self._shares, strict=True)):
             if self.check_interruption():
                 return
-            x = self._stream.pop(m)
+            x = self._activations.receive(self._plan.last_fragment, m)
             with self._autocast_context():
                 loss, dx = head_step(head, x, batch[:, 1:], share, token_gradient)
             self.losses.append(loss)
-            self._stream[m] = dx
+            self._activations.send(gradient_key(self._plan.last_fragment), m, dx)
             del x, dx
         self._activations.begin_backward()
 
     def backward(self, group: Sequence[int], leaves: Sequence[Leaves]) -> None:
         """Add to the gradients of a group's leaves, micro-batches in ascending order."""
         leaves_of = dict(zip(group, leaves, strict=True))
+        if not self._plan.ends and group[-1] == self._plan.blocks[-1]:  # there is no head here
+            self._activations.begin_backward()
         for m in range(len(self._batches)):
             if self.check_interruption():
                 return
             inputs = self._recompute_inputs(group, leaves_of, m)
-            dy = self._stream.pop(m)
+            dy = self._activations.receive(gradient_key(group[-1] + 1), m)
             for i in reversed(group):
                 if i >= self._first_retained:
                     leaf, y = self._graphs.pop((i, m))
@@ -226,7 +229,7 @@ class ForwardBackward:
                 assert leaf.grad is not None
                 dy = leaf.grad
                 del leaf, y
-            self._stream[m] = dy
+            self._activations.send(gradient_key(group[0]), m, dy)
 
     def _recompute_inputs(
         self, group: Sequence[int], leaves_of: dict[int, Leaves], m: int
@@ -251,7 +254,7 @@ class ForwardBackward:
             return
         with torch.no_grad():
             for m, batch in enumerate(self._batches):
-                dx, tokens = self._stream.pop(m), batch[:, :-1]
+                dx, tokens = self._activations.receive(gradient_key(1), m), batch[:, :-1]
                 if "position" in gradient:
                     gradient["position"][: tokens.shape[1]].add_(dx.sum(0))
                 rows = dx.reshape(-1, dx.shape[-1])

@@ -99,7 +99,7 @@ class StateStore:
         return self._disk
 
     def _kinds_and_fragments(self) -> Iterator[tuple[str, int]]:
-        return ((kind, i) for kind in STATE_KINDS for i in range(self.plan.last_fragment + 1))
+        return ((kind, i) for kind in STATE_KINDS for i in self.plan.local_fragments)
 
     def _tier_of(self, kind: str, i: int) -> str:
         plan = self.plan
@@ -223,7 +223,7 @@ class StateStore:
 
     def clear(self, kind: str) -> None:
         """Set a kind of state to zero on every tier."""
-        for i in range(self.plan.last_fragment + 1):
+        for i in self.plan.local_fragments:
             buffer = self._memory.get((kind, i))
             if buffer is not None:
                 buffer.zero_()
@@ -306,14 +306,17 @@ class StateStore:
         }
         if plan.optimizer != ADAMW:  # which earlier versions do not name
             layout["optimizer"] = plan.optimizer
+        if plan.is_stage:
+            layout["fragments"] = list(plan.local_fragments)
         return layout
 
     def _write_manifest(self) -> None:
         assert self.folder is not None
         slots: dict[str, list[list[list[int]]]] = {}
-        for kind, i in self._kinds_and_fragments():
-            tiles = [self._committed.get((kind, i, t)) for t in range(self.plan.tile_count(i))]
-            slots.setdefault(kind, []).append([list(slot) if slot else [] for slot in tiles])
+        for kind in STATE_KINDS:
+            for i in range(self.plan.last_fragment + 1):
+                tiles = [self._committed.get((kind, i, t)) for t in range(self.plan.tile_count(i))]
+                slots.setdefault(kind, []).append([list(slot) if slot else [] for slot in tiles])
         body = {
             "layout": self.layout_of(self.plan),
             "header": self.header,

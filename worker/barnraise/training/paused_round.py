@@ -40,9 +40,7 @@ class PausedRound:
         plan = self._plan
         if plan.ranks:
             return False
-        size = sum(
-            plan.total_bytes(kind, i) for kind in STATE_KINDS for i in range(plan.last_fragment + 1)
-        )
+        size = sum(plan.total_bytes(kind, i) for kind, i in _records(plan))
         return shutil.disk_usage(self._slots.folder.parent).free > SPARE_SHARE * size
 
     def save(self, store: StateStore, header: StateHeader) -> None:
@@ -71,7 +69,7 @@ class PausedRound:
 
 
 def _records(plan: Plan) -> list[tuple[str, int]]:
-    return [(kind, i) for kind in STATE_KINDS for i in range(plan.last_fragment + 1)]
+    return [(kind, i) for kind in STATE_KINDS for i in plan.local_fragments]
 
 
 def _describe_layout(plan: Plan) -> torch.Tensor:

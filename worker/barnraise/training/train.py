@@ -24,12 +24,13 @@ from barnraise.coordinator_client.reporter import Reporter, ReportSpool
 from barnraise.errors import StateError, TextError
 from barnraise.exchange.exchange import Exchange, ExchangeConfig
 from barnraise.exchange.snapshots.snapshot_client import Snapshot, load_base_snapshot
-from barnraise.ledger.anchor import Anchor, Withdrawal, load_initial_fragment
+from barnraise.ledger.anchor import Anchor, FragmentStorage, Withdrawal, load_initial_fragment
 from barnraise.ledger.blob_store import BlobStore
 from barnraise.ledger.ledger import Ledger
 from barnraise.ledger.milestones import Milestone
 from barnraise.peering.transports.iroh_transport import IrohTransport
 from barnraise.peering.transports.transport import Transport
+from barnraise.planning.crew import advise_crew
 from barnraise.planning.hardware import Hardware, return_freed_memory
 from barnraise.planning.limits import Limits
 from barnraise.planning.memory_model import HELD_OUT
@@ -149,6 +150,8 @@ class Worker:
         )
         if advice := describe_write_limit(self._plan_request, self.plan):
             log.warning("%s", advice)
+            if not (self.plan.is_stage or recipe.mixes_weights):
+                log.warning("%s", advise_crew(joined.run))
         if self.plan.deterministic:
             require_determinism()
         self.saved_state = SavedState(joined.folder.path, self.plan)
@@ -532,13 +535,17 @@ class Worker:
                 return
             self.metrics.record_validation(self.anchor.tokens, loss)
             self.write_samples(time.monotonic() - started)
-            anchor_bytes = 4 * sum(fragment.size for fragment in self.plan.fragments)
-            digest = self.metrics.record_checkpoint(self.anchor, anchor_bytes)
-            milestone = Milestone(self.anchor.vector, self.anchor.retracted)
-            self.ledger.milestones.record(digest, milestone)
+            self.record_checkpoint()
             self.exchange.remember_vector(self.anchor)
             if self.exchange.needs_listed_anchors:
                 self.joined.coordinator.request_anchors()
+
+    def record_checkpoint(self) -> None:
+        """Record a digest of the whole anchor, by which sites and peers compare their models."""
+        anchor_bytes = 4 * sum(fragment.size for fragment in self.plan.fragments)
+        digest = self.metrics.record_checkpoint(self.anchor, anchor_bytes)
+        milestone = Milestone(self.anchor.vector, self.anchor.retracted)
+        self.ledger.milestones.record(digest, milestone)
 
     def write_samples(self, evaluation_seconds: float) -> None:
         """Write samples with the anchor, if the run has prompts and it is this machine's turn.
@@ -821,7 +828,7 @@ class Worker:
         """
         claim_card_memory(self.plan, self.spec.recipe)
         self.store = self.saved_state.open_store(self.spec.recipe)
-        fragments = FragmentSequence(self.store, "anchor")
+        fragments = self.open_anchor_fragments(self.store)
         self.anchor = Anchor(fragments, in_memory=self.plan.exchange != "disk")
         if header is not None:
             self.anchor.restore(header.heads, header.retracted, header.sketches)
@@ -847,6 +854,10 @@ class Worker:
             # The ledger has a newer update of this machine than the saved state: that update may
             # already contain the residual, and it contains what the round had learnt.
             self.engine.reset_feedback()
+
+    def open_anchor_fragments(self, store: StateStore) -> FragmentStorage:
+        """Return the fragments of the anchor, int32 [n] each."""
+        return FragmentSequence(store, "anchor")
 
     def open_engine(
         self, store: StateStore, anchor: Anchor, progress: EngineProgress | None
