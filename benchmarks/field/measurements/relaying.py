@@ -47,7 +47,8 @@ class Phases:
 
     Attributes:
         start: until all machines are linked.
-        slow: in which all lines are slow; its first quarter is not counted.
+        slow: in which all lines are slow; its first two fifths are not counted, in which the line
+            sends what the first, short rounds published.
         adapt: until most have a carrier, at most.
         fast: in which the fast line carries.
         repair: after the kill, at most.
@@ -55,7 +56,7 @@ class Phases:
     """
 
     start: float = 60.0
-    slow: float = 192.0
+    slow: float = 320.0
     adapt: float = 300.0
     fast: float = 96.0
     repair: float = 200.0
@@ -186,8 +187,8 @@ class RelayBench:
         """Measure everything."""
         self.start()
         self.wait_for(lambda: _count(self.statuses(0), "links", 8) == MACHINES, phases.start)
-        self.wait(phases.slow / 4)
-        slow = self.wait(phases.slow * 3 / 4)
+        self.wait(phases.slow * 2 / 5)
+        slow = self.wait(phases.slow * 3 / 5)
         before = self.statuses()
         _print("slow", before)
         self._network.shape_worker(0, FAST)
