@@ -8,6 +8,7 @@ BarnraiseError
 │   ├── MemoryShortageError  memory was short although the plan fits: others use it
 │   └── UnsupportedModelError  a run cannot begin with this Hugging Face model
 ├── PlanError          a model does not fit into what a machine may use
+├── CrewError          a crew cannot go on: a machine is gone, or sent what is wrong
 ├── DamageError        data read from a disk differs from the data that was written
 ├── TextError          text could not be prepared, or a shard does not match its digest
 ├── MessageError       a message is malformed, unsigned, altered, or not addressed to this machine
@@ -77,6 +78,10 @@ class RankLostError(DeviceLostError):
 
 class PlanError(BarnraiseError):
     """Report a model that does not fit into what a machine may use."""
+
+
+class CrewError(BarnraiseError):
+    """Report a crew that cannot go on: one of its machines is gone, or sent what is wrong."""
 
 
 class DamageError(BarnraiseError):

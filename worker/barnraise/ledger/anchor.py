@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -110,6 +110,15 @@ class FragmentStorage(Protocol):
     def __setitem__(self, index: int, units: torch.Tensor, /) -> None: ...
 
     def __iter__(self) -> Iterator[torch.Tensor]: ...
+
+
+@runtime_checkable
+class RemoteStorage(Protocol):
+    """Fragments that partly lie on other machines, which compute their sketches."""
+
+    def compute_sketch(self, index: int) -> str:
+        """Return the sketch of a fragment."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -293,11 +302,16 @@ class Anchor:
 
     def checksum(self) -> str:
         """Combine the fragments' sketches: the sum of the i-th times 2i - 1, counting from 1."""
-        sketches = self.expected_sketches or map(compute_sketch, self.fragments)
+        sketches = self.expected_sketches or map(self._sketch_of, range(len(self.fragments)))
         total = "0" * 16
         for number, fragment_sketch in enumerate(sketches, 1):
             total = add_sketches(total, fragment_sketch, times=2 * number - 1)
         return total
+
+    def _sketch_of(self, index: int) -> str:
+        if isinstance(self.fragments, RemoteStorage):
+            return self.fragments.compute_sketch(index)
+        return compute_sketch(self.fragments[index])
 
     def is_intact(self, index: int, units: torch.Tensor | None = None) -> bool:
         """Return whether a fragment has the sketch that its updates add up to.
@@ -310,7 +324,7 @@ class Anchor:
             units: int32[n] to verify in place of the stored fragment.
         """
         assert self.expected_sketches is not None
-        sketch = compute_sketch(self.fragments[index] if units is None else units)
+        sketch = self._sketch_of(index) if units is None else compute_sketch(units)
         return sketch[8:] == self.expected_sketches[index][8:]
 
 

@@ -51,10 +51,8 @@ class ReceivedUpdate:
         Raises:
             StateError: When the payload is damaged on disk and no peer has it.
         """
-        update = self.header.update if isinstance(self.header, Retraction) else self.header
-        multiplier = self._multiplier
-        part = update.fragments[index]
-        if multiplier == 0 or not part.size:
+        part, multiplier = self._part(index), self._multiplier
+        if part is None:
             return None
         if multiplier > 0 and self.units:
             kept = self.units[index]
@@ -63,6 +61,21 @@ class ReceivedUpdate:
         else:
             units = decode(self._read_payload(part), self.sizes[index])
         return units if multiplier > 0 else units.neg_()
+
+    def read_encoded(self, index: int) -> tuple[bytes, int] | None:
+        """Return a fragment's payload and what its units are multiplied by; None for no part.
+
+        Raises:
+            StateError: When the payload is damaged on disk and no peer has it.
+        """
+        part = self._part(index)
+        return None if part is None else (self._read_payload(part), self._multiplier)
+
+    def _part(self, index: int) -> FragmentUpdate | None:
+        """Return a fragment's part; None when the fragment does not change."""
+        update = self.header.update if isinstance(self.header, Retraction) else self.header
+        part = update.fragments[index]
+        return part if part.size and self._multiplier else None
 
     @property
     def _multiplier(self) -> int:

@@ -63,6 +63,10 @@ class DecodableUpdate(Protocol):
         """Return fragment `index`'s int32 [n] units; None where the update has no part for it."""
         ...
 
+    def read_encoded(self, index: int) -> tuple[bytes, int] | None:
+        """Return a fragment's payload and what its units are multiplied by; None for no part."""
+        ...
+
 
 @dataclass(frozen=True)
 class EngineProgress:
@@ -79,6 +83,7 @@ class EngineProgress:
             residual, else 0; empty for none.
         forecast: for each fragment, 1 if its outer momentum only serves predictions because the
             round before had none, else 0; empty for none.
+        label: under which a crew's other machines have saved their parts of this state; 0 for none.
     """
 
     position: int = 0
@@ -88,6 +93,7 @@ class EngineProgress:
     prediction: tuple[float, ...] = ()
     residual: tuple[float, ...] = ()
     forecast: tuple[float, ...] = ()
+    label: int = 0
 
 
 @dataclass

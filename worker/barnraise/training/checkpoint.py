@@ -114,6 +114,19 @@ class CheckpointSlots:
             return None
         return SavedTensors(self.folder / newest / TENSORS_FILE), self._whole_slots()[newest]
 
+    def steps(self) -> set[int]:
+        """Return the steps of the whole slots."""
+        return {header.step for header in self._whole_slots().values()}
+
+    def load_step(self, step: int) -> tuple["SavedTensors", StateHeader] | None:
+        """Return the newest whole slot of a step; None when there is none; see `load`."""
+        headers = self._whole_slots()
+        found = [slot for slot, header in headers.items() if header.step == step]
+        if not found:
+            return None
+        slot = max(found, key=lambda slot: headers[slot].save_number)
+        return SavedTensors(self.folder / slot / TENSORS_FILE), headers[slot]
+
     def clear(self) -> None:
         """Remove both slots."""
         remove_folder(self.folder)

@@ -352,8 +352,12 @@ class DiskState(Mapping[str, Tensor]):
 
 
 def progress_fields(progress: EngineProgress) -> dict[str, Any]:
-    """Return a header's `progress`: all fields but the position, which is the header's step."""
-    return {name: value for name, value in asdict(progress).items() if name != "position"}
+    """Return a header's `progress`: all fields but the position, which is the header's step.
+
+    Only a crew's lead has a label; earlier versions do not know the field.
+    """
+    left_out = {"position"} if progress.label else {"position", "label"}
+    return {name: value for name, value in asdict(progress).items() if name not in left_out}
 
 
 def _engine_progress(header: StateHeader) -> EngineProgress:

@@ -1,0 +1,192 @@
+"""A crew has the bits of one machine: steps, rounds, arrivals, a validation, a line that breaks."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from helpers.worker.crews import LocalCrew, deal
+from helpers.worker.plans import bitwise
+
+from barnraise.ledger.codec import encode
+from barnraise.planning.quantization_scheme import QuantizationScheme
+from barnraise.swap.state_store import FragmentSequence
+from barnraise.training.crew.crew_member import ForwardedUpdate
+from barnraise.training.training_engine import Encoder
+
+MODEL = bitwise.MODEL
+ENCODE = Encoder(QuantizationScheme.parse("dense2"))
+MICRO_BATCHES = 4
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def whole_plan(**changes):
+    """Return the plan of one machine, whose stages the crew's machines get."""
+    return bitwise.resident_plan(MODEL, MICRO_BATCHES, **changes)
+
+
+def one_group(plan):
+    """Return the plan with all blocks of a stage in one group."""
+    blocks = tuple(plan.blocks)
+    return replace(plan, forward_groups=(blocks,), backward_groups=(blocks,))
+
+
+def initial():
+    return [bitwise.initial_units(fragment) for fragment in MODEL.fragments()]
+
+
+def other_update(seed):
+    """Return an update of another author."""
+    generator = torch.Generator().manual_seed(seed)
+    payloads = [
+        encode(torch.randint(-(1 << 14), 1 << 14, (f.size,), generator=generator).int())[0]
+        for f in MODEL.fragments()
+    ]
+    sizes = [fragment.size for fragment in MODEL.fragments()]
+    return ForwardedUpdate({i: (payload, 1) for i, payload in enumerate(payloads)}, sizes)
+
+
+def train_steps(engine, steps, first=0):
+    """Train on the texts of step `first` and after; return losses and norms."""
+    found = []
+    for step in range(first, first + steps):
+        text = bitwise.sample_text(MODEL, bitwise.SEQUENCES, seed=step)
+        batches = list(text.split(bitwise.SEQUENCES // MICRO_BATCHES))
+        stats = engine.step(batches, position=step + 1)
+        found += [stats.loss, stats.norm, stats.tokens]
+    return found
+
+
+def train_two_rounds(engine, steps=2):
+    """Train two rounds with arrivals; return losses, published bytes and a validation."""
+    found = []
+    for number in range(2):
+        found += train_steps(engine, steps, first=number * steps)
+        prediction = tuple(0.25 * number for _ in range(MODEL.layers + 2))
+        engine.queue_updates(other_update(number), prediction=prediction)
+        found += train_steps(engine, 1, first=100 + number)
+        found += [(part.fragment, part.payload) for part in engine.end_round(ENCODE, 0.5)]
+    held_out = [bitwise.sample_text(MODEL, 3, seed=77)]
+    found.append(engine.evaluate(held_out))
+    return found
+
+
+def reference(plan, train):
+    """Return what one machine finds, and its state."""
+    engine = bitwise.open_engine(plan)
+    found = train(engine)
+    state = bitwise.read_state(engine)
+    exchanged = [t.clone() for t in FragmentSequence(engine.store, "anchor")]
+    engine.close()
+    return found, state, exchanged
+
+
+def same_bits(one, other):
+    return all(
+        torch.equal(a.view(torch.int32), b.view(torch.int32))
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+@pytest.mark.parametrize("kind", ["memory", "iroh"])
+@pytest.mark.parametrize("counts", [(4, 4), (2, 3, 3), (1, 2, 2, 3)], ids=str)
+def test_crew_has_the_bits_of_one_machine(counts, kind, tmp_path):
+    plan = whole_plan()
+    expected, state, anchor = reference(plan, train_two_rounds)
+    with LocalCrew([one_group(plan)] * len(counts), deal(plan, counts), tmp_path, kind) as crew:
+        engine = crew.start(initial())
+        assert train_two_rounds(engine) == expected
+        assert same_bits(crew.read_state(), state)
+        assert same_bits(list(crew.anchor.fragments), anchor)
+        assert not crew.failures
+
+
+def test_members_that_swap_have_the_bits_of_one_machine(tmp_path):
+    """The lead stages its blocks, one member trains from disk, and one retains activations."""
+    plan = whole_plan()
+    swapped = bitwise.Case(MICRO_BATCHES, "memory", "exact", 127, 127).plan()
+    from_disk = bitwise.Case(MICRO_BATCHES, "disk exact", "exact", 127, 127).plan()
+    retaining = replace(one_group(plan), retained_blocks=1)
+    expected, state, _ = reference(plan, lambda engine: train_steps(engine, 4))
+    roster = deal(plan, (2, 4, 2))
+    with LocalCrew([swapped, from_disk, retaining], roster, tmp_path) as crew:
+        engine = crew.start(initial())
+        assert train_steps(engine, 4) == expected
+        assert same_bits(crew.read_state(), state)
+        assert not crew.failures
+
+
+@pytest.mark.parametrize("line", [(0, 1), (0, 2), (1, 2)], ids=str)
+def test_line_that_breaks_before_a_decision_costs_the_step_alone(line, tmp_path):
+    plan = whole_plan()
+    expected, state, _ = reference(plan, lambda engine: train_steps(engine, 6))
+    with LocalCrew([one_group(plan)] * 3, deal(plan, (2, 3, 3)), tmp_path) as crew:
+        engine = crew.start(initial())
+        found = []
+        for step in range(6):
+            if step % 2:
+                crew.cut_after(*line, frames=1 + step % 4)
+            found += train_steps(engine, 1, first=step)
+        assert found == expected
+        assert same_bits(crew.read_state(), state)
+        assert engine.last_problem, "a step was repeated"
+        assert not crew.failures
+
+
+@pytest.mark.parametrize("end", [(0, 1), (1, 0)], ids=["lead", "member"])
+@pytest.mark.parametrize("every", [14, 15, 17])
+def test_line_that_breaks_again_and_again_costs_no_bit(every, end, tmp_path):
+    """A step needs less frames than that; between steps, what breaks is an order or its reply."""
+    plan = whole_plan()
+    expected, state, _ = reference(plan, train_two_rounds)
+    with LocalCrew([one_group(plan)] * 2, deal(plan, (4, 4)), tmp_path) as crew:
+        engine = crew.start(initial())
+        crew.cut_after(*end, frames=every, again=True)
+        assert train_two_rounds(engine) == expected
+        crew.cut_after(*end, frames=0)
+        assert crew.links[0].opened(1) > 3
+        assert same_bits(crew.read_state(), state)
+        assert not crew.failures
+
+
+def test_crew_that_was_saved_goes_on_where_one_machine_does(tmp_path):
+    plan = whole_plan()
+
+    def train(engine):
+        first = train_steps(engine, 2)
+        list(engine.end_round(ENCODE, 1.0))
+        return first, engine.state_dict()
+
+    one = bitwise.open_engine(plan)
+    first, saved = train(one)
+    one.load_state_dict(saved)
+    second = train_steps(one, 2, first=2)
+    one.close()
+    roster = deal(plan, (3, 5))
+    with LocalCrew([one_group(plan)] * 2, roster, tmp_path) as crew:
+        engine = crew.start(initial())
+        assert train(engine)[0] == first
+        own = engine.state_dict()
+    with LocalCrew([one_group(plan)] * 2, roster, tmp_path) as crew:
+        engine = crew.start()
+        engine.load_state_dict(own)
+        assert train_steps(engine, 2, first=2) == second
+        assert not crew.failures
+
+
+@pytest.mark.parametrize("bits", [16, 8])
+def test_boundaries_in_fewer_bits_train_nearly_the_same(bits, tmp_path):
+    plan = whole_plan()
+    expected, _, _ = reference(plan, lambda engine: train_steps(engine, 8))
+    with LocalCrew([one_group(plan)] * 2, deal(plan, (4, 4), bits), tmp_path) as crew:
+        engine = crew.start(initial())
+        found = train_steps(engine, 8)
+        assert found != expected and found == pytest.approx(expected, rel=0.02)
+        sent = crew.links[1].bytes_sent
+        assert sent < 8 * 2 * MICRO_BATCHES * crew.roster.boundary_bytes(1) + 1_000

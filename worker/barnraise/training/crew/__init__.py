@@ -1,0 +1,1 @@
+"""A crew: several machines that train as one author, each with a part of the model."""

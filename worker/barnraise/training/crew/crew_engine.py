@@ -1,0 +1,371 @@
+"""The engine of a crew's lead: its own stage, and orders to the other machines for theirs.
+
+It is a `TrainingEngine`, so that the rest of a worker trains with a crew as with one machine, and
+with the same bits where boundaries have 32 bits. The lead's tokens, ledger and key stay with it.
+"""
+
+import math
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from barnraise.errors import CrewError, StateError
+from barnraise.ledger import codec
+from barnraise.ledger.anchor import fragment_to_bytes
+from barnraise.mixing.payloads import encode_weights
+from barnraise.swap.engine import EncodedFragment, StepStats
+from barnraise.swap.executor import DecodableUpdate, EngineProgress
+from barnraise.swap.sampler import SamplingSettings, TokenRange
+from barnraise.training.crew.crew_frames import PayloadId, PieceKind
+from barnraise.training.crew.crew_messages import (
+    ApplyTask,
+    EndRoundTask,
+    EvaluateTask,
+    LeaveTask,
+    LoadTask,
+    ProgressTask,
+    QueueTask,
+    ResetTask,
+    SaveTask,
+    StepTask,
+    StoreTask,
+)
+from barnraise.training.crew.crew_orders import RETURN_SECONDS, CrewOrders, Enclosure, SentOrder
+from barnraise.training.crew.roster import LEAD
+from barnraise.training.crew.stage_engine import StageEngine
+from barnraise.training.crew.step_protocol import STREAM_SECONDS, LeadStep, decode_stream
+from barnraise.training.training_engine import Encoder
+
+AGAIN_SECONDS = 0.2  # between two attempts at a step
+LABEL = "crew"  # the tensor of a saved state that holds its label
+
+
+class CrewEngine:
+    """Train the whole model on all machines of a crew. All methods are called from one thread."""
+
+    def __init__(self, engine: StageEngine, orders: CrewOrders, is_fresh: bool) -> None:
+        """Lead a crew whose channels are open, with `engine` for the lead's own stage.
+
+        `is_fresh`: whether the anchor was stored and no state loaded: all replicas begin at it.
+        Otherwise the others load what they saved together with the lead's state.
+        """
+        self._engine, self._orders = engine, orders
+        self._links = orders.links
+        self._roster = orders.links.roster
+        self._local = set(engine.plan.local_fragments)
+        self._prediction: tuple[float, ...] | None = None  # that was sent last
+        self.last_problem = ""  # why the last step had to be repeated
+        if is_fresh:
+            self.reset_round()
+        elif engine.progress.label:
+            self._orders.ask(LoadTask(label=engine.progress.label))
+
+    # ---- local steps ---------------------------------------------------------------------------
+
+    @property
+    def progress(self) -> EngineProgress:
+        """Return how far the state has come."""
+        return self._engine.progress
+
+    @progress.setter
+    def progress(self, progress: EngineProgress) -> None:
+        self._orders.ask(
+            ProgressTask(position=progress.position, warmup_steps_left=progress.warmup_steps_left)
+        )
+        self._engine.progress = progress
+
+    @property
+    def round_tokens(self) -> int:
+        """Return the tokens trained on since the last `end_round`."""
+        return self._engine.round_tokens
+
+    def step(
+        self,
+        batches: list[Tensor],
+        rate_scale: float = 1.0,
+        position: int = 0,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> StepStats:
+        """Make one step; what a broken channel cancels is made again.
+
+        Raises:
+            CrewError: a machine has been gone for RETURN_SECONDS.
+        """
+        assert len(batches) == self._roster.micro_batches, "the roster fixes a step's size"
+        started, failed_at = time.perf_counter(), None
+        while True:
+            # The side looks at the channels first: one that breaks from now on cancels the step.
+            side = LeadStep(self._links, self._orders.next_order(), should_stop)
+            self._orders.send_step(side.order, StepTask(rate_scale=rate_scale, position=position))
+            stats = self._engine.step_with(side, self._roster, batches, rate_scale, position)
+            if stats.abandoned:
+                self._prediction = None  # all machines have begun the round again
+            if not stats.interrupted:
+                return replace(stats, seconds=time.perf_counter() - started)
+            side.cancel()
+            if should_stop():
+                return stats
+            self.last_problem = side.problem
+            now = time.monotonic()
+            failed_at = failed_at or now
+            if now - failed_at > RETURN_SECONDS:
+                raise CrewError(f"the crew cannot go on: {side.problem}")
+            self._wait_for_channels(failed_at + RETURN_SECONDS - now, should_stop)
+
+    def _wait_for_channels(self, seconds: float, should_stop: Callable[[], bool]) -> None:
+        """Wait until all machines have a channel to the lead, or the time is over."""
+        others = set(self._orders.others)
+        time.sleep(AGAIN_SECONDS)
+        self._links.wait(lambda: others <= self._links.connected(), seconds, should_stop)
+
+    def flush(self) -> None:
+        """Apply the pending update now."""
+        self._orders.ask(ApplyTask(arrivals=False))
+        self._engine.flush()
+
+    # ---- exchange ------------------------------------------------------------------------------
+
+    def queue_updates(
+        self, *updates: DecodableUpdate, prediction: tuple[float, ...] | None = None
+    ) -> None:
+        """Queue other authors' updates, and set the prediction for updates in flight.
+
+        Each machine gets its fragments' payloads as they came.
+        """
+        if not updates and prediction in (None, self._prediction):
+            return
+        enclosures = {number: self._enclose(updates, number) for number in self._orders.others}
+        values = None if prediction is None else [*prediction]
+        self._orders.ask(QueueTask(updates=len(updates), prediction=values), None, enclosures)
+        self._prediction = prediction or self._prediction
+        self._engine.queue_updates(*updates, prediction=prediction)
+
+    def _enclose(self, updates: Sequence[DecodableUpdate], number: int) -> list[Enclosure]:
+        """Return the parts of updates that change a machine's fragments."""
+        enclosures: list[Enclosure] = []
+        for which, update in enumerate(updates):
+            for i in self._roster.seats[number].stage.fragments:
+                found = update.read_encoded(i)
+                if found is not None:
+                    payload, multiplier = found
+                    enclosures.append(Enclosure(i, payload, which, multiplier))
+        return enclosures
+
+    def apply_queued(self) -> None:
+        """Apply all queued updates and the prediction now."""
+        self._orders.ask(ApplyTask(arrivals=True))
+        self._engine.apply_queued()
+
+    def end_round(
+        self,
+        encode: Encoder,
+        weight: float,
+        fragments: Collection[int] | None = None,
+        carries_residual: bool = False,
+        has_momentum: bool = True,
+    ) -> Iterator[EncodedFragment]:
+        """End the round of some fragments; see `Engine.end_round`.
+
+        The others encode their parts while the lead encodes its own.
+        """
+        due = sorted(range(len(self._roster.holders)) if fragments is None else fragments)
+        task = EndRoundTask(
+            fragments=due,
+            scheme=str(encode.scheme),
+            weight=weight,
+            carries_residual=carries_residual,
+            has_momentum=has_momentum,
+            flushes=fragments is None,
+        )
+        sent = self._orders.start(task)
+        local = self._engine.end_round(encode, weight, fragments, carries_residual, has_momentum)
+        remote: dict[int, bytes] | None = None
+        for i in due:
+            if i in self._local:
+                yield next(local)
+                continue
+            remote = self._collect_parts(sent) if remote is None else remote
+            yield self._decode_part(i, remote)
+        next(local, None)  # its last statements
+        self._orders.collect(sent)
+
+    def _collect_parts(self, sent: SentOrder) -> dict[int, bytes]:
+        """Return the encoded parts of the others' fragments."""
+        parts: dict[int, bytes] = {}
+        for number, answer in self._orders.collect(sent).items():
+            held = self._roster.seats[number].stage.fragments
+            for attachment, payload in zip(answer.reply.attachments, answer.payloads, strict=True):
+                if attachment.fragment in held:
+                    parts[attachment.fragment] = bytes(payload)
+        return parts
+
+    def _decode_part(self, i: int, parts: dict[int, bytes]) -> EncodedFragment:
+        """Return another machine's part of the update.
+
+        Raises:
+            CrewError: the machine did not send it.
+            MessageError: it is no part of an update.
+        """
+        if i not in parts:
+            name = self._roster.name_of(self._roster.holders[i])
+            raise CrewError(f"{name} sent no update of {self._engine.fragments[i].name}")
+        payload = parts.pop(i)
+        return EncodedFragment(i, payload, codec.decode(payload, self._engine.fragments[i].size))
+
+    def reset_round(self) -> None:
+        """Set the replica to the anchor; drop what the round has learnt, and the prediction."""
+        self._reset("round")
+
+    def reset_feedback(self) -> None:
+        """Set the error feedback to zero, and drop the round."""
+        self._reset("feedback")
+
+    def reset_momentum(self) -> None:
+        """Set the outer momentum to zero."""
+        self._reset("momentum")
+
+    def _reset(self, what: str) -> None:
+        self._orders.ask(ResetTask.model_validate({"what": what}))
+        self._prediction = None
+        resets = {
+            "round": self._engine.reset_round,
+            "feedback": self._engine.reset_feedback,
+            "momentum": self._engine.reset_momentum,
+        }
+        resets[what]()
+
+    def replace_fragment(self, index: int, units: Tensor) -> None:
+        """Replace a fragment of the anchor by int32 [n] units, and drop the round."""
+        holder = self._roster.holders[index]
+        if holder == LEAD:
+            self._orders.ask(ResetTask(what="round"))
+            self._engine.replace_fragment(index, units)
+            return
+        enclosure = Enclosure(index, fragment_to_bytes(units))
+        self._orders.ask(StoreTask(), [holder], {holder: [enclosure]})
+        self.reset_round()
+
+    # ---- validation ----------------------------------------------------------------------------
+
+    def evaluate(
+        self, batches: Iterable[Tensor], should_stop: Callable[[], bool] = lambda: False
+    ) -> float:
+        """Return the mean loss of the anchor, in nats a token; NaN if it was stopped.
+
+        The outputs pass through all machines as in a step, always in 32 bits.
+
+        Raises:
+            CrewError: a machine has been gone for RETURN_SECONDS.
+        """
+        engine, failed_at = self._engine, None
+        engine.apply_queued()
+        sequences = 1 if engine.plan.device != "cpu" else engine.plan.sequences
+        parts = [part for batch in batches for part in batch.split(sequences)]
+        while not should_stop():
+            streams = engine.embed_parts(parts)
+            if not engine.pass_blocks(streams, should_stop):
+                break
+            outputs = self._pass_others(streams, should_stop)
+            if outputs is not None:
+                return engine.measure_loss(parts, outputs)
+            now = time.monotonic()
+            failed_at = failed_at or now
+            if now - failed_at > RETURN_SECONDS:
+                raise CrewError("the crew cannot validate: its channels break")
+            self._wait_for_channels(failed_at + RETURN_SECONDS - now, should_stop)
+        return math.nan
+
+    def _pass_others(
+        self, streams: list[Tensor], should_stop: Callable[[], bool]
+    ) -> list[Tensor] | None:
+        """Return the last block's outputs for the lead's; None if the others did not complete."""
+        links, roster = self._links, self._roster
+        first, last = self._engine.plan.blocks.stop, self._engine.plan.last_fragment
+        channel = links.opened(roster.sender_of(last))
+        task = EvaluateTask(parts=[stream.shape[0] for stream in streams])
+        sent = self._orders.start(task)
+        for part, stream in enumerate(streams):
+            of = PayloadId(PieceKind.STREAM, sent.order, part, first)
+            payload = encode_weights(stream.reshape(-1), 32)
+            links.send_payload(roster.receiver_of(first), of, payload)
+        answers = self._orders.collect(sent, should_stop)
+        if len(answers) < len(self._orders.others):
+            return None
+        if any(answer.reply.interrupted for answer in answers.values()):
+            return None
+        outputs: list[Tensor] = []
+        for part, stream in enumerate(streams):
+            of = PayloadId(PieceKind.STREAM, sent.order, part, last)
+            payload = self._await_stream(channel, of, should_stop)
+            if payload is None or len(payload) != 4 * stream.numel():
+                return None
+            outputs.append(decode_stream(payload).view(stream.shape))
+        return outputs
+
+    def _await_stream(
+        self, channel: int, of: PayloadId, should_stop: Callable[[], bool]
+    ) -> bytearray | None:
+        """Wait for outputs that the last machine sends over a channel; None if that ends."""
+        links, sender = self._links, self._roster.sender_of(of.key)
+
+        def has_failed() -> bool:
+            is_same = sender in links.connected() and links.opened(sender) == channel
+            return should_stop() or not is_same
+
+        links.wait(lambda: links.has_payload(sender, of), STREAM_SECONDS, has_failed)
+        return links.pop_payload(sender, of)
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], settings: SamplingSettings, vocabulary: TokenRange
+    ) -> Iterator[tuple[int, int]]:
+        """Refuse to generate text: no machine of a crew has the whole model.
+
+        Raises:
+            StateError: always.
+        """
+        raise StateError("a crew writes no samples: no machine of it has the whole model")
+
+    # ---- saving and loading --------------------------------------------------------------------
+
+    def commit(self, closing: bool = False) -> None:
+        """Make what lies on disk the state to recover, on all machines under one label."""
+        self._save_others(closing)
+        self._engine.commit(closing)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the lead's part of the state; the others save theirs on their own disks."""
+        self._save_others(closing=False)
+        label = torch.tensor([self._engine.progress.label])
+        return self._engine.state_dict() | {LABEL: label}
+
+    def _save_others(self, closing: bool) -> None:
+        """Have the others save their parts under the next label."""
+        label = self._engine.progress.label + 1
+        self._orders.ask(SaveTask(label=label, closing=closing))
+        self._engine.set_label(label)
+
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        """Load the lead's part, and have the others load what they saved together with it.
+
+        Raises:
+            StateError: the tensors are no state of a crew's lead, or do not fit its plan.
+            CrewError: another machine does not have its part.
+        """
+        if LABEL not in tensors:
+            raise StateError("the saved state is not that of a crew's lead")
+        label = int(tensors[LABEL])
+        own = {name: tensors[name] for name in tensors if name != LABEL}
+        self._engine.load_state_dict(own)
+        self._orders.ask(LoadTask(label=label))
+        self._engine.set_label(label)
+
+    def close(self) -> None:
+        """End the crew: the others leave, and the lead frees its memory."""
+        try:
+            self._orders.announce(LeaveTask())
+        finally:
+            self._links.close("the lead has left")
+            self._engine.close()

@@ -1,0 +1,347 @@
+"""One machine of a crew that is not its lead: it obeys the lead's orders, and needs no text."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from barnraise.errors import BarnraiseError, CrewError
+from barnraise.ledger import codec
+from barnraise.ledger.anchor import compute_sketch, fragment_from_bytes, fragment_to_bytes
+from barnraise.mixing.payloads import encode_weights
+from barnraise.planning.quantization_scheme import QuantizationScheme
+from barnraise.training.crew.crew_frames import PayloadId, PieceKind
+from barnraise.training.crew.crew_links import CrewLinks
+from barnraise.training.crew.crew_messages import (
+    ApplyTask,
+    Attachment,
+    EndRoundTask,
+    EvaluateTask,
+    FetchTask,
+    LeaveTask,
+    LoadTask,
+    Order,
+    ProgressTask,
+    QueueTask,
+    Reply,
+    ResetTask,
+    SaveTask,
+    StepTask,
+    StoreTask,
+)
+from barnraise.training.crew.crew_orders import (
+    RETURN_SECONDS,
+    Enclosure,
+    pop_attachments,
+    send_enclosures,
+)
+from barnraise.training.crew.crew_state import CrewState
+from barnraise.training.crew.roster import LEAD
+from barnraise.training.crew.stage_engine import StageEngine
+from barnraise.training.crew.step_protocol import (
+    LEAD_SECONDS,
+    STREAM_SECONDS,
+    WAIT_SECONDS,
+    MemberStep,
+    decode_stream,
+)
+from barnraise.training.training_engine import Encoder
+
+IDLE_SECONDS = 1.0  # between two looks at whether the lead is still there
+
+
+class NoLedger:
+    """The record of updates of a machine without a ledger: the lead has the crew's."""
+
+    def record(self, header: object) -> None:
+        """Record nothing."""
+
+
+@dataclass(frozen=True)
+class ForwardedUpdate:
+    """Another author's update as the lead forwards it: the payloads of this machine's fragments.
+
+    Attributes:
+        parts: (payload, multiplier) by fragment.
+        sizes: elements of each fragment.
+        header: None; the lead records it.
+    """
+
+    parts: dict[int, tuple[bytes, int]]
+    sizes: Sequence[int]
+    header: None = None
+
+    def decode(self, index: int) -> Tensor | None:
+        """Return the units to add to a fragment, int32 [n]; None where it does not change."""
+        if index not in self.parts:
+            return None
+        payload, multiplier = self.parts[index]
+        units = codec.decode(payload, self.sizes[index])
+        return units if multiplier > 0 else units.neg_()
+
+    def read_encoded(self, index: int) -> tuple[bytes, int] | None:
+        """Return a fragment's payload and its multiplier; None for no part."""
+        return self.parts.get(index)
+
+
+@dataclass(frozen=True)
+class _Result:
+    """What a machine replies to an order."""
+
+    enclosures: Sequence[Enclosure] = ()
+    sketch: str | None = None
+    interrupted: bool = False
+
+
+class CrewMember:
+    """Obey the lead's orders with this machine's stage."""
+
+    def __init__(self, engine: StageEngine, links: CrewLinks, state: CrewState) -> None:
+        """Train `engine`'s fragments, whose state is saved in `state`."""
+        self._engine, self._links, self._state = engine, links, state
+        self._roster = links.roster
+        self._sizes = [fragment.size for fragment in engine.fragments]
+        self._fragments = engine.plan.local_fragments
+        assert self._fragments == self._roster.seats[links.number].stage.fragments
+        self._last = 0  # the newest order that was executed
+        self._answer: tuple[Reply, Sequence[Enclosure]] | None = None  # to that order
+        self._answered = 0  # the number of the channel over which it was sent
+        self._should_stop: Callable[[], bool] = lambda: False
+
+    def run(self, should_stop: Callable[[], bool] = lambda: False) -> None:
+        """Serve until the lead leaves, or this machine's owner stops it.
+
+        Raises:
+            CrewError: the lead is gone for LEAD_SECONDS.
+            BarnraiseError: this machine's state failed; the lead gets the reason.
+        """
+        self._should_stop = should_stop
+        last_seen = time.monotonic()
+        while not should_stop():
+            order = self._next_order()
+            now = time.monotonic()
+            if LEAD in self._links.connected():
+                last_seen = now
+            elif now - last_seen > LEAD_SECONDS:
+                raise CrewError(
+                    f"the crew's lead {self._roster.name_of(LEAD)} has been gone for "
+                    f"{LEAD_SECONDS:.0f} s: {self._links.reason(LEAD)}"
+                )
+            if order is not None and not self._handle(order):
+                return
+
+    def _next_order(self) -> Order | None:
+        """Wait a little for the lead's next order; decisions on past steps are dropped."""
+        found: list[Order] = []
+
+        def is_here() -> bool:
+            while not found and (message := self._links.pop_message(LEAD)) is not None:
+                if isinstance(message, Order):
+                    found.append(message)
+            return bool(found)
+
+        self._links.wait(is_here, IDLE_SECONDS, self._should_stop)
+        return found[0] if found else None
+
+    def _handle(self, order: Order) -> bool:
+        """Execute an order that is new, and reply; return False once the lead leaves."""
+        if order.number < self._last:
+            return True
+        if order.number == self._last:
+            if self._answer is not None and self._answered != self._links.opened(LEAD):
+                self._send_answer(*self._answer)
+            return True
+        previous, self._last, self._answer = self._last, order.number, None
+        try:
+            if isinstance(order.task, StepTask):
+                self._make_step(order.number, order.task)
+                return True
+            self._links.begin_order(order.number)
+            payloads = self._await_attachments(order)
+            if payloads is None:  # the lead sends the order again
+                self._last = previous
+                return True
+            result = self._execute(order, payloads)
+        except BarnraiseError as error:
+            self._reply(order, _Result(), str(error)[:1000])
+            raise
+        self._reply(order, result)
+        return not isinstance(order.task, LeaveTask)
+
+    def _reply(self, order: Order, result: _Result, problem: str = "") -> None:
+        reply = Reply(
+            epoch=self._roster.epoch,
+            number=order.number,
+            problem=problem,
+            interrupted=result.interrupted,
+            sketch=result.sketch,
+            attachments=[each.attachment() for each in result.enclosures],
+        )
+        self._answer = reply, result.enclosures
+        self._send_answer(reply, result.enclosures)
+
+    def _send_answer(self, reply: Reply, enclosures: Sequence[Enclosure]) -> None:
+        self._answered = self._links.opened(LEAD)
+        self._links.send(LEAD, reply)
+        send_enclosures(self._links, LEAD, reply.number, enclosures)
+
+    # ---- steps ---------------------------------------------------------------------------------
+
+    def _make_step(self, number: int, task: StepTask) -> None:
+        """Make a step together with the others; the lead's decision is all that answers it."""
+        links = self._links
+        neighbours = self._roster.neighbours(links.number)
+        links.wait(lambda: neighbours <= links.connected(), RETURN_SECONDS, self._is_overtaken)
+        side = MemberStep(links, number, self._should_stop)
+        batches = self._engine.empty_batches(self._roster)
+        self._engine.step_with(side, self._roster, batches, task.rate_scale, task.position)
+
+    def _has_ended(self) -> bool:
+        """Return whether nobody waits for this machine's part: the lead or this owner stopped."""
+        return self._should_stop() or LEAD not in self._links.connected()
+
+    def _is_overtaken(self) -> bool:
+        """Return whether the lead has decided on a step, or has sent another order."""
+        return self._has_ended() or self._links.has_message(LEAD)
+
+    # ---- other orders --------------------------------------------------------------------------
+
+    def _await_attachments(self, order: Order) -> list[bytearray] | None:
+        """Wait for what an order has announced; None if the lead's channel breaks meanwhile."""
+        links, channel = self._links, self._links.opened(LEAD)
+        payloads: list[list[bytearray]] = []
+
+        def has_come() -> bool:
+            found = pop_attachments(links, LEAD, order.number, order.attachments)
+            if found is not None:
+                payloads.append(found)
+            return found is not None
+
+        def has_broken() -> bool:
+            return self._has_ended() or links.opened(LEAD) != channel
+
+        links.wait(has_come, WAIT_SECONDS, has_broken)
+        return payloads[0] if payloads else None
+
+    def _execute(self, order: Order, payloads: list[bytearray]) -> _Result:
+        """Execute an order that is not a step."""
+        task, engine = order.task, self._engine
+        match task:
+            case QueueTask():
+                self._queue_updates(task, order.attachments, payloads)
+            case ApplyTask():
+                engine.flush()
+                if task.arrivals:
+                    engine.apply_queued()
+            case EndRoundTask():
+                return self._end_round(task)
+            case EvaluateTask():
+                return self._evaluate(order.number, task)
+            case ResetTask():
+                self._reset(task)
+            case StoreTask():
+                self._store_fragments(order.attachments, payloads)
+            case FetchTask():
+                return self._fetch(task)
+            case SaveTask():
+                self._state.save(engine, task.label, task.closing)
+            case LoadTask():
+                self._state.load(engine, task.label)
+            case ProgressTask():
+                engine.progress = replace(
+                    engine.progress,
+                    position=task.position,
+                    warmup_steps_left=task.warmup_steps_left,
+                )
+            case _:
+                pass  # the lead leaves
+        return _Result()
+
+    def _queue_updates(
+        self, task: QueueTask, attachments: Sequence[Attachment], payloads: list[bytearray]
+    ) -> None:
+        parts: list[dict[int, tuple[bytes, int]]] = [{} for _ in range(min(task.updates, 4096))]
+        for attachment, payload in zip(attachments, payloads, strict=True):
+            if attachment.update >= len(parts) or attachment.fragment not in self._fragments:
+                raise CrewError("the lead forwarded an update of other fragments than this part's")
+            found = bytes(payload), attachment.multiplier
+            parts[attachment.update][attachment.fragment] = found
+        updates = [ForwardedUpdate(each, self._sizes) for each in parts]
+        prediction = None if task.prediction is None else tuple(task.prediction)
+        if prediction is not None and len(prediction) != len(self._sizes):
+            raise CrewError("the lead sent a prediction of another model")
+        self._engine.queue_updates(*updates, prediction=prediction)
+
+    def _end_round(self, task: EndRoundTask) -> _Result:
+        try:
+            encode = Encoder(QuantizationScheme.parse(task.scheme))
+        except ValueError as error:
+            raise CrewError(f"the lead wants an update in {task.scheme}: {error}") from None
+        parts = self._engine.end_round(
+            encode,
+            task.weight,
+            None if task.flushes else set(task.fragments),
+            task.carries_residual,
+            task.has_momentum,
+        )
+        return _Result([Enclosure(part.fragment, part.payload) for part in parts])
+
+    def _reset(self, task: ResetTask) -> None:
+        match task.what:
+            case "round":
+                self._engine.reset_round()
+            case "feedback":
+                self._engine.reset_feedback()
+            case "momentum":
+                self._engine.reset_momentum()
+
+    def _store_fragments(
+        self, attachments: Sequence[Attachment], payloads: list[bytearray]
+    ) -> None:
+        for attachment, payload in zip(attachments, payloads, strict=True):
+            i = attachment.fragment
+            if i not in self._fragments or len(payload) != 4 * self._sizes[i]:
+                raise CrewError("the lead stored another fragment than one of this part's")
+            self._engine.store_fragment(i, fragment_from_bytes(bytes(payload)))
+
+    def _fetch(self, task: FetchTask) -> _Result:
+        if task.fragment not in self._fragments:
+            raise CrewError("the lead asked for another fragment than one of this part's")
+        self._engine.apply_queued()
+        units = self._engine.anchors[task.fragment]
+        if task.sketch_only:
+            return _Result(sketch=compute_sketch(units))
+        return _Result([Enclosure(task.fragment, bytes(fragment_to_bytes(units)))])
+
+    # ---- validation ----------------------------------------------------------------------------
+
+    def _evaluate(self, number: int, task: EvaluateTask) -> _Result:
+        """Pass the anchor's outputs through this machine's blocks, and on to the next machine."""
+        links, roster, blocks = self._links, self._roster, self._engine.plan.blocks
+        watched = {n: links.opened(n) for n in roster.neighbours(links.number)}
+
+        def has_failed() -> bool:
+            connected = links.connected()
+            is_same = all(n in connected and links.opened(n) == c for n, c in watched.items())
+            has_moved_on = links.has_message(LEAD)  # the lead does not wait for this any longer
+            return self._should_stop() or has_moved_on or not is_same
+
+        streams: list[Tensor] = []
+        sender = roster.sender_of(blocks.start)
+        for part, sequences in enumerate(task.parts):
+            of = PayloadId(PieceKind.STREAM, number, part, blocks.start)
+            links.wait(lambda of=of: links.has_payload(sender, of), STREAM_SECONDS, has_failed)
+            payload = links.pop_payload(sender, of)
+            shape = torch.Size([sequences, roster.model.context, roster.model.width])
+            if payload is None or len(payload) != 4 * shape.numel():
+                return _Result(interrupted=True)
+            streams.append(decode_stream(payload).view(shape))
+        if not self._engine.pass_blocks(streams, has_failed):
+            return _Result(interrupted=True)
+        for part, stream in enumerate(streams):
+            of = PayloadId(PieceKind.STREAM, number, part, blocks.stop)
+            payload = encode_weights(stream.reshape(-1), 32)
+            links.send_payload(roster.receiver_of(blocks.stop), of, payload)
+        return _Result()

@@ -1,0 +1,233 @@
+"""The control messages of a crew: JSON, with every field bounded.
+
+The lead sends numbered orders, and decisions on steps; the other machines send replies. The number
+grows by one with each order, and a step that is repeated is a new order. A machine executes an
+order once, however often a channel that breaks makes the lead send it.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
+
+from barnraise.errors import MessageError
+from barnraise.protocol.types import Count, Digest, Message, Sentence, Sketch
+
+MAX_FRAGMENTS = 258  # of the deepest model that a spec allows
+MAX_CONTROL_BYTES = 1 << 20
+MAX_ATTACHMENTS = 4096  # of one message
+MAX_PARTS = 256  # of a validation; the held-out text has fewer sequences
+
+FragmentIndex = Annotated[int, Field(ge=0, lt=MAX_FRAGMENTS)]
+SeatNumber = Annotated[int, Field(ge=0, le=15)]
+Units = Annotated[list[FiniteFloat], Field(max_length=MAX_FRAGMENTS)]  # one for each fragment
+FragmentList = Annotated[list[FragmentIndex], Field(max_length=MAX_FRAGMENTS)]
+SchemeName = Annotated[str, Field(pattern=r"^(dense[248]|top\d{1,4}x[248])$")]
+PartSize = Annotated[int, Field(ge=1, le=4096)]  # sequences
+
+
+class Attachment(Message):
+    """Bytes that are sent in pieces along with a message: a fragment, or its part of an update."""
+
+    fragment: FragmentIndex
+    size: Count  # bytes
+    digest: Digest
+    update: Count = 0  # which of several updates it belongs to
+    multiplier: Literal[-1, 1] = 1  # -1 where a retraction subtracts it
+
+
+class StepTask(Message):
+    """Make a step, up to the norms of its gradients."""
+
+    kind: Literal["step"] = "step"
+    rate_scale: FiniteFloat
+    position: Count  # where in the data the next step begins
+
+
+class QueueTask(Message):
+    """Queue other authors' updates, which are attached."""
+
+    kind: Literal["queue"] = "queue"
+    updates: Count  # how many
+    prediction: Units | None
+
+
+class ApplyTask(Message):
+    """Apply the pending step, and with `arrivals` what is queued."""
+
+    kind: Literal["apply"] = "apply"
+    arrivals: bool
+
+
+class EndRoundTask(Message):
+    """End the round of some fragments; the encoded parts are attached to the reply."""
+
+    kind: Literal["end round"] = "end round"
+    fragments: FragmentList
+    scheme: SchemeName
+    weight: FiniteFloat
+    carries_residual: bool
+    has_momentum: bool
+    flushes: bool  # whether the round of all fragments ends, so that a pending step belongs to it
+
+
+class EvaluateTask(Message):
+    """Compute the anchor's outputs for parts of the held-out text, of so many sequences each."""
+
+    kind: Literal["evaluate"] = "evaluate"
+    parts: Annotated[list[PartSize], Field(max_length=MAX_PARTS)]
+
+
+class ResetTask(Message):
+    """Reset a part of the state; see the methods of `Engine`."""
+
+    kind: Literal["reset"] = "reset"
+    what: Literal["round", "feedback", "momentum"]
+
+
+class StoreTask(Message):
+    """Store an attached fragment of the anchor: int32 units."""
+
+    kind: Literal["store"] = "store"
+
+
+class FetchTask(Message):
+    """Attach a fragment of the anchor, int32 units, to the reply; or state its sketch alone."""
+
+    kind: Literal["fetch"] = "fetch"
+    fragment: FragmentIndex
+    sketch_only: bool
+
+
+class SaveTask(Message):
+    """Save the state on the machine's own disk under a label; with `closing` also what is last."""
+
+    kind: Literal["save"] = "save"
+    label: Count
+    closing: bool
+
+
+class LoadTask(Message):
+    """Load the state that was saved under a label, and begin a round; 0 labels no state."""
+
+    kind: Literal["load"] = "load"
+    label: Count
+
+
+class ProgressTask(Message):
+    """Set how far the state has come, where the lead's differs."""
+
+    kind: Literal["progress"] = "progress"
+    position: Count
+    warmup_steps_left: Count
+
+
+class LeaveTask(Message):
+    """End: the lead leaves the run."""
+
+    kind: Literal["leave"] = "leave"
+
+
+Task = Annotated[
+    StepTask
+    | QueueTask
+    | ApplyTask
+    | EndRoundTask
+    | EvaluateTask
+    | ResetTask
+    | StoreTask
+    | FetchTask
+    | SaveTask
+    | LoadTask
+    | ProgressTask
+    | LeaveTask,
+    Field(discriminator="kind"),
+]
+Attachments = Annotated[list[Attachment], Field(max_length=MAX_ATTACHMENTS)]
+
+
+class Order(Message):
+    """What the lead wants a machine to do."""
+
+    type: Literal["order"] = "order"
+    epoch: Count
+    number: Count
+    task: Task
+    attachments: Attachments = []
+
+
+class Decision(Message):
+    """Whether the step of an order counts: the lead has all norms, or the step was cancelled.
+
+    A step whose loss or gradient is not finite is abandoned, and the round with it.
+    """
+
+    type: Literal["decision"] = "decision"
+    epoch: Count
+    number: Count
+    verdict: Literal["apply", "cancel", "abandon"]
+    loss: FiniteFloat = 0.0
+    norm: FiniteFloat = 0.0
+
+
+class Norms(Message):
+    """The norms of a machine's gradients, which are complete; None for one that is not finite."""
+
+    type: Literal["norms"] = "norms"
+    epoch: Count
+    number: Count
+    norms: Annotated[list[FiniteFloat | None], Field(max_length=MAX_FRAGMENTS)]
+
+
+class Reply(Message):
+    """What a machine did with an order; `problem` is a sentence where it could not obey.
+
+    What was interrupted, because a channel broke, the lead may order again.
+    """
+
+    type: Literal["reply"] = "reply"
+    epoch: Count
+    number: Count
+    problem: Sentence = ""
+    interrupted: bool = False
+    sketch: Sketch | None = None
+    attachments: Attachments = []
+
+
+class BrokenStep(Message):
+    """A step that a machine cannot complete, because its neighbour is gone or sent what is wrong.
+
+    `problem` is a sentence.
+    """
+
+    type: Literal["broken"] = "broken"
+    epoch: Count
+    number: Count
+    neighbour: SeatNumber
+    problem: Sentence
+
+
+class Ping(Message):
+    """A sign of life: nothing else was sent for a while."""
+
+    type: Literal["ping"] = "ping"
+
+
+ControlMessage = Annotated[
+    Order | Decision | Norms | Reply | BrokenStep | Ping, Field(discriminator="type")
+]
+_ADAPTER: TypeAdapter[ControlMessage] = TypeAdapter(ControlMessage)
+
+
+def parse_control(data: bytes | memoryview) -> ControlMessage:
+    """Return the message of JSON that another machine sent.
+
+    Raises:
+        MessageError: it is none.
+    """
+    if len(data) > MAX_CONTROL_BYTES:
+        raise MessageError(f"a crew's message of {len(data):,} bytes is too long")
+    try:
+        return _ADAPTER.validate_json(bytes(data))
+    except ValidationError as error:
+        where = ".".join(map(str, error.errors()[0]["loc"])) or "its text"
+        raise MessageError(f"a crew's message is malformed at {where}") from None

@@ -1,0 +1,250 @@
+"""The lead's numbered orders: sent until each machine has answered, executed once."""
+
+import contextlib
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from blake3 import blake3
+
+from barnraise.errors import CrewError
+from barnraise.mixing.payloads import Payload
+from barnraise.training.crew.crew_frames import PayloadId, PieceKind
+from barnraise.training.crew.crew_links import CrewLinks
+from barnraise.training.crew.crew_messages import Attachment, Order, Reply, StepTask, Task
+
+RETURN_SECONDS = 30.0  # for which the lead waits for a machine whose channel has ended
+ANSWER_SECONDS = 0.5  # between two looks at the channels
+ANNOUNCE_SECONDS = 2.0  # for which answers are awaited that change nothing
+MAX_SENDS = 5  # of one order to one machine, whose channel breaks each time
+
+
+@dataclass(frozen=True)
+class Enclosure:
+    """Bytes of a fragment that go with an order or a reply.
+
+    Attributes:
+        fragment: which they belong to.
+        payload: the bytes.
+        update: which of several updates they are a part of.
+        multiplier: -1 where their units are subtracted.
+    """
+
+    fragment: int
+    payload: Payload
+    update: int = 0
+    multiplier: int = 1
+
+    def attachment(self) -> Attachment:
+        """Return what announces the bytes."""
+        return Attachment.model_validate(
+            {
+                "fragment": self.fragment,
+                "size": len(self.payload),
+                "digest": digest_of(self.payload),
+                "update": self.update,
+                "multiplier": self.multiplier,
+            }
+        )
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a machine has answered to an order.
+
+    Attributes:
+        reply: its message.
+        payloads: the bytes of its attachments.
+    """
+
+    reply: Reply
+    payloads: Sequence[bytearray]
+
+
+@dataclass
+class _Pending:
+    """An order that one machine has not answered yet."""
+
+    enclosures: Sequence[Enclosure]
+    channel: int = -1  # the number of the channel over which it was sent; -1: not sent
+    reply: Reply | None = None  # whose attachments may still be on their way
+    sends: int = 0
+    gone_since: float | None = None
+
+
+@dataclass
+class SentOrder:
+    """An order on its way, see `CrewOrders.start`."""
+
+    order: int
+    task: Task
+    pending: dict[int, _Pending]
+    answers: dict[int, Answer] = field(default_factory=dict)
+
+
+class CrewOrders:
+    """Send orders to the other machines of the crew, and wait for their answers."""
+
+    def __init__(self, links: CrewLinks) -> None:
+        """Send over `links`; the first order has the number one."""
+        self.links = links
+        self._number = 0
+
+    @property
+    def others(self) -> range:
+        """Return the numbers of all machines but the lead."""
+        return range(1, len(self.links.roster.seats))
+
+    def next_order(self) -> int:
+        """Return the number of a step, for `send_step`."""
+        self._number += 1
+        return self._number
+
+    def send_step(self, order: int, task: StepTask) -> None:
+        """Order all machines to make a step; no answer is awaited."""
+        for number in self.others:
+            self._send(number, order, task, ())
+
+    def ask(
+        self,
+        task: Task,
+        machines: Collection[int] | None = None,
+        enclosures: Mapping[int, Sequence[Enclosure]] | None = None,
+    ) -> dict[int, Answer]:
+        """Send an order, and wait until all machines have executed it; see `collect`."""
+        return self.collect(self.start(task, machines, enclosures))
+
+    def announce(self, task: Task) -> None:
+        """Send an order to the machines that have a channel; wait for their answers briefly."""
+        ends_at = time.monotonic() + ANNOUNCE_SECONDS
+        sent = self.start(task, self.links.connected())
+        with contextlib.suppress(CrewError):
+            self.collect(sent, lambda: time.monotonic() > ends_at)
+
+    def start(
+        self,
+        task: Task,
+        machines: Collection[int] | None = None,
+        enclosures: Mapping[int, Sequence[Enclosure]] | None = None,
+    ) -> SentOrder:
+        """Send an order to some machines, or to all, with what goes along for each of them."""
+        self._number += 1
+        self.links.begin_order(self._number)
+        machines = self.others if machines is None else machines
+        sent = SentOrder(
+            self._number, task, {n: _Pending((enclosures or {}).get(n, ())) for n in machines}
+        )
+        self._send_pending(sent)
+        return sent
+
+    def collect(
+        self, sent: SentOrder, should_stop: Callable[[], bool] = lambda: False
+    ) -> dict[int, Answer]:
+        """Wait for the answers to an order, and send it again over channels that have broken.
+
+        Returns:
+            The answer of each machine; not all of them if the wait was stopped.
+
+        Raises:
+            CrewError: a machine is gone for RETURN_SECONDS, or could not obey.
+        """
+        while not self.links.wait(lambda: self._read_answers(sent), ANSWER_SECONDS, should_stop):
+            if should_stop():
+                break
+            self._send_pending(sent)
+        return sent.answers
+
+    def _send_pending(self, sent: SentOrder) -> None:
+        """Send an order over each channel over which it was not sent yet.
+
+        Raises:
+            CrewError: a machine is gone for too long, or its channel breaks again and again.
+        """
+        links, now = self.links, time.monotonic()
+        connected = links.connected()
+        for number, pending in sent.pending.items():
+            if number not in connected:
+                pending.gone_since = pending.gone_since or now
+                if now - pending.gone_since > RETURN_SECONDS:
+                    raise CrewError(
+                        f"{links.roster.name_of(number)} of this crew is gone: "
+                        f"{links.reason(number)}"
+                    )
+                continue
+            pending.gone_since = None
+            if pending.channel != links.opened(number):
+                pending.channel, pending.reply = links.opened(number), None
+                pending.sends += 1
+                if pending.sends > MAX_SENDS:
+                    raise CrewError(
+                        f"the channel to {links.roster.name_of(number)} of this crew broke "
+                        f"{MAX_SENDS} times during one order: the last time because "
+                        f"{links.reason(number)}"
+                    )
+                self._send(number, sent.order, sent.task, pending.enclosures)
+
+    def _send(self, number: int, order: int, task: Task, enclosures: Sequence[Enclosure]) -> None:
+        links = self.links
+        attachments = [each.attachment() for each in enclosures]
+        fields = {"epoch": links.roster.epoch, "number": order, "attachments": attachments}
+        links.send(number, Order(task=task, **fields))
+        send_enclosures(links, number, order, enclosures)
+
+    def _read_answers(self, sent: SentOrder) -> bool:
+        """Read the replies to an order; return whether all machines have answered.
+
+        Raises:
+            CrewError: a machine could not obey.
+        """
+        for number, pending in list(sent.pending.items()):
+            self._read_reply(number, sent, pending)
+            if pending.reply is None:
+                continue
+            payloads = pop_attachments(self.links, number, sent.order, pending.reply.attachments)
+            if payloads is not None:
+                sent.answers[number] = Answer(pending.reply, payloads)
+                del sent.pending[number]
+        return not sent.pending
+
+    def _read_reply(self, number: int, sent: SentOrder, pending: _Pending) -> None:
+        while (message := self.links.pop_message(number)) is not None:
+            if not isinstance(message, Reply) or message.number != sent.order:
+                continue  # of an earlier order, or a step
+            if message.problem:
+                raise CrewError(f"{self.links.roster.name_of(number)}: {message.problem}")
+            pending.reply = message
+
+
+def digest_of(payload: Payload) -> str:
+    """Return the digest by which another machine checks a payload."""
+    return blake3(payload).hexdigest()
+
+
+def send_enclosures(
+    links: CrewLinks, number: int, order: int, enclosures: Sequence[Enclosure]
+) -> None:
+    """Send the bytes that an order or a reply has announced."""
+    for part, each in enumerate(enclosures):
+        links.send_payload(number, PayloadId(PieceKind.ATTACHMENT, order, part), each.payload)
+
+
+def pop_attachments(
+    links: CrewLinks, number: int, order: int, attachments: Sequence[Attachment]
+) -> list[bytearray] | None:
+    """Remove and return the bytes that a message has announced; None if not all are here.
+
+    What differs from its digest ends the channel: it is sent again over the next one.
+    """
+    ids = [PayloadId(PieceKind.ATTACHMENT, order, part) for part in range(len(attachments))]
+    if not all(links.has_payload(number, of) for of in ids):
+        return None
+    payloads: list[bytearray] = []
+    for of, attachment in zip(ids, attachments, strict=True):
+        payload = links.pop_payload(number, of)
+        if payload is None:
+            return None
+        if len(payload) != attachment.size or digest_of(payload) != attachment.digest:
+            links.end_link(number, "a payload is not what its digest says")
+            return None
+        payloads.append(payload)
+    return payloads

@@ -1,0 +1,127 @@
+"""Who is in a crew, and which part of the model each machine holds. Pure."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from barnraise.errors import MessageError
+from barnraise.mixing.payloads import payload_size
+from barnraise.planning.plan import PipelineStage
+from barnraise.spec import ModelSpec
+
+LEAD = 0  # the lead's number in a roster
+MAX_SEATS = 16
+
+
+@dataclass(frozen=True)
+class CrewSeat:
+    """One machine of a crew.
+
+    Attributes:
+        key: its public key, which its channels prove.
+        name: by which messages to people name it.
+        stage: its part of each step.
+        boundary_bits: in which it sends activations and gradients: 32 (exact), 16 or 8.
+    """
+
+    key: str
+    name: str
+    stage: PipelineStage
+    boundary_bits: int = 32
+
+
+@dataclass(frozen=True)
+class CrewRoster:
+    """The machines of a crew and their parts of the model.
+
+    A machine's number is its place in the roster. Activations pass from each machine to the next
+    one, and from the last to the lead, which holds both ends.
+
+    Attributes:
+        epoch: grows by one whenever the parts are dealt again; what an earlier epoch sent is void.
+        model: which they train.
+        micro_batches: of a step.
+        seats: the lead's first, then the others' in the order of their blocks.
+    """
+
+    epoch: int
+    model: ModelSpec
+    micro_batches: int
+    seats: tuple[CrewSeat, ...]
+
+    def validate(self) -> None:
+        """Check that the parts are those of one pipeline.
+
+        Raises:
+            MessageError: they are not; another machine may have stated them.
+        """
+        if not 1 < len(self.seats) <= MAX_SEATS:
+            raise MessageError(f"a crew has 2 to {MAX_SEATS} machines, not {len(self.seats)}")
+        if len({seat.key for seat in self.seats}) < len(self.seats):
+            raise MessageError("a machine has two places in the crew")
+        if len({seat.stage.sequences for seat in self.seats}) > 1 or self.sequences < 1:
+            raise MessageError("the crew's machines have micro-batches of different sizes")
+        if self.micro_batches < 1 or self.epoch < 0:
+            raise MessageError("the crew's roster states an impossible step")
+        last = self.model.layers + 1
+        lead, *others = (seat.stage.fragments for seat in self.seats)
+        if not (len(lead) > 2 and lead[0] == 0 and lead[-1] == last) or not all(others):
+            raise MessageError(
+                "the crew's lead holds the embedding, the final norm and at least one block, and "
+                "every other machine at least one"
+            )
+        order = [*lead[:-1], *(i for fragments in others for i in fragments), last]
+        if order != list(range(last + 1)):
+            raise MessageError("the crew's machines do not hold each block once, in order")
+
+    @property
+    def sequences(self) -> int:
+        """Return the sequences of a micro-batch."""
+        return self.seats[LEAD].stage.sequences
+
+    @property
+    def step_tokens(self) -> int:
+        """Return the tokens of one step."""
+        return self.micro_batches * self.sequences * self.model.context
+
+    @cached_property
+    def holders(self) -> dict[int, int]:
+        """Map each fragment to the number of the machine that holds it."""
+        return {i: n for n, seat in enumerate(self.seats) for i in seat.stage.fragments}
+
+    def find_seat(self, key: str) -> int | None:
+        """Return the number of the machine with this key; None if it is not in the crew."""
+        return next((n for n, seat in enumerate(self.seats) if seat.key == key), None)
+
+    def neighbours(self, number: int) -> set[int]:
+        """Return the machines with which one needs a channel: the lead, and those next to it."""
+        count = len(self.seats)
+        if number == LEAD:
+            return set(range(1, count))
+        return {LEAD, number - 1, (number + 1) % count} - {number}
+
+    def name_of(self, number: int) -> str:
+        """Return the name of a machine, for messages to people."""
+        return self.seats[number].name or self.seats[number].key[:8]
+
+    def sender_of(self, key: int) -> int:
+        """Return which machine computes an activation, or a gradient (`gradient_key`)."""
+        return self.holders[key - 1 if key > 0 else -key]
+
+    def receiver_of(self, key: int) -> int:
+        """Return which machine needs an activation, or a gradient (`gradient_key`)."""
+        return self.holders[key if key > 0 else -key - 1]
+
+    def is_boundary(self, key: int, sender: int, receiver: int) -> bool:
+        """Return whether one machine sends another one what is stored under a key in each step."""
+        if not 0 < abs(key) <= self.model.layers + 1:
+            return False
+        return (self.sender_of(key), self.receiver_of(key)) == (sender, receiver)
+
+    @property
+    def boundary_elements(self) -> int:
+        """Return the elements of a micro-batch's activations between two blocks."""
+        return self.sequences * self.model.context * self.model.width
+
+    def boundary_bytes(self, sender: int) -> int:
+        """Return the bytes of a micro-batch's activations or gradients, as a machine sends them."""
+        return payload_size(self.boundary_elements, self.seats[sender].boundary_bits)

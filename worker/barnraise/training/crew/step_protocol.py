@@ -1,0 +1,267 @@
+"""A step of a crew, as each machine sees it: two-phase commit (Gray 1978) over its channels.
+
+The lead sends the order to make a step. Activations pass from machine to machine, gradients back.
+Each machine then sends the norms of its gradients and is *prepared*: it changes no weight, and
+waits for the lead's decision. The lead adds all norms in index order, as one machine does, and
+decides that the step applies. Whatever fails before cancels the step on all machines, and it is
+made again; a channel that breaks after it gets the decision once it is open again.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from barnraise.errors import CrewError
+from barnraise.mixing.payloads import decode_weights, encode_weights
+from barnraise.swap.engine import join_norms
+from barnraise.training.crew.crew_frames import PayloadId, PieceKind
+from barnraise.training.crew.crew_links import CrewLinks
+from barnraise.training.crew.crew_messages import BrokenStep, ControlMessage, Decision, Norms, Reply
+from barnraise.training.crew.roster import LEAD
+
+WAIT_SECONDS = 86_400.0  # for activations: the sign of life of the channels decides
+STREAM_SECONDS = 300.0  # for which the next part of a validation is awaited
+LEAD_SECONDS = 60.0  # without the lead, for which a prepared machine waits for its decision
+
+
+def decode_stream(payload: bytearray) -> Tensor:
+    """Return the anchor's outputs, fp32 [n], that another machine has sent.
+
+    Raises:
+        CrewError: they are not finite.
+    """
+    try:
+        return decode_weights(payload, len(payload) // 4, 32)
+    except ValueError as error:
+        raise CrewError(f"the validation's outputs of a crew's machine: {error}") from None
+
+
+class StepSide(Protocol):
+    """What an engine of a crew needs to make a step together with the others."""
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether the step cannot count any more, so that computing ends."""
+        ...
+
+    def send(self, key: int, m: int, x: Tensor) -> None:
+        """Send what another machine needs: activations, or gradients by them."""
+
+    def receive(self, key: int, m: int) -> Tensor | None:
+        """Wait for what another machine sends; None if the step is cancelled."""
+        ...
+
+    def agree(self, losses: list[float], norms: Mapping[int, float]) -> tuple[float, float] | None:
+        """Return the step's loss and its whole gradient's norm; None if it is cancelled."""
+        ...
+
+
+class _CrewStep:
+    """What is the same on all machines.
+
+    Attributes:
+        problem: a sentence that says why the step was cancelled; "" if it was not.
+    """
+
+    def __init__(self, links: CrewLinks, order: int, should_stop: Callable[[], bool]) -> None:
+        """Begin the step of an order."""
+        self.links, self.roster, self.order = links, links.roster, order
+        self.problem = ""
+        self._should_stop = should_stop
+        self._neighbours = self._channels()
+        links.begin_order(order)
+
+    def _channels(self) -> dict[int, int]:
+        """Map each machine that this step needs to the number of its current channel."""
+        links = self.links
+        return {n: links.opened(n) for n in self.roster.neighbours(links.number)}
+
+    def find_lost(self) -> int | None:
+        """Return a machine whose channel has ended since the step began; None if none has."""
+        links, connected = self.links, self.links.connected()
+        return next(
+            (n for n, c in self._neighbours.items() if n not in connected or links.opened(n) != c),
+            None,
+        )
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether the step cannot count any more."""
+        if not self.problem:
+            self.problem = self._find_problem()
+        return bool(self.problem)
+
+    def _find_problem(self) -> str:
+        """Return a sentence that says why the step cannot count; "" if it can."""
+        if self._should_stop():
+            return "this machine pauses or leaves"
+        lost = self.find_lost()
+        return "" if lost is None else self._describe_lost(lost)
+
+    def _describe_lost(self, number: int) -> str:
+        return f"{self.roster.name_of(number)} has no channel: {self.links.reason(number)}"
+
+    def send(self, key: int, m: int, x: Tensor) -> None:
+        """Send activations or gradients, fp32 [sequences, context, width], to who needs them."""
+        if self.problem:
+            return
+        bits = self.roster.seats[self.links.number].boundary_bits
+        payload = encode_weights(x.detach().to("cpu", torch.float32).reshape(-1), bits)
+        of = PayloadId(PieceKind.BOUNDARY, self.order, m, key)
+        self.links.send_payload(self.roster.receiver_of(key), of, payload)
+
+    def receive(self, key: int, m: int) -> Tensor | None:
+        """Wait for activations or gradients; None if the step is cancelled meanwhile."""
+        sender, of = self.roster.sender_of(key), PayloadId(PieceKind.BOUNDARY, self.order, m, key)
+        links, roster = self.links, self.roster
+        if not links.wait(
+            lambda: links.has_payload(sender, of), WAIT_SECONDS, lambda: self.is_cancelled
+        ):
+            return None
+        payload = links.pop_payload(sender, of)
+        if payload is None:  # the channel has ended in this moment
+            return None
+        try:
+            bits = roster.seats[sender].boundary_bits
+            values = decode_weights(payload, roster.boundary_elements, bits)
+        except ValueError as error:
+            self.problem = f"what {roster.name_of(sender)} sent is of no use: {error}"
+            links.end_link(sender, f"its activations are of no use: {error}")
+            return None
+        return values.view(roster.sequences, roster.model.context, roster.model.width)
+
+
+class LeadStep(_CrewStep):
+    """The lead's side of a step."""
+
+    def __init__(self, links: CrewLinks, order: int, should_stop: Callable[[], bool]) -> None:
+        """Begin the step of an order."""
+        super().__init__(links, order, should_stop)
+        self._norms: dict[int, list[float | None]] = {}  # by machine
+
+    def _find_problem(self) -> str:
+        self._read_messages()
+        return self.problem or super()._find_problem()
+
+    def _read_messages(self) -> bool:
+        """Read what the others have sent about this step; return whether all norms are here."""
+        others = range(1, len(self.roster.seats))
+        for number in others:
+            while (message := self.links.pop_message(number)) is not None:
+                self._read_message(number, message)
+        return len(self._norms) == len(others)
+
+    def _read_message(self, number: int, message: ControlMessage) -> None:
+        name = self.roster.name_of(number)
+        match message:
+            case Norms(number=self.order):
+                self._norms[number] = message.norms
+                if len(message.norms) != len(self.roster.seats[number].stage.fragments):
+                    self.problem = f"{name} sent norms of other fragments than its own"
+                    self.links.end_link(number, "its norms are of other fragments than its own")
+            case BrokenStep(number=self.order):
+                neighbour = min(message.neighbour, len(self.roster.seats) - 1)
+                self.problem = f"between {name} and {self.roster.name_of(neighbour)}: "
+                self.problem += message.problem
+            case Reply(number=self.order) if message.problem:
+                self.problem = f"{name}: {message.problem}"
+            case _:
+                pass  # of an earlier order
+
+    def agree(self, losses: list[float], norms: Mapping[int, float]) -> tuple[float, float] | None:
+        """Wait for all norms, and decide; None if the step is cancelled before that."""
+        links, roster = self.links, self.roster
+        if not links.wait(self._read_messages, WAIT_SECONDS, lambda: self.is_cancelled):
+            return None
+        if self.problem:
+            return None
+        whole = dict(norms)
+        for number, values in self._norms.items():
+            fragments = roster.seats[number].stage.fragments
+            whole |= {
+                i: math.nan if value is None else value
+                for i, value in zip(fragments, values, strict=True)
+            }
+        loss, norm = sum(losses), join_norms(whole[i] for i in sorted(whole))
+        fields = {"epoch": roster.epoch, "number": self.order}
+        if math.isfinite(loss) and math.isfinite(norm):
+            links.send_decision(Decision(verdict="apply", loss=loss, norm=norm, **fields))
+        else:
+            links.send_decision(Decision(verdict="abandon", **fields))
+        return loss, norm
+
+    def cancel(self) -> None:
+        """Cancel the step on all machines."""
+        links = self.links
+        fields = {"epoch": self.roster.epoch, "number": self.order}
+        links.send_decision(Decision(verdict="cancel", **fields))
+
+
+class MemberStep(_CrewStep):
+    """Another machine's side of a step."""
+
+    def _find_problem(self) -> str:
+        decision = self._pop_decision()
+        if decision is not None:
+            return "the lead has cancelled the step"
+        problem = super()._find_problem()
+        lost = self.find_lost() if problem else None
+        if lost not in (None, LEAD):
+            self.report_broken(lost, problem)
+        return problem
+
+    def _pop_decision(self) -> Decision | None:
+        """Remove and return the decision on this step."""
+        found = self.links.pop_message(
+            LEAD, lambda message: isinstance(message, Decision) and message.number == self.order
+        )
+        return found if isinstance(found, Decision) else None
+
+    def report_broken(self, neighbour: int, problem: str) -> None:
+        """Tell the lead that this machine cannot complete the step, and because of whom."""
+        message = BrokenStep(
+            epoch=self.roster.epoch, number=self.order, neighbour=neighbour, problem=problem
+        )
+        self.links.send(LEAD, message)
+
+    def agree(self, losses: list[float], norms: Mapping[int, float]) -> tuple[float, float] | None:
+        """Send this machine's norms, and wait for the lead's decision; None if it cancels.
+
+        Raises:
+            CrewError: the lead is gone; whether the step counted is not known.
+        """
+        links = self.links
+        values = [norm if math.isfinite(norm) else None for _, norm in sorted(norms.items())]
+        links.send(LEAD, Norms(epoch=self.roster.epoch, number=self.order, norms=values))
+        decision: list[Decision] = []
+
+        def is_decided() -> bool:
+            found = self._pop_decision()
+            if found is not None:
+                decision.append(found)
+            return bool(decision)
+
+        gone_since = None
+        while not links.wait(is_decided, 1.0):
+            now = time.monotonic()
+            if LEAD in links.connected():
+                gone_since = None
+                continue
+            gone_since = gone_since or now
+            if now - gone_since > LEAD_SECONDS:
+                raise CrewError(
+                    f"the crew's lead {self.roster.name_of(LEAD)} has been gone for "
+                    f"{LEAD_SECONDS:.0f} s: what this round has learnt is lost"
+                )
+        match decision[0].verdict:
+            case "apply":
+                return decision[0].loss, decision[0].norm
+            case "abandon":
+                return math.nan, math.nan
+            case _:
+                self.problem = "the lead has cancelled the step"
+                return None
