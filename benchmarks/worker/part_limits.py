@@ -13,21 +13,20 @@ from barnraise.protocol.enums import Activity
 
 PROGRAM = "bench-program"  # copied from `sleep`, so that nothing else has its name
 SOAK_STEP_SECONDS = 2.0  # between two readings of the memory
+TURN_SECONDS = 1.0  # of another program's work, with and without the worker
 
 
 def measure(lab: WorkerLab) -> dict[str, Any]:
     """Measure join_to_first_step_s, decision_s, foreground_loss and soak_rss_growth_mb_h."""
-    alone = _count_work(lab)
     home = lab.create_home("ruled")
     home.limits = Limits(pause_for=(PROGRAM,))
     worker = lab.start(home)
     seconds = worker.wait_until(lambda status: status.step >= 1, "the first step")
     results = {"join_to_first_step_s": round(seconds, 1)}
     growth = _measure_growth(worker, 90.0 if lab.is_quick else 1800.0)
-    beside = _count_work(lab)
     results |= {
+        "foreground_loss": round(max(0.0, _measure_loss(lab, worker)), 3),
         "decision_s": _measure_decision(lab, worker),
-        "foreground_loss": round(max(0.0, 1 - beside / alone), 3),
         "soak_rss_growth_mb_h": round(growth, 1),
     }
     worker.stop()
@@ -66,12 +65,22 @@ def _measure_growth(worker: TestedWorker, seconds: float) -> float:
     return sum((x - mean_x) * (y - mean_y) for x, y in points) / spread
 
 
-def _count_work(lab: WorkerLab) -> float:
-    """Return what another program computes in a second, on all cores at normal priority."""
-    seconds = 10.0 if lab.is_quick else 30.0
-    with multiprocessing.get_context("spawn").Pool() as pool:
-        pool.map(_spin, [0.1] * multiprocessing.cpu_count())  # the processes have started
-        return sum(pool.map(_spin, [seconds] * multiprocessing.cpu_count(), chunksize=1)) / seconds
+def _measure_loss(lab: WorkerLab, worker: TestedWorker) -> float:
+    """Return the share that a program of normal priority, on all cores, loses by the worker.
+
+    The worker is suspended in every other turn, because a virtual machine's speed may change more
+    in a minute than the worker costs.
+    """
+    worker.wait_until(lambda status: status.activity is Activity.TRAINING, "training")
+    cores = multiprocessing.cpu_count()
+    alone = beside = 0
+    with multiprocessing.get_context("spawn").Pool(cores) as pool:
+        pool.map(_spin, [0.1] * cores, chunksize=1)  # the processes have started
+        for _ in range(5 if lab.is_quick else 30):
+            with worker.suspended():
+                alone += sum(pool.map(_spin, [TURN_SECONDS] * cores, chunksize=1))
+            beside += sum(pool.map(_spin, [TURN_SECONDS] * cores, chunksize=1))
+    return 1 - beside / alone
 
 
 def _spin(seconds: float) -> int:

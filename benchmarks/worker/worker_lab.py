@@ -3,8 +3,8 @@
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,6 +77,15 @@ class TestedWorker:
         """The CPU time that it has used."""
         times = self._measured.cpu_times()
         return times.user + times.system
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Let none of its threads run while the block does."""
+        self._measured.suspend()
+        try:
+            yield
+        finally:
+            self._measured.resume()
 
     def stop(self) -> None:
         """Let it leave, as Ctrl-C does."""

@@ -36,7 +36,7 @@ from coordinator.runs.spec_form import OFFERED, spec_from_fields
 from coordinator.telemetry import checkpoints
 from coordinator.telemetry.history import load_history
 from coordinator.telemetry.run_cards import load_losses
-from coordinator.telemetry.site_capacity import bearable_machines, own_web_processes
+from coordinator.telemetry.site_capacity import bearable_machines, count_web_processes
 
 RUNS_PAGE = 5  # a run's view with its spec may be long
 MAX_INVITATIONS = 200  # in one response
@@ -323,7 +323,7 @@ def run_out(request: HttpRequest, run: Run) -> schemas.RunOut:
         people=run.ledger_people,
         training_loss=losses.training,
         validation_loss=losses.validation,
-        machines_per_host=bearable_machines(own_web_processes()),
+        machines_per_host=bearable_machines(count_web_processes()),
         url=request.build_absolute_uri(run.get_absolute_url()),
         spec=json.loads(run.to_message().spec),
     )

@@ -51,7 +51,7 @@ def count_processes(command: Sequence[str], environment: Mapping[str, str]) -> i
 
 
 @functools.cache
-def own_web_processes() -> int:
+def count_web_processes() -> int:
     """Return how many web processes this host runs: those of the uvicorn that started this one."""
     process = psutil.Process()
     try:

@@ -24,7 +24,7 @@ from coordinator.runs.join_policy import Access, Visibility
 from coordinator.runs.models import Run
 from coordinator.runs.reference_machines import REFERENCE_MACHINES
 from coordinator.runs.spec_form import FIELDS, fields_of_spec
-from coordinator.telemetry.site_capacity import describe_capacity, own_web_processes
+from coordinator.telemetry.site_capacity import count_web_processes, describe_capacity
 
 SOURCE_LABELS = {
     "stdlib": "Python's standard library (about 12 MB of source code)",
@@ -188,7 +188,7 @@ def run_field(name: str) -> forms.Field:
     """Build the field of a setting of the run that its spec does not hold."""
     default, label, note = RUN_FIELDS[name]
     if name == "report_every":
-        note = f"{note} {describe_capacity(own_web_processes(), default)}"
+        note = f"{note} {describe_capacity(count_web_processes(), default)}"
     return number_field(label, note, str(default))
 
 

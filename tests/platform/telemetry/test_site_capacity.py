@@ -56,7 +56,7 @@ def test_processes_are_those_that_uvicorn_was_started_with(command, environment,
 
 
 def test_process_that_uvicorn_started_finds_its_number():
-    child = "from coordinator.telemetry.site_capacity import own_web_processes as own; print(own())"
+    child = "from coordinator.telemetry import site_capacity as c; print(c.count_web_processes())"
     starter = (
         "import subprocess, sys; "
         "print(subprocess.check_output([sys.executable, '-c', sys.argv[1]], text=True))"

@@ -49,7 +49,7 @@ def test_run_form_marks_what_only_one_source_of_text_needs(signed_in):
 
 
 def test_run_form_names_what_this_site_bears_at_its_interval(signed_in, monkeypatch):
-    monkeypatch.setattr(run_form_fields, "own_web_processes", lambda: 4)
+    monkeypatch.setattr(run_form_fields, "count_web_processes", lambda: 4)
     page = text(signed_in()[0].get("/runs/new/"))
     assert "4 web processes bear some 4,000 machines, 660 of them at 5 s" in page
 

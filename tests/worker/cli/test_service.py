@@ -55,6 +55,7 @@ def test_systemd_unit_is_polite_and_restarts_with_a_limit():
     lines = render_systemd_unit(SERVICE).decode().splitlines()
     for line in (
         "Nice=19",
+        "CPUWeight=1",
         "IOSchedulingClass=idle",
         "Restart=on-failure",
         "RestartSec=5",

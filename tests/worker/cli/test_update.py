@@ -76,23 +76,23 @@ def test_update_runs_the_line_after_asking(home, site, recorded):
 def test_installer_that_fails_or_is_missing_is_a_sentence(home, monkeypatch, command, sentence):
     monkeypatch.setattr(Installation, "build_update_command", lambda self, wheel: command)
     with pytest.raises(StateError, match=sentence):
-        invoke("update", "--yes")
+        invoke("update", typed="y\n")
 
 
 def test_same_version_is_said_and_an_older_one_refused(home, site, recorded):
     site.version = __version__
     assert "This is the site's version." in invoke("update")
     site.version = "0.0.1"
-    for option in ("--yes", "--check"):
+    for options in ([], ["--check"]):
         with pytest.raises(StateError, match="which is older than"):
-            invoke("update", option)
+            invoke("update", *options, typed="y\n")
     assert not recorded.exists()
 
 
 def test_release_that_another_key_signed_is_refused(home, site, recorded):
     site.signer = Identity(b"x" * 32)
     with pytest.raises(MessageError, match="is signed by"):
-        invoke("update", "--yes")
+        invoke("update", typed="y\n")
     assert not recorded.exists()
 
 
@@ -109,7 +109,7 @@ def test_running_worker_is_not_updated(home, recorded):
     folder = home.open_run(RUN)
     folder.close()
     with other_worker(folder.path), pytest.raises(StateError, match="trains on this machine"):
-        invoke("update", "--yes")
+        invoke("update", typed="y\n")
     assert not recorded.exists()
 
 

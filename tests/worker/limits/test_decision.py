@@ -97,7 +97,7 @@ def test_busy_and_hot_machines_must_be_well_below_their_limits():
     ],
 )
 def test_moments_are_written_as_people_say_them(moment, text):
-    assert format_until(moment, NOON) == text
+    assert format_until(moment.timestamp(), NOON) == text
 
 
 facts = st.builds(

@@ -1,5 +1,6 @@
 """The figures in a machine's reports and its status file."""
 
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -36,6 +37,15 @@ def metrics_after(*seconds: float) -> TrainingMetrics:
             SimpleNamespace(loss=4.0, tokens=1000, seconds=step, norm=2.0, abandoned=False), 0
         )
     return metrics
+
+
+def test_status_of_a_resting_worker_is_written_less_often(monkeypatch):
+    resting, training = TrainingMetrics("a" * 64), TrainingMetrics("a" * 64)
+    resting.is_resting = True
+    started = time.monotonic()
+    for seconds, is_due in ((0.0, (False, False)), (2.0, (True, False)), (6.0, (True, True))):
+        monkeypatch.setattr(time, "monotonic", lambda seconds=seconds: started + seconds)
+        assert (training.is_status_due(), resting.is_status_due()) == is_due
 
 
 def test_step_seconds_is_a_mean_in_which_a_slow_start_fades():

@@ -6,7 +6,6 @@ No site and no token is needed: the commands reach a worker through files in its
 import contextlib
 import shutil
 import time
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -54,8 +53,7 @@ def pause(
         folder.control.pause(LocalPause(end, offline))
         suffix = "after its current step" if folder.is_running else "from its next start on"
         if end is not None:
-            clock = format_until(datetime.fromtimestamp(end, now.tzinfo), now)
-            suffix += f", until {clock}"
+            suffix += f", until {format_until(end, now)}"
         out.print_sentence(f"[bold]{escape(folder.name)}[/] pauses {suffix}.")
 
 

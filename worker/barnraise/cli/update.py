@@ -24,7 +24,6 @@ def update(
     check: Annotated[
         bool, typer.Option("--check", help="Only show whether there is another version.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before installing.")] = False,
     home: HomeOption = None,
 ) -> None:
     """Install the version that this machine's site offers, after asking.
@@ -34,33 +33,30 @@ def update(
     state_dir = open_state_dir(home)
     with closing(MachineRequests(state_dir)) as site:
         release = site.fetch_release()
-    is_same = release.version == __version__
-    is_newer = not is_same and parse_version(release.version) > parse_version(__version__)
+    installed, offered = parse_version(__version__), parse_version(release.version)
     wheel = f"{state_dir.membership.url}/download/{release.file}#sha256={release.sha256}"
     command = find_installation().build_update_command(wheel)
-    line = join_command(command)
     out.print(f"Installed:  {__version__}")
     out.print(f"The site:   {release.version}  sha256 {release.sha256}", soft_wrap=True)
-    if not (is_newer or is_same):
+    if offered < installed:
         raise StateError(
             f"{state_dir.membership.url} offers {release.version}, which is older than "
             f"{__version__} here: nothing is installed"
         )
-    if is_same:
+    if offered == installed:
         out.print("This is the site's version.")
         return
     if not command:
         out.print("This is a clone of the sources: update it with git pull.")
         return
-    out.print(f"To update:\n\n  {escape(line)}\n", soft_wrap=True)
+    out.print(f"To update:\n\n  {escape(join_command(command))}\n", soft_wrap=True)
     if check:
         return
     refuse_other_worker(state_dir)
     if sys.platform == "win32":
         out.print("Windows replaces no program that runs: copy this line into a terminal.")
         return
-    if not yes:
-        typer.confirm("Run it?", default=True, abort=True)
+    typer.confirm("Run it?", default=True, abort=True)
     _install(command)
     out.print("Updated. Go on with: [bold]barnraise join RUN[/]")
 

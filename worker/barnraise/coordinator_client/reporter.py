@@ -74,6 +74,7 @@ class ReportSpool:
         self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         try:
             self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA cache_size=-256")  # KiB: reports may wait for days
             self._db.execute(
                 "CREATE TABLE IF NOT EXISTS report "
                 "(seq INTEGER PRIMARY KEY AUTOINCREMENT, body TEXT NOT NULL)"

@@ -149,6 +149,7 @@ class Ledger:
             self._db = open_database(path, schema)
             self._reader = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
             self._reader.execute("PRAGMA query_only=1")
+            self._reader.execute("PRAGMA cache_size=-512")
             self._read_lock = threading.Lock()
             self.peer_store = PeerStore(self._db, self._lock)
             self.tickets = TicketRows(self._db, self._lock)

@@ -81,6 +81,7 @@ def open_database(path: Path, schema: str) -> sqlite3.Connection:
         raise StateError(f"{path} is of format {version}; this version works with {FORMAT}")
     db.execute("PRAGMA journal_mode=WAL")
     db.execute("PRAGMA synchronous=FULL")
+    db.execute("PRAGMA cache_size=-512")  # KiB
     if version == READABLE_FORMATS[0]:
         db.executescript(UPGRADE_HEADERS.format(schema=SCHEMA, format=FORMAT))
     db.executescript(SCHEMA + schema)

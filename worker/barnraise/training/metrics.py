@@ -15,6 +15,7 @@ from barnraise.ledger.anchor import Anchor
 from barnraise.protocol.enums import Activity
 from barnraise.protocol.reports import (
     MAX_LINKS,
+    MAX_PAUSE_TEXT,
     MAX_POINTS,
     CheckpointView,
     LinkView,
@@ -29,6 +30,7 @@ from barnraise.training.pauses import Pause
 log = logging.getLogger("barnraise")
 
 STATUS_SECONDS = 1.0  # between two status files; writing one takes some 7 ms of the loop
+REST_STATUS_SECONDS = 5.0  # the same while a pause has freed the memory and shall cost nothing
 POINT_SECONDS = 2.0  # of training, whose mean loss makes one point
 DIGEST_SHARE = 0.02  # of the time may be spent on the anchor's digest while the anchor changes
 MEAN_DECAY = 0.95  # of a running mean at each step: about twenty steps count
@@ -43,6 +45,7 @@ class TrainingMetrics:
         pause: why it takes no steps although the run goes on; None while it does.
         warning: what is wrong while it trains all the same, for its owner; "" if nothing is.
         memory_shortages: how often memory has run short, so that a smaller plan was needed.
+        is_resting: whether a pause has freed the memory.
         step: number of steps taken, abandoned ones included: the position in the data.
         abandoned_steps: those of this process whose loss or gradient was not finite.
         tokens_per_second: by the wall clock, including exchange and evaluation; 0 while idle.
@@ -63,6 +66,7 @@ class TrainingMetrics:
         self.pause: Pause | None = None
         self.warning = ""
         self.memory_shortages = 0
+        self.is_resting = False
         self.step = 0
         self.abandoned_steps = 0
         self.tokens_per_second = 0.0
@@ -169,8 +173,9 @@ class TrainingMetrics:
         self._last_step_at = None
 
     def is_status_due(self) -> bool:
-        """Return whether the last status is older than `STATUS_SECONDS`."""
-        return time.monotonic() - self._last_status_at >= STATUS_SECONDS
+        """Return whether the last status is old."""
+        interval = REST_STATUS_SECONDS if self.is_resting else STATUS_SECONDS
+        return time.monotonic() - self._last_status_at >= interval
 
     def compose_report(
         self, anchor: Anchor, stats: ExchangeStats, incarnation: str, addresses: Sequence[str]
@@ -216,7 +221,7 @@ class TrainingMetrics:
             points=points,
             samples=samples,
             pause=self.pause.view if self.pause else None,
-            pause_sentence=self.pause.private_sentence if self.pause else "",
+            pause_sentence=self.reason[:MAX_PAUSE_TEXT] if self.pause else "",
         )
 
     def status_fields(self) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from datetime import datetime
 
 from barnraise.protocol.coordinator_messages import Directive
 from barnraise.protocol.enums import PauseReason, RunStatus
-from barnraise.protocol.reports import MAX_PAUSE_TEXT, PauseView
+from barnraise.protocol.reports import PauseView
 from barnraise.training.limits.decision import TrainingDecision, format_until
 from barnraise.training.local_control import LocalPause
 
@@ -37,11 +37,6 @@ class Pause:
         """Return it as reports state it."""
         return PauseView(reason=self.reason, until=self.until)
 
-    @property
-    def private_sentence(self) -> str:
-        """Return the sentence in the length that a report has room for."""
-        return self.sentence[:MAX_PAUSE_TEXT]
-
 
 # Kinds of decisions whose `until` is known when they begin: others end when their cause does.
 TIMED = (PauseReason.HOURS, PauseReason.TRAFFIC)
@@ -54,13 +49,12 @@ def choose_pause(
     if local is not None:
         sentence = "paused on this machine"
         if local.until is not None:
-            sentence = f"paused until {_clock(local.until, now)} on this machine"
+            sentence = f"paused until {format_until(local.until, now)} on this machine"
         return Pause(PauseReason.HERE, sentence, local.until, local.is_offline)
-    by_site = _pause_by_directive(directive, now)
     if not decision.may_train and decision.kind is not None:
         until = decision.until if decision.kind in TIMED else None
         return Pause(decision.kind, decision.reason, until, decision.is_offline)
-    return by_site
+    return _pause_by_directive(directive, now)
 
 
 def _pause_by_directive(directive: Directive, now: datetime) -> Pause | None:
@@ -75,11 +69,7 @@ def _pause_by_directive(directive: Directive, now: datetime) -> Pause | None:
         return Pause(PauseReason.SITE, "paused on the site")
     if until <= now.timestamp():  # the next directive says so, too
         return None
-    return Pause(PauseReason.SITE, f"paused until {_clock(until, now)} on the site", until)
-
-
-def _clock(until: float, now: datetime) -> str:
-    return format_until(datetime.fromtimestamp(until, now.tzinfo), now)
+    return Pause(PauseReason.SITE, f"paused until {format_until(until, now)} on the site", until)
 
 
 def frees_memory(pause: Pause, paused_seconds: float, now: float) -> bool:

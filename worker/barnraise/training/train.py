@@ -659,7 +659,7 @@ class Worker:
             self.exchange.set_offline(False)
         if self.is_freed and not self.leaving.is_set():
             self.reopen_state()
-            self.is_freed = False
+            self.is_freed = self.metrics.is_resting = False
         self.metrics.set_training()
         return not (self.leaving.is_set() or self.run_ended)
 
@@ -704,7 +704,7 @@ class Worker:
             self.has_room_to_pause = False
             return
         self._drop_engine()
-        self.is_freed = True
+        self.is_freed = self.metrics.is_resting = True
         return_memory()
 
     def resync_if_behind(self) -> None:

@@ -41,7 +41,10 @@ class ServiceText:
 
 
 def render_systemd_unit(service: ServiceText) -> bytes:
-    """Write a unit of systemd, of the user or, if a user is named, of the system."""
+    """Write a unit of systemd, of the user or, if a user is named, of the system.
+
+    Between control groups only their weights count, and a unit is one: niceness is not enough.
+    """
     environment = "".join(
         f"Environment={_quote_for_systemd(f'{name}={value}')}\n"
         for name, value in sorted(service.environment.items())
@@ -61,6 +64,7 @@ Type=exec
 {user}ExecStart={command}
 WorkingDirectory={_escape_for_systemd(service.folder)}
 {environment}Nice={NICENESS}
+CPUWeight=1
 IOSchedulingClass=idle
 Restart=on-failure
 RestartSec={RESTART_SECONDS}

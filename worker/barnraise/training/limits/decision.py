@@ -82,8 +82,9 @@ def decide(limits: Limits, facts: Facts, now: datetime) -> TrainingDecision:
     return pause
 
 
-def format_until(moment: datetime, now: datetime) -> str:
-    """Return a moment as people say it: "19:00", "Mon 07:00" or "1 Dec 00:00"."""
+def format_until(until: float, now: datetime) -> str:
+    """Return seconds since 1970 as people say it: "19:00", "Mon 07:00" or "1 Dec 00:00"."""
+    moment = datetime.fromtimestamp(until, now.tzinfo)
     clock = f"{moment:%H:%M}"
     if moment.date() == now.date():
         return clock
@@ -107,8 +108,9 @@ def _check_hours(limits: Limits, facts: Facts, now: datetime) -> TrainingDecisio
         return last  # the end of the same pause need not be looked for again
     opening = hours.next_change(now)
     assert opening is not None, "hours that can be written cover a minute of every week"
-    reason = f"paused until {format_until(opening, now)} by its hours"
-    return TrainingDecision(False, reason, opening.timestamp(), PauseReason.HOURS)
+    until = opening.timestamp()
+    reason = f"paused until {format_until(until, now)} by its hours"
+    return TrainingDecision(False, reason, until, PauseReason.HOURS)
 
 
 def _check_traffic(limits: Limits, facts: Facts, now: datetime) -> TrainingDecision | None:
@@ -117,8 +119,8 @@ def _check_traffic(limits: Limits, facts: Facts, now: datetime) -> TrainingDecis
     next_month = (now.replace(day=1) + timedelta(days=32)).replace(
         day=1, hour=0, minute=0, second=0, microsecond=0
     )
-    reason = f"paused until {format_until(next_month, now)}: this month's upload is used up"
     until = next_month.timestamp()
+    reason = f"paused until {format_until(until, now)}: this month's upload is used up"
     return TrainingDecision(False, reason, until, PauseReason.TRAFFIC, is_offline=True)
 
 
