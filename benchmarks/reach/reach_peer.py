@@ -129,8 +129,8 @@ class ReachPeer:
             "reached": facts.is_reached,
             "mapped": facts.mapped_address,
             "observed": [observation.address for observation in facts.observations],
-            "passed": server.dial_now.passed,
-            "obeyed": server.dial_now.obeyed,
+            "passed": server.peers.hole_punching.passed,
+            "obeyed": server.peers.hole_punching.obeyed,
         }
 
 

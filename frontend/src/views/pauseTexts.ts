@@ -3,7 +3,7 @@
 import { formatMoment } from "../format";
 import type { PauseReason, PauseView } from "../types";
 
-/** As `PAUSE_TEXTS` of the worker's protocol, which a test compares with these. */
+/** As `PAUSE_TEXTS` of the site's fleet, which a test compares with these. */
 export const PAUSE_TEXTS: Record<PauseReason, string> = {
   here: "paused on the machine itself",
   site: "paused on the site by its owner",
