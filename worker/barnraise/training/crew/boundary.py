@@ -21,40 +21,40 @@ class BoundaryActivations(Activations):
         self._inner, self._roster, self._step = inner, roster, step
         self._number = roster.holders[plan.blocks.start]
         self._device = torch.device(plan.device)
-        self._received: set[tuple[int, int]] = set()  # what arrived and stays stored
 
     @property
     def count(self) -> int:
         """Return the number of activations stored."""
         return self._inner.count
 
-    def store(self, i: int, m: int, x: Tensor) -> None:
-        """Store the input of block i for micro-batch m, or send it to the machine that needs it."""
+    def send(self, i: int, m: int, x: Tensor) -> None:
+        """Pass on what the group of block i needs next, here or on another machine."""
         if self._roster.receiver_of(i) == self._number:
-            self._inner.store(i, m, x)
+            self._inner.send(i, m, x)
         else:
             self._step.send(i, m, x)
 
-    def get(self, i: int, m: int) -> Tensor:
-        """Return the input of block i for micro-batch m, or wait for it; it stays stored."""
-        if self._arrives(i, m):
-            self._inner.store(i, m, self._receive(i, m))
-            self._received.add((i, m))
-        return self._inner.get(i, m)
+    def receive(self, i: int, m: int) -> Tensor:
+        """Return what was passed on to the group of block i, or wait until it arrives."""
+        if self._roster.sender_of(i) == self._number:
+            return self._inner.receive(i, m)
+        return self._receive(i, m)
+
+    def store(self, i: int, m: int, x: Tensor) -> None:
+        """Store the input of block i for micro-batch m."""
+        self._inner.store(i, m, x)
 
     def pop(self, i: int, m: int) -> Tensor:
-        """Return the input of block i for micro-batch m, or wait for it, and remove it."""
-        if self._arrives(i, m):
-            return self._receive(i, m)
+        """Return the input of block i for micro-batch m, and remove it."""
         return self._inner.pop(i, m)
+
+    def begin_backward(self) -> None:
+        """Prepare for `pop`."""
+        self._inner.begin_backward()
 
     def finish(self) -> None:
         """End a step."""
         self._inner.finish()
-
-    def _arrives(self, i: int, m: int) -> bool:
-        """Return whether another machine sends this, and it is not stored here yet."""
-        return self._roster.sender_of(i) != self._number and (i, m) not in self._received
 
     def _receive(self, i: int, m: int) -> Tensor:
         x = self._step.receive(i, m)
