@@ -251,7 +251,6 @@ class UpdateServer:
         own, links = self._author.name, list(self.gossip.links.values())
         pushes = sum(link.is_eager_for(own) for link in links)
         copies = max(traffic.copies or 1.0, 0 if self.gossip.has_carrier else pushes)
-        copies += self.gossip.carriers.count_lagging(self._loop.time())
         carrier = self.gossip.carrier_rate
         return UplinkUse(rate, copies, traffic.relayed_rate, carrier=carrier)
 

@@ -204,30 +204,6 @@ def test_carrier_does_not_count_while_nobody_reports_what_it_was_sent():
     assert me.has_carrier, "another peer has the update, and it came from there"
 
 
-def test_peer_that_lacks_earlier_updates_is_a_copy_to_send():
-    me, author = peers_with({2: SLOW, 3: SLOW, 4: SLOW}), author_of(1)
-    for seq, now in ((1, 1.0), (2, 2.0)):
-        me.on_local_update(author, seq)
-        me.next_actions(now)
-    assert me.carriers.count_lagging(8.0) == 0, "a State may still be on its way"
-    assert me.carriers.count_lagging(10.0) == 3, "each counts once"
-    me.on_state(key_of(2), peer_state({author: 2}, uplink=SLOW), 11.0)
-    me.next_actions(11.0)
-    assert me.carriers.count_lagging(11.0) == 2
-
-
-def test_peer_that_lacks_what_a_carrier_delivers_is_no_copy_to_send():
-    me, author = peers_with({2: SLOW, 3: FAST, 4: SLOW}), author_of(1)
-    me.on_local_update(author, 1)
-    assert pushed(me, 1.0) == [3]
-    me.carriers.on_sent(key_of(3), author, 1)
-    me.next_actions(8.5)
-    assert me.carriers.count_lagging(8.5) == 2, "nobody reports it"
-    me.on_state(key_of(3), peer_state({author: 1}, uplink=FAST), 9.0)
-    me.next_actions(9.0)
-    assert me.carriers.count_lagging(9.0) == 0
-
-
 def test_machine_that_ends_withholds_nothing():
     me, author = peers_with({2: SLOW, 3: FAST, 4: SLOW}), author_of(1)
     me.on_local_update(author, 1)

@@ -213,19 +213,6 @@ class Carriers:
             if now > spread.published_at + self._rules.report_seconds
         )
 
-    def count_lagging(self, now: float) -> int:
-        """Return how many linked peers wait for an earlier update that no carrier delivers.
-
-        This machine's line is busier than what it has sent shows. A peer counts once however many
-        updates it lacks, so that one that reports nothing costs little. Safe from any thread.
-        """
-        lagging: set[str] = set()
-        for spread in list(self._spreads.values()):
-            is_delivered = spread.carrier and spread.is_reported
-            if not is_delivered and now > spread.published_at + self._rules.report_seconds:
-                lagging |= spread.waiting
-        return len(lagging)
-
     def release_all(self) -> list[Spread]:
         """Return the updates that others were not told of, and withhold nothing any longer."""
         withheld = [spread for spread in self._spreads.values() if spread.is_withheld]
