@@ -18,6 +18,7 @@ from barnraise.planning.plan import PipelineStage, Plan
 from barnraise.protocol.messages import Peer
 from barnraise.protocol.signing import Identity
 from barnraise.spec import Recipe
+from barnraise.swap.executor import EngineProgress
 from barnraise.swap.state_store import FragmentSequence, StateStore
 from barnraise.training.crew.crew_engine import CrewEngine
 from barnraise.training.crew.crew_fragments import CrewFragments
@@ -46,6 +47,11 @@ def deal(plan: Plan, counts: Sequence[int], bits: int = 32) -> CrewRoster:
         seats.append(CrewSeat(IDENTITIES[number].key, f"machine {number}", stage, bits))
         first += count
     return CrewRoster(1, plan.model, plan.micro_batches, tuple(seats))
+
+
+def describe_label(progress: EngineProgress) -> str:
+    """Return what a state on disk is committed with."""
+    return str(progress.label)
 
 
 @dataclasses.dataclass
@@ -131,8 +137,7 @@ class LocalCrew:
             if number == 0:
                 fragments = CrewFragments(FragmentSequence(store, "anchor"), self._orders)
                 anchor = self.anchor = Anchor(fragments)
-            describe = lambda progress: str(progress.label)  # noqa: E731
-            self.engines.append(StageEngine(plan, self._recipe, store, anchor, describe))
+            self.engines.append(StageEngine(plan, self._recipe, store, anchor, describe_label))
         for number in range(1, len(self._plans)):
             thread = threading.Thread(target=self._serve_member, args=[number], daemon=True)
             self._threads.append(thread)
@@ -179,7 +184,7 @@ class LocalCrew:
         return cast(Channel, CutChannel(channel, cut))
 
     async def _dial(self, number: int, other: int) -> None:
-        """Dial as whoever forms a crew does, again and again."""
+        """Dial as the code that forms a crew does, again and again."""
         transport = self.transports[other]
         while not self._stopping.is_set():
             if self._dialling.is_set():

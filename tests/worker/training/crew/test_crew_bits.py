@@ -140,7 +140,7 @@ def test_line_that_breaks_before_a_decision_costs_the_step_alone(line, tmp_path)
 
 
 @pytest.mark.parametrize("end", [(0, 1), (1, 0)], ids=["lead", "member"])
-@pytest.mark.parametrize("every", [14, 15, 17])
+@pytest.mark.parametrize("every", [14, 17])
 def test_line_that_breaks_again_and_again_costs_no_bit(every, end, tmp_path):
     """A step needs less frames than that; between steps, what breaks is an order or its reply."""
     plan = whole_plan()

@@ -61,7 +61,7 @@ class CrewEngine:
         if is_fresh:
             self.reset_round()
         elif engine.progress.label:
-            self._orders.ask(LoadTask(label=engine.progress.label))
+            self._orders.request(LoadTask(label=engine.progress.label))
 
     # ---- local steps ---------------------------------------------------------------------------
 
@@ -72,7 +72,7 @@ class CrewEngine:
 
     @progress.setter
     def progress(self, progress: EngineProgress) -> None:
-        self._orders.ask(
+        self._orders.request(
             ProgressTask(position=progress.position, warmup_steps_left=progress.warmup_steps_left)
         )
         self._engine.progress = progress
@@ -123,7 +123,7 @@ class CrewEngine:
 
     def flush(self) -> None:
         """Apply the pending update now."""
-        self._orders.ask(ApplyTask(arrivals=False))
+        self._orders.request(ApplyTask(arrivals=False))
         self._engine.flush()
 
     # ---- exchange ------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ class CrewEngine:
             return
         enclosures = {number: self._enclose(updates, number) for number in self._orders.others}
         values = None if prediction is None else [*prediction]
-        self._orders.ask(QueueTask(updates=len(updates), prediction=values), None, enclosures)
+        self._orders.request(QueueTask(updates=len(updates), prediction=values), None, enclosures)
         self._prediction = prediction or self._prediction
         self._engine.queue_updates(*updates, prediction=prediction)
 
@@ -156,7 +156,7 @@ class CrewEngine:
 
     def apply_queued(self) -> None:
         """Apply all queued updates and the prediction now."""
-        self._orders.ask(ApplyTask(arrivals=True))
+        self._orders.request(ApplyTask(arrivals=True))
         self._engine.apply_queued()
 
     def end_round(
@@ -228,7 +228,7 @@ class CrewEngine:
         self._reset("momentum")
 
     def _reset(self, what: str) -> None:
-        self._orders.ask(ResetTask.model_validate({"what": what}))
+        self._orders.request(ResetTask.model_validate({"what": what}))
         self._prediction = None
         resets = {
             "round": self._engine.reset_round,
@@ -241,11 +241,11 @@ class CrewEngine:
         """Replace a fragment of the anchor by int32 [n] units, and drop the round."""
         holder = self._roster.holders[index]
         if holder == LEAD:
-            self._orders.ask(ResetTask(what="round"))
+            self._orders.request(ResetTask(what="round"))
             self._engine.replace_fragment(index, units)
             return
         enclosure = Enclosure(index, fragment_to_bytes(units))
-        self._orders.ask(StoreTask(), [holder], {holder: [enclosure]})
+        self._orders.request(StoreTask(), [holder], {holder: [enclosure]})
         self.reset_round()
 
     # ---- validation ----------------------------------------------------------------------------
@@ -344,7 +344,7 @@ class CrewEngine:
     def _save_others(self, closing: bool) -> None:
         """Have the others save their parts under the next label."""
         label = self._engine.progress.label + 1
-        self._orders.ask(SaveTask(label=label, closing=closing))
+        self._orders.request(SaveTask(label=label, closing=closing))
         self._engine.set_label(label)
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
@@ -359,7 +359,7 @@ class CrewEngine:
         label = int(tensors[LABEL])
         own = {name: tensors[name] for name in tensors if name != LABEL}
         self._engine.load_state_dict(own)
-        self._orders.ask(LoadTask(label=label))
+        self._orders.request(LoadTask(label=label))
         self._engine.set_label(label)
 
     def close(self) -> None:

@@ -158,7 +158,7 @@ class CrewMember:
             if isinstance(order.task, StepTask):
                 self._make_step(order.number, order.task)
                 return True
-            self._links.begin_order(order.number)
+            self._links.start_order(order.number)
             payloads = self._await_attachments(order)
             if payloads is None:  # the lead sends the order again
                 self._last = previous

@@ -155,7 +155,7 @@ class Order(Message):
     attachments: Attachments = []
 
 
-class Decision(Message):
+class StepDecision(Message):
     """Whether the step of an order counts: the lead has all norms, or the step was cancelled.
 
     A step whose loss or gradient is not finite is abandoned, and the round with it.
@@ -213,7 +213,7 @@ class Ping(Message):
 
 
 ControlMessage = Annotated[
-    Order | Decision | Norms | Reply | BrokenStep | Ping, Field(discriminator="type")
+    Order | StepDecision | Norms | Reply | BrokenStep | Ping, Field(discriminator="type")
 ]
 _ADAPTER: TypeAdapter[ControlMessage] = TypeAdapter(ControlMessage)
 

@@ -105,7 +105,7 @@ class CrewOrders:
         for number in self.others:
             self._send(number, order, task, ())
 
-    def ask(
+    def request(
         self,
         task: Task,
         machines: Collection[int] | None = None,
@@ -129,7 +129,7 @@ class CrewOrders:
     ) -> SentOrder:
         """Send an order to some machines, or to all, with what goes along for each of them."""
         self._number += 1
-        self.links.begin_order(self._number)
+        self.links.start_order(self._number)
         machines = self.others if machines is None else machines
         sent = SentOrder(
             self._number, task, {n: _Pending((enclosures or {}).get(n, ())) for n in machines}

@@ -20,7 +20,13 @@ from barnraise.mixing.payloads import decode_weights, encode_weights
 from barnraise.swap.engine import join_norms
 from barnraise.training.crew.crew_frames import PayloadId, PieceKind
 from barnraise.training.crew.crew_links import CrewLinks
-from barnraise.training.crew.crew_messages import BrokenStep, ControlMessage, Decision, Norms, Reply
+from barnraise.training.crew.crew_messages import (
+    BrokenStep,
+    ControlMessage,
+    Norms,
+    Reply,
+    StepDecision,
+)
 from barnraise.training.crew.roster import LEAD
 
 WAIT_SECONDS = 86_400.0  # for activations: the sign of life of the channels decides
@@ -45,7 +51,7 @@ class StepSide(Protocol):
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether the step cannot count any more, so that computing ends."""
+        """Whether the step can no longer count, so that computing ends."""
         ...
 
     def send(self, key: int, m: int, x: Tensor) -> None:
@@ -73,7 +79,7 @@ class _CrewStep:
         self.problem = ""
         self._should_stop = should_stop
         self._neighbours = self._channels()
-        links.begin_order(order)
+        links.start_order(order)
 
     def _channels(self) -> dict[int, int]:
         """Map each machine that this step needs to the number of its current channel."""
@@ -90,7 +96,7 @@ class _CrewStep:
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether the step cannot count any more."""
+        """Whether the step can no longer count."""
         if not self.problem:
             self.problem = self._find_problem()
         return bool(self.problem)
@@ -189,16 +195,16 @@ class LeadStep(_CrewStep):
         loss, norm = sum(losses), join_norms(whole[i] for i in sorted(whole))
         fields = {"epoch": roster.epoch, "number": self.order}
         if math.isfinite(loss) and math.isfinite(norm):
-            links.send_decision(Decision(verdict="apply", loss=loss, norm=norm, **fields))
+            links.send_decision(StepDecision(verdict="apply", loss=loss, norm=norm, **fields))
         else:
-            links.send_decision(Decision(verdict="abandon", **fields))
+            links.send_decision(StepDecision(verdict="abandon", **fields))
         return loss, norm
 
     def cancel(self) -> None:
         """Cancel the step on all machines."""
         links = self.links
         fields = {"epoch": self.roster.epoch, "number": self.order}
-        links.send_decision(Decision(verdict="cancel", **fields))
+        links.send_decision(StepDecision(verdict="cancel", **fields))
 
 
 class MemberStep(_CrewStep):
@@ -214,12 +220,12 @@ class MemberStep(_CrewStep):
             self.report_broken(lost, problem)
         return problem
 
-    def _pop_decision(self) -> Decision | None:
+    def _pop_decision(self) -> StepDecision | None:
         """Remove and return the decision on this step."""
         found = self.links.pop_message(
-            LEAD, lambda message: isinstance(message, Decision) and message.number == self.order
+            LEAD, lambda message: isinstance(message, StepDecision) and message.number == self.order
         )
-        return found if isinstance(found, Decision) else None
+        return found if isinstance(found, StepDecision) else None
 
     def report_broken(self, neighbour: int, problem: str) -> None:
         """Tell the lead that this machine cannot complete the step, and because of whom."""
@@ -237,7 +243,7 @@ class MemberStep(_CrewStep):
         links = self.links
         values = [norm if math.isfinite(norm) else None for _, norm in sorted(norms.items())]
         links.send(LEAD, Norms(epoch=self.roster.epoch, number=self.order, norms=values))
-        decision: list[Decision] = []
+        decision: list[StepDecision] = []
 
         def is_decided() -> bool:
             found = self._pop_decision()
