@@ -4,6 +4,7 @@ It is a `TrainingEngine`, so that the rest of a worker trains with a crew as wit
 with the same bits where boundaries have 32 bits. The lead's tokens, ledger and key stay with it.
 """
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -51,6 +52,9 @@ class CrewEngine:
 
         `is_fresh`: whether the anchor was stored and no state loaded: all replicas begin at it.
         Otherwise the others load what they saved together with the lead's state.
+
+        Raises:
+            CrewError: one of them does not have its part.
         """
         self._engine, self._orders = engine, orders
         self._links = orders.links
@@ -58,10 +62,12 @@ class CrewEngine:
         self._local = set(engine.plan.local_fragments)
         self._prediction: tuple[float, ...] | None = None  # that was sent last
         self.last_problem = ""  # why the last step had to be repeated
+        self._is_closed = False
         if is_fresh:
-            self.reset_round()
+            self._load_others(0)
+            engine.reset_round()
         elif engine.progress.label:
-            self._orders.request(LoadTask(label=engine.progress.label))
+            self._load_others(engine.progress.label)
 
     # ---- local steps ---------------------------------------------------------------------------
 
@@ -93,6 +99,7 @@ class CrewEngine:
 
         Raises:
             CrewError: a machine has been gone for RETURN_SECONDS.
+            RoundLostError: a machine has restarted.
         """
         assert len(batches) == self._roster.micro_batches, "the roster fixes a step's size"
         started, failed_at = time.perf_counter(), None
@@ -106,6 +113,11 @@ class CrewEngine:
             if not stats.interrupted:
                 return replace(stats, seconds=time.perf_counter() - started)
             side.cancel()
+            if side.has_diverged:
+                self._engine.abandon_step(position)
+                self._prediction = None
+                return replace(stats, interrupted=False, abandoned=True)
+            self._orders.raise_if_restarted()
             if should_stop():
                 return stats
             self.last_problem = side.problem
@@ -359,13 +371,27 @@ class CrewEngine:
         label = int(tensors[LABEL])
         own = {name: tensors[name] for name in tensors if name != LABEL}
         self._engine.load_state_dict(own)
-        self._orders.request(LoadTask(label=label))
+        self._load_others(label)
         self._engine.set_label(label)
+
+    def _load_others(self, label: int) -> None:
+        """Have the others load what they saved under a label; 0: begin with the anchor alone."""
+        self._links.accept_restarts()
+        self._orders.request(LoadTask(label=label))
 
     def close(self) -> None:
         """End the crew: the others leave, and the lead frees its memory."""
-        try:
-            self._orders.announce(LeaveTask())
-        finally:
-            self._links.close("the lead has left")
-            self._engine.close()
+        if not self._is_closed:
+            with contextlib.suppress(CrewError):  # without channels they notice it by themselves
+                self._orders.announce(LeaveTask())
+            self.suspend()
+
+    def suspend(self) -> None:
+        """Free the lead's memory; the others wait for its next channels, and for a state to load.
+
+        For a lead that begins again, for instance after a RoundLostError.
+        """
+        self._is_closed = True
+        with contextlib.suppress(CrewError):
+            self._links.close("the lead begins again")
+        self._engine.close()

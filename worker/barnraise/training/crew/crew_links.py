@@ -7,6 +7,7 @@ share this machine's uplink.
 
 import asyncio
 import logging
+import secrets
 import threading
 import time
 from collections import deque
@@ -24,6 +25,7 @@ from barnraise.training.crew.crew_messages import (
     MAX_ATTACHMENTS,
     MAX_PARTS,
     ControlMessage,
+    Hello,
     Ping,
     StepDecision,
 )
@@ -83,6 +85,9 @@ class CrewLinks:
         self._ends: dict[int, str] = {}  # why the last channel has ended
         self._order = 0  # of this machine; payloads of earlier ones are void
         self._last_decision: StepDecision | None = None
+        self._session = secrets.token_hex(8)
+        self._sessions: dict[int, str] = {}  # of each machine, as its last channel has stated it
+        self._accepted_sessions: dict[int, str] = {}
         self._changed = threading.Condition()
         elements = max(fragment.size for fragment in roster.model.fragments())
         self._max_attachment = FP32_BYTES * elements + ATTACHMENT_OVERHEAD
@@ -100,6 +105,20 @@ class CrewLinks:
     def reason(self, number: int) -> str:
         """Return a clause that says why a machine has no channel."""
         return self._ends.get(number, "it has not connected")
+
+    def find_restarted(self) -> int | None:
+        """Return a machine that has restarted since `accept_restarts`; None if none has.
+
+        What it had learnt in this round is lost.
+        """
+        with self._changed:
+            accepted = self._accepted_sessions
+            return next((n for n, s in self._sessions.items() if s != accepted.get(n)), None)
+
+    def accept_restarts(self) -> None:
+        """Go on with the machines as they are: all of them load a saved state."""
+        with self._changed:
+            self._accepted_sessions = dict(self._sessions)
 
     def start_order(self, order: int) -> None:
         """Begin an order, or a step: payloads of earlier ones are neither sent nor received."""
@@ -232,9 +251,10 @@ class CrewLinks:
             self._links[number] = link
             self._ends.pop(number, None)
             self._opened[number] += 1
+            link.messages.append(Hello(session=self._session))
             if self._last_decision is not None:
                 link.messages.append(self._last_decision)
-                link.has_work.set()
+            link.has_work.set()
             self._changed.notify_all()
         return link
 
@@ -254,6 +274,9 @@ class CrewLinks:
         found = crew_frames.unpack(frame)
         if isinstance(found, Ping):
             return
+        if isinstance(found, Hello):
+            self._accept_session(number, found.session)
+            return
         if found.epoch != self.roster.epoch:
             raise MessageError("it sent what belongs to another roster")
         with self._changed:
@@ -265,6 +288,12 @@ class CrewLinks:
                 if len(self._received[number]) >= MAX_WAITING:
                     raise MessageError("it sent more messages than any order needs")
                 self._received[number].append(found)
+            self._changed.notify_all()
+
+    def _accept_session(self, number: int, session: str) -> None:
+        with self._changed:
+            self._sessions[number] = session
+            self._accepted_sessions.setdefault(number, session)
             self._changed.notify_all()
 
     def _check_payload(self, number: int, of: PayloadId, total: int) -> None:

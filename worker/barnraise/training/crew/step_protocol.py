@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from barnraise.errors import CrewError
-from barnraise.mixing.payloads import decode_weights, encode_weights
+from barnraise.mixing.payloads import are_finite, decode_weights, encode_weights
 from barnraise.swap.engine import join_norms
 from barnraise.training.crew.crew_frames import PayloadId, PieceKind
 from barnraise.training.crew.crew_links import CrewLinks
@@ -54,6 +54,11 @@ class StepSide(Protocol):
         """Whether the step can no longer count, so that computing ends."""
         ...
 
+    @property
+    def has_diverged(self) -> bool:
+        """Whether it was cancelled because what was computed is not finite."""
+        ...
+
     def send(self, key: int, m: int, x: Tensor) -> None:
         """Send what another machine needs: activations, or gradients by them."""
 
@@ -71,12 +76,14 @@ class _CrewStep:
 
     Attributes:
         problem: a sentence that says why the step was cancelled; "" if it was not.
+        has_diverged: whether what a machine computed is not finite.
     """
 
     def __init__(self, links: CrewLinks, order: int, should_stop: Callable[[], bool]) -> None:
         """Begin the step of an order."""
         self.links, self.roster, self.order = links, links.roster, order
         self.problem = ""
+        self.has_diverged = False
         self._should_stop = should_stop
         self._neighbours = self._channels()
         links.start_order(order)
@@ -115,10 +122,19 @@ class _CrewStep:
         """Send activations or gradients, fp32 [sequences, context, width], to who needs them."""
         if self.problem:
             return
+        values = x.detach().to("cpu", torch.float32).reshape(-1)
+        if not are_finite(values):
+            self._diverge()
+            return
         bits = self.roster.seats[self.links.number].boundary_bits
-        payload = encode_weights(x.detach().to("cpu", torch.float32).reshape(-1), bits)
+        payload = encode_weights(values, bits)
         of = PayloadId(PieceKind.BOUNDARY, self.order, m, key)
         self.links.send_payload(self.roster.receiver_of(key), of, payload)
+
+    def _diverge(self) -> None:
+        """End a step whose activations or gradients are not finite."""
+        self.has_diverged = True
+        self.problem = "the step has diverged"
 
     def receive(self, key: int, m: int) -> Tensor | None:
         """Wait for activations or gradients; None if the step is cancelled meanwhile."""
@@ -151,6 +167,9 @@ class LeadStep(_CrewStep):
 
     def _find_problem(self) -> str:
         self._read_messages()
+        restarted = self.links.find_restarted()
+        if restarted is not None:
+            return f"{self.roster.name_of(restarted)} has restarted"
         return self.problem or super()._find_problem()
 
     def _read_messages(self) -> bool:
@@ -173,6 +192,7 @@ class LeadStep(_CrewStep):
                 neighbour = min(message.neighbour, len(self.roster.seats) - 1)
                 self.problem = f"between {name} and {self.roster.name_of(neighbour)}: "
                 self.problem += message.problem
+                self.has_diverged = message.diverged
             case Reply(number=self.order) if message.problem:
                 self.problem = f"{name}: {message.problem}"
             case _:
@@ -183,7 +203,7 @@ class LeadStep(_CrewStep):
         links, roster = self.links, self.roster
         if not links.wait(self._read_messages, WAIT_SECONDS, lambda: self.is_cancelled):
             return None
-        if self.problem:
+        if self.is_cancelled:
             return None
         whole = dict(norms)
         for number, values in self._norms.items():
@@ -201,14 +221,20 @@ class LeadStep(_CrewStep):
         return loss, norm
 
     def cancel(self) -> None:
-        """Cancel the step on all machines."""
+        """Cancel the step on all machines; one that has diverged is abandoned there as well."""
         links = self.links
         fields = {"epoch": self.roster.epoch, "number": self.order}
-        links.send_decision(StepDecision(verdict="cancel", **fields))
+        verdict = "abandon" if self.has_diverged else "cancel"
+        links.send_decision(StepDecision.model_validate({"verdict": verdict, **fields}))
 
 
 class MemberStep(_CrewStep):
     """Another machine's side of a step."""
+
+    def __init__(self, links: CrewLinks, order: int, should_stop: Callable[[], bool]) -> None:
+        """Begin the step of an order."""
+        super().__init__(links, order, should_stop)
+        self._is_decided = False
 
     def _find_problem(self) -> str:
         decision = self._pop_decision()
@@ -225,14 +251,38 @@ class MemberStep(_CrewStep):
         found = self.links.pop_message(
             LEAD, lambda message: isinstance(message, StepDecision) and message.number == self.order
         )
-        return found if isinstance(found, StepDecision) else None
+        if not isinstance(found, StepDecision):
+            return None
+        self._is_decided = True
+        self.has_diverged = found.verdict == "abandon"
+        return found
 
     def report_broken(self, neighbour: int, problem: str) -> None:
         """Tell the lead that this machine cannot complete the step, and because of whom."""
         message = BrokenStep(
-            epoch=self.roster.epoch, number=self.order, neighbour=neighbour, problem=problem
+            epoch=self.roster.epoch,
+            number=self.order,
+            neighbour=neighbour,
+            problem=problem,
+            diverged=self.has_diverged,
         )
         self.links.send(LEAD, message)
+
+    def _diverge(self) -> None:
+        super()._diverge()
+        self.report_broken(self.links.number, self.problem)
+        self.has_diverged = False  # the lead decides whether the round is dropped
+
+    def await_decision(self) -> None:
+        """Wait for the lead's word on a step that this machine has ended by itself."""
+        links = self.links
+
+        def is_over() -> bool:
+            self._pop_decision()
+            has_gone_on = links.has_message(LEAD) or LEAD not in links.connected()
+            return self._is_decided or has_gone_on
+
+        links.wait(is_over, LEAD_SECONDS, self._should_stop)
 
     def agree(self, losses: list[float], norms: Mapping[int, float]) -> tuple[float, float] | None:
         """Send this machine's norms, and wait for the lead's decision; None if it cancels.
