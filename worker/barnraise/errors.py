@@ -9,6 +9,7 @@ BarnraiseError
 │   └── UnsupportedModelError  a run cannot begin with this Hugging Face model
 ├── PlanError          a model does not fit into what a machine may use
 ├── CrewError          a crew cannot go on: a machine is gone, or sent what is wrong
+│   └── RoundLostError     a crew's machine has lost what it learnt: begin at the last saved round
 ├── DamageError        data read from a disk differs from the data that was written
 ├── TextError          text could not be prepared, or a shard does not match its digest
 ├── MessageError       a message is malformed, unsigned, altered, or not addressed to this machine
@@ -82,6 +83,10 @@ class PlanError(BarnraiseError):
 
 class CrewError(BarnraiseError):
     """Report a crew that cannot go on: one of its machines is gone, or sent what is wrong."""
+
+
+class RoundLostError(CrewError):
+    """Report that a crew's machine restarted: all of them begin again at the last saved round."""
 
 
 class DamageError(BarnraiseError):

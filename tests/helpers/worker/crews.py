@@ -18,6 +18,7 @@ from barnraise.planning.plan import PipelineStage, Plan
 from barnraise.protocol.messages import Peer
 from barnraise.protocol.signing import Identity
 from barnraise.spec import Recipe
+from barnraise.swap.executor import EngineProgress
 from barnraise.swap.state_store import FragmentSequence, StateStore
 from barnraise.training.crew.crew_engine import CrewEngine
 from barnraise.training.crew.crew_fragments import CrewFragments
@@ -46,6 +47,11 @@ def deal(plan: Plan, counts: Sequence[int], bits: int = 32) -> CrewRoster:
         seats.append(CrewSeat(IDENTITIES[number].key, f"machine {number}", stage, bits))
         first += count
     return CrewRoster(1, plan.model, plan.micro_batches, tuple(seats))
+
+
+def describe_label(progress: EngineProgress) -> str:
+    """Return what a state on disk is committed with."""
+    return str(progress.label)
 
 
 @dataclasses.dataclass
@@ -112,7 +118,8 @@ class LocalCrew:
         self._sources = [transport.add_protocol("crew") for transport in self.transports]
         self._loop = asyncio.new_event_loop()
         self._loop_thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._threads: list[threading.Thread] = []
+        self._threads: dict[int, threading.Thread] = {}
+        self._member_stops: dict[int, threading.Event] = {}
         self._stopping = threading.Event()
         self._dialling = threading.Event()
         self._cuts: dict[tuple[int, int], Cut] = {}
@@ -123,21 +130,43 @@ class LocalCrew:
         self._dialling.set()
         self.links = [CrewLinks(self.roster, n, self._loop) for n in range(len(self._plans))]
         asyncio.run_coroutine_threadsafe(self._connect(), self._loop).result(30)
-        self.engines: list[StageEngine] = []
-        self._orders = CrewOrders(self.links[0])
-        for number, plan in enumerate(self._plans):
-            store = StateStore(plan, self._folder_of(number) if plan.on_disk else None)
-            anchor = NoLedger()
-            if number == 0:
-                fragments = CrewFragments(FragmentSequence(store, "anchor"), self._orders)
-                anchor = self.anchor = Anchor(fragments)
-            describe = lambda progress: str(progress.label)  # noqa: E731
-            self.engines.append(StageEngine(plan, self._recipe, store, anchor, describe))
+        self.engines = {number: self._open_engine(number) for number in range(len(self._plans))}
         for number in range(1, len(self._plans)):
-            thread = threading.Thread(target=self._serve_member, args=[number], daemon=True)
-            self._threads.append(thread)
-            thread.start()
+            self._start_member(number)
         return self
+
+    def _open_engine(self, number: int) -> StageEngine:
+        plan = self._plans[number]
+        store = StateStore(plan, self._folder_of(number) if plan.on_disk else None)
+        anchor = NoLedger()
+        if number == 0:
+            self._orders = CrewOrders(self.links[0])
+            fragments = CrewFragments(FragmentSequence(store, "anchor"), self._orders)
+            anchor = self.anchor = Anchor(fragments)
+        return StageEngine(plan, self._recipe, store, anchor, describe_label)
+
+    def _start_member(self, number: int) -> None:
+        stopping = self._member_stops[number] = threading.Event()
+        thread = threading.Thread(target=self._serve_member, args=[number, stopping], daemon=True)
+        self._threads[number] = thread
+        thread.start()
+
+    def restart_member(self, number: int) -> None:
+        """End a member as if its process were killed, and start it again with what it saved."""
+        self._member_stops[number].set()
+        self._threads[number].join(30)
+        self.links[number].close("killed")
+        self.engines[number].close()
+        self.links[number] = CrewLinks(self.roster, number, self._loop)
+        self.engines[number] = self._open_engine(number)
+        self._start_member(number)
+
+    def restart_lead(self) -> CrewEngine:
+        """Begin again with another engine of the lead, into which its state is to be loaded."""
+        self.lead.suspend()
+        self.links[0] = CrewLinks(self.roster, 0, self._loop)
+        self.engines[0] = self._open_engine(0)
+        return self.start()
 
     def _folder_of(self, number: int) -> Path:
         folder = self._folder / str(number)
@@ -151,10 +180,10 @@ class LocalCrew:
         self.lead = CrewEngine(self.engines[0], self._orders, is_fresh=units is not None)
         return self.lead
 
-    def _serve_member(self, number: int) -> None:
+    def _serve_member(self, number: int, stopping: threading.Event) -> None:
         state = CrewState(self._folder_of(number), RUN, "0" * 64)
         try:
-            CrewMember(self.engines[number], self.links[number], state).run(self._stopping.is_set)
+            CrewMember(self.engines[number], self.links[number], state).run(stopping.is_set)
         except BaseException as error:
             self.failures.append(error)
 
@@ -179,7 +208,7 @@ class LocalCrew:
         return cast(Channel, CutChannel(channel, cut))
 
     async def _dial(self, number: int, other: int) -> None:
-        """Dial as whoever forms a crew does, again and again."""
+        """Dial as the code that forms a crew does, again and again."""
         transport = self.transports[other]
         while not self._stopping.is_set():
             if self._dialling.is_set():
@@ -200,12 +229,13 @@ class LocalCrew:
         (self._dialling.set if dials else self._dialling.clear)()
 
     def __exit__(self, *details: object) -> None:
-        self.lead.close()
+        if hasattr(self, "lead"):
+            self.lead.close()
         self._stopping.set()
-        for thread in self._threads:
+        for number, thread in self._threads.items():
+            self._member_stops[number].set()
             thread.join(30)
-        for engine in self.engines[1:]:
-            engine.close()
+            self.engines[number].close()
         asyncio.run_coroutine_threadsafe(self._disconnect(), self._loop).result(30)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._loop_thread.join(30)
@@ -224,7 +254,7 @@ class LocalCrew:
         self.lead.flush()
         self.lead.apply_queued()
         by_fragment = {}
-        for engine in self.engines:
+        for engine in self.engines.values():
             tensors = bitwise.read_state(engine)
             for place, i in enumerate(engine.plan.local_fragments):
                 by_fragment[i] = tensors[3 * place : 3 * place + 3]

@@ -10,8 +10,8 @@ from barnraise.errors import MessageError
 from barnraise.peering.limits.rate_limit import PIECE_BYTES
 from barnraise.protocol.messages import MAX_FRAME_BYTES
 from barnraise.training.crew.crew_frames import (
+    CrewPiece,
     PayloadId,
-    Piece,
     PieceInbox,
     PieceKind,
     pack_control,
@@ -19,11 +19,11 @@ from barnraise.training.crew.crew_frames import (
 )
 from barnraise.training.crew.crew_messages import (
     MAX_FRAGMENTS,
-    Decision,
     EndRoundTask,
     Norms,
     Order,
     Ping,
+    StepDecision,
     StepTask,
 )
 
@@ -40,23 +40,23 @@ IDS = st.builds(
 def pieces_of(of, data, size=100, epoch=1):
     """Return a payload's pieces of `size` bytes."""
     return [
-        Piece(epoch, of, len(data), offset, data[offset : offset + size])
+        CrewPiece(epoch, of, len(data), offset, data[offset : offset + size])
         for offset in range(0, len(data), size)
     ]
 
 
 @given(of=IDS, data=st.binary(min_size=1, max_size=300), epoch=st.integers(0, 1 << 60))
 def test_piece_is_read_as_it_was_written(of, data, epoch):
-    piece = Piece(epoch, of, 1000, 700, data)
+    piece = CrewPiece(epoch, of, 1000, 700, data)
     found = unpack(piece.pack())
-    assert isinstance(found, Piece)
+    assert isinstance(found, CrewPiece)
     assert (found.epoch, found.payload, found.total, found.offset) == (epoch, of, 1000, 700)
     assert bytes(found.data) == data
 
 
 @given(loss=FINITE, norm=FINITE, rate=FINITE)
 def test_numbers_of_messages_have_the_same_bits_when_read(loss, norm, rate):
-    decision = Decision(epoch=1, number=2, verdict="apply", loss=loss, norm=norm)
+    decision = StepDecision(epoch=1, number=2, verdict="apply", loss=loss, norm=norm)
     order = Order(epoch=1, number=2, task=StepTask(rate_scale=rate, position=3))
     norms = Norms(epoch=1, number=2, norms=[norm, None, loss])
     for message in (decision, order, norms):
@@ -69,7 +69,7 @@ def test_largest_messages_fit_a_frame():
     norms = Norms(epoch=1 << 62, number=1 << 48, norms=longest)
     assert len(pack_control(norms)) < MAX_FRAME_BYTES
     payload = PayloadId(PieceKind.BOUNDARY, 1 << 48, 65_535, -257)
-    piece = Piece(1, payload, PIECE_BYTES, 0, bytes(PIECE_BYTES))
+    piece = CrewPiece(1, payload, PIECE_BYTES, 0, bytes(PIECE_BYTES))
     assert len(piece.pack()) < MAX_FRAME_BYTES
 
 
@@ -122,7 +122,7 @@ def require_size(of, total):
 def inbox():
     """Return the inbox of a machine at order 5 that expects payloads of one size."""
     inbox = PieceInbox(require_size)
-    inbox.begin_order(5)
+    inbox.start_order(5)
     return inbox
 
 
@@ -153,7 +153,7 @@ def test_piece_out_of_order_twice_or_of_wrong_size_is_refused(inbox, chosen, rea
 
 
 def test_payload_of_a_cancelled_step_is_dropped(inbox):
-    inbox.begin_order(6)
+    inbox.start_order(6)
     assert not any(inbox.accept(piece) for piece in pieces_of(BOUNDARY, DATA))
     assert not inbox.has(BOUNDARY)
 
@@ -161,7 +161,7 @@ def test_payload_of_a_cancelled_step_is_dropped(inbox):
 def test_payload_cut_short_by_a_cancelled_step_is_followed_by_the_next(inbox):
     inbox.accept(pieces_of(BOUNDARY, DATA)[0])
     assert [inbox.accept(piece) for piece in pieces_of(LATER, DATA)][-1]
-    inbox.begin_order(6)
+    inbox.start_order(6)
     assert inbox.has(LATER)
 
 

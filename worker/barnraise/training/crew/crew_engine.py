@@ -4,6 +4,7 @@ It is a `TrainingEngine`, so that the rest of a worker trains with a crew as wit
 with the same bits where boundaries have 32 bits. The lead's tokens, ledger and key stay with it.
 """
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -51,6 +52,9 @@ class CrewEngine:
 
         `is_fresh`: whether the anchor was stored and no state loaded: all replicas begin at it.
         Otherwise the others load what they saved together with the lead's state.
+
+        Raises:
+            CrewError: one of them does not have its part.
         """
         self._engine, self._orders = engine, orders
         self._links = orders.links
@@ -58,10 +62,12 @@ class CrewEngine:
         self._local = set(engine.plan.local_fragments)
         self._prediction: tuple[float, ...] | None = None  # that was sent last
         self.last_problem = ""  # why the last step had to be repeated
+        self._is_closed = False
         if is_fresh:
-            self.reset_round()
+            self._load_others(0)
+            engine.reset_round()
         elif engine.progress.label:
-            self._orders.ask(LoadTask(label=engine.progress.label))
+            self._load_others(engine.progress.label)
 
     # ---- local steps ---------------------------------------------------------------------------
 
@@ -72,7 +78,7 @@ class CrewEngine:
 
     @progress.setter
     def progress(self, progress: EngineProgress) -> None:
-        self._orders.ask(
+        self._orders.request(
             ProgressTask(position=progress.position, warmup_steps_left=progress.warmup_steps_left)
         )
         self._engine.progress = progress
@@ -93,6 +99,7 @@ class CrewEngine:
 
         Raises:
             CrewError: a machine has been gone for RETURN_SECONDS.
+            RoundLostError: a machine has restarted.
         """
         assert len(batches) == self._roster.micro_batches, "the roster fixes a step's size"
         started, failed_at = time.perf_counter(), None
@@ -106,6 +113,11 @@ class CrewEngine:
             if not stats.interrupted:
                 return replace(stats, seconds=time.perf_counter() - started)
             side.cancel()
+            if side.has_diverged:
+                self._engine.abandon_step(position)
+                self._prediction = None
+                return replace(stats, interrupted=False, abandoned=True)
+            self._orders.raise_if_restarted()
             if should_stop():
                 return stats
             self.last_problem = side.problem
@@ -123,7 +135,7 @@ class CrewEngine:
 
     def flush(self) -> None:
         """Apply the pending update now."""
-        self._orders.ask(ApplyTask(arrivals=False))
+        self._orders.request(ApplyTask(arrivals=False))
         self._engine.flush()
 
     # ---- exchange ------------------------------------------------------------------------------
@@ -139,7 +151,7 @@ class CrewEngine:
             return
         enclosures = {number: self._enclose(updates, number) for number in self._orders.others}
         values = None if prediction is None else [*prediction]
-        self._orders.ask(QueueTask(updates=len(updates), prediction=values), None, enclosures)
+        self._orders.request(QueueTask(updates=len(updates), prediction=values), None, enclosures)
         self._prediction = prediction or self._prediction
         self._engine.queue_updates(*updates, prediction=prediction)
 
@@ -156,7 +168,7 @@ class CrewEngine:
 
     def apply_queued(self) -> None:
         """Apply all queued updates and the prediction now."""
-        self._orders.ask(ApplyTask(arrivals=True))
+        self._orders.request(ApplyTask(arrivals=True))
         self._engine.apply_queued()
 
     def end_round(
@@ -228,7 +240,7 @@ class CrewEngine:
         self._reset("momentum")
 
     def _reset(self, what: str) -> None:
-        self._orders.ask(ResetTask.model_validate({"what": what}))
+        self._orders.request(ResetTask.model_validate({"what": what}))
         self._prediction = None
         resets = {
             "round": self._engine.reset_round,
@@ -241,11 +253,11 @@ class CrewEngine:
         """Replace a fragment of the anchor by int32 [n] units, and drop the round."""
         holder = self._roster.holders[index]
         if holder == LEAD:
-            self._orders.ask(ResetTask(what="round"))
+            self._orders.request(ResetTask(what="round"))
             self._engine.replace_fragment(index, units)
             return
         enclosure = Enclosure(index, fragment_to_bytes(units))
-        self._orders.ask(StoreTask(), [holder], {holder: [enclosure]})
+        self._orders.request(StoreTask(), [holder], {holder: [enclosure]})
         self.reset_round()
 
     # ---- validation ----------------------------------------------------------------------------
@@ -344,7 +356,7 @@ class CrewEngine:
     def _save_others(self, closing: bool) -> None:
         """Have the others save their parts under the next label."""
         label = self._engine.progress.label + 1
-        self._orders.ask(SaveTask(label=label, closing=closing))
+        self._orders.request(SaveTask(label=label, closing=closing))
         self._engine.set_label(label)
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
@@ -359,13 +371,27 @@ class CrewEngine:
         label = int(tensors[LABEL])
         own = {name: tensors[name] for name in tensors if name != LABEL}
         self._engine.load_state_dict(own)
-        self._orders.ask(LoadTask(label=label))
+        self._load_others(label)
         self._engine.set_label(label)
+
+    def _load_others(self, label: int) -> None:
+        """Have the others load what they saved under a label; 0: begin with the anchor alone."""
+        self._links.accept_restarts()
+        self._orders.request(LoadTask(label=label))
 
     def close(self) -> None:
         """End the crew: the others leave, and the lead frees its memory."""
-        try:
-            self._orders.announce(LeaveTask())
-        finally:
-            self._links.close("the lead has left")
-            self._engine.close()
+        if not self._is_closed:
+            with contextlib.suppress(CrewError):  # without channels they notice it by themselves
+                self._orders.announce(LeaveTask())
+            self.suspend()
+
+    def suspend(self) -> None:
+        """Free the lead's memory; the others wait for its next channels, and for a state to load.
+
+        For a lead that begins again, for instance after a RoundLostError.
+        """
+        self._is_closed = True
+        with contextlib.suppress(CrewError):
+            self._links.close("the lead begins again")
+        self._engine.close()

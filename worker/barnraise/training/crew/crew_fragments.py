@@ -30,7 +30,7 @@ class CrewFragments(Sequence[Tensor]):
         if holder == LEAD:
             return self._local[index]
         task = FetchTask(fragment=index, sketch_only=False)
-        payloads = self._orders.ask(task, [holder])[holder].payloads
+        payloads = self._orders.request(task, [holder])[holder].payloads
         if len(payloads) != 1 or len(payloads[0]) != 4 * self._sizes[index]:
             raise CrewError(
                 f"{self._roster.name_of(holder)} sent another fragment than it was asked for"
@@ -44,7 +44,7 @@ class CrewFragments(Sequence[Tensor]):
             self._local[index] = units
             return
         enclosure = Enclosure(index, fragment_to_bytes(units))
-        self._orders.ask(StoreTask(), [holder], {holder: [enclosure]})
+        self._orders.request(StoreTask(), [holder], {holder: [enclosure]})
 
     def compute_sketch(self, index: int) -> str:
         """Return a fragment's sketch, which the machine that holds it computes."""
@@ -52,7 +52,7 @@ class CrewFragments(Sequence[Tensor]):
         if holder == LEAD:
             return compute_sketch(self._local[index])
         task = FetchTask(fragment=index, sketch_only=True)
-        sketch = self._orders.ask(task, [holder])[holder].reply.sketch
+        sketch = self._orders.request(task, [holder])[holder].reply.sketch
         if sketch is None:
             raise CrewError(f"{self._roster.name_of(holder)} sent no sketch of its fragment")
         return sketch

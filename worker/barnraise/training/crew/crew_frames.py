@@ -47,7 +47,7 @@ class PayloadId:
 
 
 @dataclass(frozen=True)
-class Piece:
+class CrewPiece:
     """A piece of a payload.
 
     Attributes:
@@ -76,7 +76,7 @@ def pack_control(message: ControlMessage) -> bytes:
     return bytes([CONTROL_KIND]) + message.model_dump_json(exclude_none=True).encode()
 
 
-def unpack(frame: bytes) -> ControlMessage | Piece:
+def unpack(frame: bytes) -> ControlMessage | CrewPiece:
     """Return what another machine's frame is. A piece's data is a view of the frame.
 
     Raises:
@@ -96,7 +96,7 @@ def unpack(frame: bytes) -> ControlMessage | Piece:
         raise MessageError("a crew's frame states an impossible step or size")
     if not data:
         raise MessageError("a piece of a crew's payload is empty")
-    return Piece(epoch, PayloadId(PieceKind(kind), number, part, key), total, offset, data)
+    return CrewPiece(epoch, PayloadId(PieceKind(kind), number, part, key), total, offset, data)
 
 
 class PieceInbox:
@@ -113,13 +113,13 @@ class PieceInbox:
         self._complete: dict[PayloadId, bytearray] = {}
         self._seen: set[PayloadId] = set()  # of this machine's order and later ones
 
-    def begin_order(self, number: int) -> None:
+    def start_order(self, number: int) -> None:
         """Drop what belongs to earlier orders than this machine's."""
         self._number = number
         self._complete = {of: data for of, data in self._complete.items() if of.number >= number}
         self._seen = {of for of in self._seen if of.number >= number}
 
-    def accept(self, piece: Piece) -> bool:
+    def accept(self, piece: CrewPiece) -> bool:
         """Store a piece; return whether its payload is complete now.
 
         What belongs to an earlier order, whose step was cancelled, is dropped. The sender may be

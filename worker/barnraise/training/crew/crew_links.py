@@ -1,12 +1,13 @@
 """One machine's channels to the others of its crew, on an event loop.
 
-Whoever forms the crew dials, greets and dials again: `serve` takes an open channel of a machine in
-the roster, and returns when it has ended. Control messages go before payloads, whose pieces share
-this machine's uplink.
+The code that forms a crew dials, greets and dials again: `serve` takes an open channel of a machine
+in the roster, and returns when it has ended. Control messages go before payloads, whose pieces
+share this machine's uplink.
 """
 
 import asyncio
 import logging
+import secrets
 import threading
 import time
 from collections import deque
@@ -19,13 +20,14 @@ from barnraise.peering.limits.rate_limit import PIECE_BYTES, FairShare, UplinkSe
 from barnraise.peering.transports.transport import Channel, ChannelClosedError
 from barnraise.spec.architecture import FP32_BYTES
 from barnraise.training.crew import crew_frames
-from barnraise.training.crew.crew_frames import PayloadId, Piece, PieceInbox, PieceKind
+from barnraise.training.crew.crew_frames import CrewPiece, PayloadId, PieceInbox, PieceKind
 from barnraise.training.crew.crew_messages import (
     MAX_ATTACHMENTS,
     MAX_PARTS,
     ControlMessage,
-    Decision,
+    Hello,
     Ping,
+    StepDecision,
 )
 from barnraise.training.crew.roster import LEAD, CrewRoster
 
@@ -82,7 +84,10 @@ class CrewLinks:
         self._opened = dict.fromkeys(self._received, 0)  # channels so far
         self._ends: dict[int, str] = {}  # why the last channel has ended
         self._order = 0  # of this machine; payloads of earlier ones are void
-        self._last_decision: Decision | None = None
+        self._last_decision: StepDecision | None = None
+        self._session = secrets.token_hex(8)
+        self._sessions: dict[int, str] = {}  # of each machine, as its last channel has stated it
+        self._accepted_sessions: dict[int, str] = {}
         self._changed = threading.Condition()
         elements = max(fragment.size for fragment in roster.model.fragments())
         self._max_attachment = FP32_BYTES * elements + ATTACHMENT_OVERHEAD
@@ -101,18 +106,32 @@ class CrewLinks:
         """Return a clause that says why a machine has no channel."""
         return self._ends.get(number, "it has not connected")
 
-    def begin_order(self, order: int) -> None:
+    def find_restarted(self) -> int | None:
+        """Return a machine that has restarted since `accept_restarts`; None if none has.
+
+        What it had learnt in this round is lost.
+        """
+        with self._changed:
+            accepted = self._accepted_sessions
+            return next((n for n, s in self._sessions.items() if s != accepted.get(n)), None)
+
+    def accept_restarts(self) -> None:
+        """Go on with the machines as they are: all of them load a saved state."""
+        with self._changed:
+            self._accepted_sessions = dict(self._sessions)
+
+    def start_order(self, order: int) -> None:
         """Begin an order, or a step: payloads of earlier ones are neither sent nor received."""
         with self._changed:
             self._order = order
             for link in self._links.values():
-                link.inbox.begin_order(order)
+                link.inbox.start_order(order)
 
     def send(self, number: int, message: ControlMessage) -> None:
         """Send a control message, if a machine has a channel."""
         self._call(self._queue_message, number, message)
 
-    def send_decision(self, decision: Decision) -> None:
+    def send_decision(self, decision: StepDecision) -> None:
         """Send a decision to all; a machine whose channel breaks gets it with the next one."""
         with self._changed:
             self._last_decision = decision
@@ -228,13 +247,14 @@ class CrewLinks:
         if older is not None:
             older.channel.close("replaced by a newer channel")
         with self._changed:
-            inbox.begin_order(self._order)
+            inbox.start_order(self._order)
             self._links[number] = link
             self._ends.pop(number, None)
             self._opened[number] += 1
+            link.messages.append(Hello(session=self._session))
             if self._last_decision is not None:
                 link.messages.append(self._last_decision)
-                link.has_work.set()
+            link.has_work.set()
             self._changed.notify_all()
         return link
 
@@ -254,10 +274,13 @@ class CrewLinks:
         found = crew_frames.unpack(frame)
         if isinstance(found, Ping):
             return
+        if isinstance(found, Hello):
+            self._accept_session(number, found.session)
+            return
         if found.epoch != self.roster.epoch:
             raise MessageError("it sent what belongs to another roster")
         with self._changed:
-            if isinstance(found, Piece):
+            if isinstance(found, CrewPiece):
                 self.bytes_received += len(found.data)
                 if not link.inbox.accept(found):
                     return
@@ -265,6 +288,12 @@ class CrewLinks:
                 if len(self._received[number]) >= MAX_WAITING:
                     raise MessageError("it sent more messages than any order needs")
                 self._received[number].append(found)
+            self._changed.notify_all()
+
+    def _accept_session(self, number: int, session: str) -> None:
+        with self._changed:
+            self._sessions[number] = session
+            self._accepted_sessions.setdefault(number, session)
             self._changed.notify_all()
 
     def _check_payload(self, number: int, of: PayloadId, total: int) -> None:
@@ -343,7 +372,7 @@ class CrewLinks:
                 return
             data = view[offset : offset + PIECE_BYTES]
             await sender.wait_for_turn(len(data))
-            piece = Piece(self.roster.epoch, of, len(view), offset, data)
+            piece = CrewPiece(self.roster.epoch, of, len(view), offset, data)
             await link.channel.send(piece.pack())
             self.bytes_sent += len(data)
             await self._write_messages(link)

@@ -158,7 +158,7 @@ class CrewMember:
             if isinstance(order.task, StepTask):
                 self._make_step(order.number, order.task)
                 return True
-            self._links.begin_order(order.number)
+            self._links.start_order(order.number)
             payloads = self._await_attachments(order)
             if payloads is None:  # the lead sends the order again
                 self._last = previous
@@ -196,7 +196,11 @@ class CrewMember:
         links.wait(lambda: neighbours <= links.connected(), RETURN_SECONDS, self._is_overtaken)
         side = MemberStep(links, number, self._should_stop)
         batches = self._engine.empty_batches(self._roster)
-        self._engine.step_with(side, self._roster, batches, task.rate_scale, task.position)
+        stats = self._engine.step_with(side, self._roster, batches, task.rate_scale, task.position)
+        if stats.interrupted:
+            side.await_decision()
+        if side.has_diverged and not stats.abandoned:
+            self._engine.abandon_step(task.position)
 
     def _has_ended(self) -> bool:
         """Return whether nobody waits for this machine's part: the lead or this owner stopped."""

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
 
 from barnraise.errors import MessageError
-from barnraise.protocol.types import Count, Digest, Message, Sentence, Sketch
+from barnraise.protocol.types import Count, Digest, Incarnation, Message, Sentence, Sketch
 
 MAX_FRAGMENTS = 258  # of the deepest model that a spec allows
 MAX_CONTROL_BYTES = 1 << 20
@@ -155,7 +155,7 @@ class Order(Message):
     attachments: Attachments = []
 
 
-class Decision(Message):
+class StepDecision(Message):
     """Whether the step of an order counts: the lead has all norms, or the step was cancelled.
 
     A step whose loss or gradient is not finite is abandoned, and the round with it.
@@ -196,7 +196,7 @@ class Reply(Message):
 class BrokenStep(Message):
     """A step that a machine cannot complete, because its neighbour is gone or sent what is wrong.
 
-    `problem` is a sentence.
+    `problem` is a sentence. A step that has diverged is abandoned, as on one machine.
     """
 
     type: Literal["broken"] = "broken"
@@ -204,6 +204,14 @@ class BrokenStep(Message):
     number: Count
     neighbour: SeatNumber
     problem: Sentence
+    diverged: bool = False
+
+
+class Hello(Message):
+    """The first message of a channel. A machine that restarts has another session."""
+
+    type: Literal["hello"] = "hello"
+    session: Incarnation
 
 
 class Ping(Message):
@@ -213,7 +221,7 @@ class Ping(Message):
 
 
 ControlMessage = Annotated[
-    Order | Decision | Norms | Reply | BrokenStep | Ping, Field(discriminator="type")
+    Order | StepDecision | Norms | Reply | BrokenStep | Hello | Ping, Field(discriminator="type")
 ]
 _ADAPTER: TypeAdapter[ControlMessage] = TypeAdapter(ControlMessage)
 

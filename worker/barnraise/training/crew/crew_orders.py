@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from blake3 import blake3
 
-from barnraise.errors import CrewError
+from barnraise.errors import CrewError, RoundLostError
 from barnraise.mixing.payloads import Payload
 from barnraise.training.crew.crew_frames import PayloadId, PieceKind
 from barnraise.training.crew.crew_links import CrewLinks
@@ -86,9 +86,9 @@ class CrewOrders:
     """Send orders to the other machines of the crew, and wait for their answers."""
 
     def __init__(self, links: CrewLinks) -> None:
-        """Send over `links`; the first order has the number one."""
+        """Send over `links`; the numbers are beyond those of a lead that was here before."""
         self.links = links
-        self._number = 0
+        self._number = int(1000 * time.time())
 
     @property
     def others(self) -> range:
@@ -105,7 +105,7 @@ class CrewOrders:
         for number in self.others:
             self._send(number, order, task, ())
 
-    def ask(
+    def request(
         self,
         task: Task,
         machines: Collection[int] | None = None,
@@ -129,7 +129,7 @@ class CrewOrders:
     ) -> SentOrder:
         """Send an order to some machines, or to all, with what goes along for each of them."""
         self._number += 1
-        self.links.begin_order(self._number)
+        self.links.start_order(self._number)
         machines = self.others if machines is None else machines
         sent = SentOrder(
             self._number, task, {n: _Pending((enclosures or {}).get(n, ())) for n in machines}
@@ -146,13 +146,28 @@ class CrewOrders:
             The answer of each machine; not all of them if the wait was stopped.
 
         Raises:
-            CrewError: a machine is gone for RETURN_SECONDS, or could not obey.
+            CrewError: a machine is gone for RETURN_SECONDS, could not obey, or has restarted.
         """
         while not self.links.wait(lambda: self._read_answers(sent), ANSWER_SECONDS, should_stop):
             if should_stop():
                 break
+            self.raise_if_restarted()
             self._send_pending(sent)
+        self.raise_if_restarted()
         return sent.answers
+
+    def raise_if_restarted(self) -> None:
+        """Check that no machine has restarted since the crew's state was loaded.
+
+        Raises:
+            RoundLostError: one has.
+        """
+        restarted = self.links.find_restarted()
+        if restarted is not None:
+            raise RoundLostError(
+                f"{self.links.roster.name_of(restarted)} of this crew has restarted: the crew "
+                "begins again at its last saved round"
+            )
 
     def _send_pending(self, sent: SentOrder) -> None:
         """Send an order over each channel over which it was not sent yet.

@@ -25,16 +25,21 @@ class CrewState:
         self._slots.save(engine.state_dict(), header)
 
     def load(self, engine: StageEngine, label: int) -> None:
-        """Load the state of a label, and begin a round at its anchor.
+        """Load the state of a label, and begin a round at its anchor; 0: nothing is learnt yet.
 
         Raises:
             CrewError: this machine did not save it.
         """
-        if engine.plan.on_disk:
+        if label == 0:
+            engine.forget_training()
+        elif engine.plan.on_disk:
             if engine.progress.label != label:
                 raise CrewError(f"its saved part is that of save {engine.progress.label}")
             engine.reset_round()
-            return
+        else:
+            self._load_slot(engine, label)
+
+    def _load_slot(self, engine: StageEngine, label: int) -> None:
         saved = self._slots.load_step(label)
         if saved is None or saved[1].run != self._run:
             raise CrewError(f"it has no saved part of save {label}")

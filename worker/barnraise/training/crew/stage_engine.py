@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -9,6 +10,7 @@ from torch import Tensor
 from barnraise.models.functions import functions_of
 from barnraise.swap.activations import Activations
 from barnraise.swap.engine import Engine, StepStats
+from barnraise.swap.executor import EngineProgress
 from barnraise.swap.forward_backward import ForwardBackward
 from barnraise.training.crew.boundary import BoundaryActivations
 from barnraise.training.crew.roster import CrewRoster
@@ -39,6 +41,11 @@ class StageEngine(Engine):
         finally:
             self._side = None
 
+    def abandon_step(self, position: int) -> None:
+        """Drop the round, because a step has diverged before its norm was known."""
+        self.progress = replace(self.progress, position=position)
+        self.reset_round()
+
     def empty_batches(self, roster: CrewRoster) -> list[Tensor]:
         """Return micro-batches of a machine that needs none of their tokens, but their sizes."""
         tokens = torch.zeros(1, 1, dtype=torch.int64)
@@ -48,6 +55,17 @@ class StageEngine(Engine):
     def set_label(self, label: int) -> None:
         """Set the label under which this state is saved."""
         self._change_progress(label=label)
+
+    def forget_training(self) -> None:
+        """Set moments, outer momentum and error feedback to zero, and begin at the anchor."""
+        for kind in ("moments", "momentum", "feedback"):
+            self.store.clear(kind)
+        self.progress = EngineProgress(
+            prediction=self._no_prediction,
+            residual=self._no_prediction,
+            forecast=self._no_prediction,
+        )
+        self.reset_round()
 
     def store_fragment(self, index: int, units: Tensor) -> None:
         """Store a fragment of the anchor, int32 [n] units, without a change of the replica."""

@@ -16,11 +16,17 @@ import torch
 from torch import Tensor
 
 from barnraise.errors import CrewError
-from barnraise.mixing.payloads import decode_weights, encode_weights
+from barnraise.mixing.payloads import are_finite, decode_weights, encode_weights
 from barnraise.swap.engine import join_norms
 from barnraise.training.crew.crew_frames import PayloadId, PieceKind
 from barnraise.training.crew.crew_links import CrewLinks
-from barnraise.training.crew.crew_messages import BrokenStep, ControlMessage, Decision, Norms, Reply
+from barnraise.training.crew.crew_messages import (
+    BrokenStep,
+    ControlMessage,
+    Norms,
+    Reply,
+    StepDecision,
+)
 from barnraise.training.crew.roster import LEAD
 
 WAIT_SECONDS = 86_400.0  # for activations: the sign of life of the channels decides
@@ -45,7 +51,12 @@ class StepSide(Protocol):
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether the step cannot count any more, so that computing ends."""
+        """Whether the step can no longer count, so that computing ends."""
+        ...
+
+    @property
+    def has_diverged(self) -> bool:
+        """Whether it was cancelled because what was computed is not finite."""
         ...
 
     def send(self, key: int, m: int, x: Tensor) -> None:
@@ -65,15 +76,17 @@ class _CrewStep:
 
     Attributes:
         problem: a sentence that says why the step was cancelled; "" if it was not.
+        has_diverged: whether what a machine computed is not finite.
     """
 
     def __init__(self, links: CrewLinks, order: int, should_stop: Callable[[], bool]) -> None:
         """Begin the step of an order."""
         self.links, self.roster, self.order = links, links.roster, order
         self.problem = ""
+        self.has_diverged = False
         self._should_stop = should_stop
         self._neighbours = self._channels()
-        links.begin_order(order)
+        links.start_order(order)
 
     def _channels(self) -> dict[int, int]:
         """Map each machine that this step needs to the number of its current channel."""
@@ -90,7 +103,7 @@ class _CrewStep:
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether the step cannot count any more."""
+        """Whether the step can no longer count."""
         if not self.problem:
             self.problem = self._find_problem()
         return bool(self.problem)
@@ -109,10 +122,19 @@ class _CrewStep:
         """Send activations or gradients, fp32 [sequences, context, width], to who needs them."""
         if self.problem:
             return
+        values = x.detach().to("cpu", torch.float32).reshape(-1)
+        if not are_finite(values):
+            self._diverge()
+            return
         bits = self.roster.seats[self.links.number].boundary_bits
-        payload = encode_weights(x.detach().to("cpu", torch.float32).reshape(-1), bits)
+        payload = encode_weights(values, bits)
         of = PayloadId(PieceKind.BOUNDARY, self.order, m, key)
         self.links.send_payload(self.roster.receiver_of(key), of, payload)
+
+    def _diverge(self) -> None:
+        """End a step whose activations or gradients are not finite."""
+        self.has_diverged = True
+        self.problem = "the step has diverged"
 
     def receive(self, key: int, m: int) -> Tensor | None:
         """Wait for activations or gradients; None if the step is cancelled meanwhile."""
@@ -145,6 +167,9 @@ class LeadStep(_CrewStep):
 
     def _find_problem(self) -> str:
         self._read_messages()
+        restarted = self.links.find_restarted()
+        if restarted is not None:
+            return f"{self.roster.name_of(restarted)} has restarted"
         return self.problem or super()._find_problem()
 
     def _read_messages(self) -> bool:
@@ -167,6 +192,7 @@ class LeadStep(_CrewStep):
                 neighbour = min(message.neighbour, len(self.roster.seats) - 1)
                 self.problem = f"between {name} and {self.roster.name_of(neighbour)}: "
                 self.problem += message.problem
+                self.has_diverged = message.diverged
             case Reply(number=self.order) if message.problem:
                 self.problem = f"{name}: {message.problem}"
             case _:
@@ -177,7 +203,7 @@ class LeadStep(_CrewStep):
         links, roster = self.links, self.roster
         if not links.wait(self._read_messages, WAIT_SECONDS, lambda: self.is_cancelled):
             return None
-        if self.problem:
+        if self.is_cancelled:
             return None
         whole = dict(norms)
         for number, values in self._norms.items():
@@ -189,20 +215,26 @@ class LeadStep(_CrewStep):
         loss, norm = sum(losses), join_norms(whole[i] for i in sorted(whole))
         fields = {"epoch": roster.epoch, "number": self.order}
         if math.isfinite(loss) and math.isfinite(norm):
-            links.send_decision(Decision(verdict="apply", loss=loss, norm=norm, **fields))
+            links.send_decision(StepDecision(verdict="apply", loss=loss, norm=norm, **fields))
         else:
-            links.send_decision(Decision(verdict="abandon", **fields))
+            links.send_decision(StepDecision(verdict="abandon", **fields))
         return loss, norm
 
     def cancel(self) -> None:
-        """Cancel the step on all machines."""
+        """Cancel the step on all machines; one that has diverged is abandoned there as well."""
         links = self.links
         fields = {"epoch": self.roster.epoch, "number": self.order}
-        links.send_decision(Decision(verdict="cancel", **fields))
+        verdict = "abandon" if self.has_diverged else "cancel"
+        links.send_decision(StepDecision.model_validate({"verdict": verdict, **fields}))
 
 
 class MemberStep(_CrewStep):
     """Another machine's side of a step."""
+
+    def __init__(self, links: CrewLinks, order: int, should_stop: Callable[[], bool]) -> None:
+        """Begin the step of an order."""
+        super().__init__(links, order, should_stop)
+        self._is_decided = False
 
     def _find_problem(self) -> str:
         decision = self._pop_decision()
@@ -214,19 +246,43 @@ class MemberStep(_CrewStep):
             self.report_broken(lost, problem)
         return problem
 
-    def _pop_decision(self) -> Decision | None:
+    def _pop_decision(self) -> StepDecision | None:
         """Remove and return the decision on this step."""
         found = self.links.pop_message(
-            LEAD, lambda message: isinstance(message, Decision) and message.number == self.order
+            LEAD, lambda message: isinstance(message, StepDecision) and message.number == self.order
         )
-        return found if isinstance(found, Decision) else None
+        if not isinstance(found, StepDecision):
+            return None
+        self._is_decided = True
+        self.has_diverged = found.verdict == "abandon"
+        return found
 
     def report_broken(self, neighbour: int, problem: str) -> None:
         """Tell the lead that this machine cannot complete the step, and because of whom."""
         message = BrokenStep(
-            epoch=self.roster.epoch, number=self.order, neighbour=neighbour, problem=problem
+            epoch=self.roster.epoch,
+            number=self.order,
+            neighbour=neighbour,
+            problem=problem,
+            diverged=self.has_diverged,
         )
         self.links.send(LEAD, message)
+
+    def _diverge(self) -> None:
+        super()._diverge()
+        self.report_broken(self.links.number, self.problem)
+        self.has_diverged = False  # the lead decides whether the round is dropped
+
+    def await_decision(self) -> None:
+        """Wait for the lead's word on a step that this machine has ended by itself."""
+        links = self.links
+
+        def is_over() -> bool:
+            self._pop_decision()
+            has_gone_on = links.has_message(LEAD) or LEAD not in links.connected()
+            return self._is_decided or has_gone_on
+
+        links.wait(is_over, LEAD_SECONDS, self._should_stop)
 
     def agree(self, losses: list[float], norms: Mapping[int, float]) -> tuple[float, float] | None:
         """Send this machine's norms, and wait for the lead's decision; None if it cancels.
@@ -237,7 +293,7 @@ class MemberStep(_CrewStep):
         links = self.links
         values = [norm if math.isfinite(norm) else None for _, norm in sorted(norms.items())]
         links.send(LEAD, Norms(epoch=self.roster.epoch, number=self.order, norms=values))
-        decision: list[Decision] = []
+        decision: list[StepDecision] = []
 
         def is_decided() -> bool:
             found = self._pop_decision()
