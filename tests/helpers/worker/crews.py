@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import json
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -49,9 +50,9 @@ def deal(plan: Plan, counts: Sequence[int], bits: int = 32) -> CrewRoster:
     return CrewRoster(1, plan.model, plan.micro_batches, tuple(seats))
 
 
-def describe_label(progress: EngineProgress) -> str:
+def describe_progress(progress: EngineProgress) -> str:
     """Return what a state on disk is committed with."""
-    return str(progress.label)
+    return json.dumps(dataclasses.asdict(progress))
 
 
 @dataclasses.dataclass
@@ -143,7 +144,8 @@ class LocalCrew:
             self._orders = CrewOrders(self.links[0])
             fragments = CrewFragments(FragmentSequence(store, "anchor"), self._orders)
             anchor = self.anchor = Anchor(fragments)
-        return StageEngine(plan, self._recipe, store, anchor, describe_label)
+        progress = None if store.header is None else EngineProgress(**json.loads(store.header))
+        return StageEngine(plan, self._recipe, store, anchor, describe_progress, progress)
 
     def _start_member(self, number: int) -> None:
         stopping = self._member_stops[number] = threading.Event()

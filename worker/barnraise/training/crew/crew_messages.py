@@ -207,7 +207,7 @@ class BrokenStep(Message):
     diverged: bool = False
 
 
-class Hello(Message):
+class CrewHello(Message):
     """The first message of a channel. A machine that restarts has another session."""
 
     type: Literal["hello"] = "hello"
@@ -221,7 +221,8 @@ class Ping(Message):
 
 
 ControlMessage = Annotated[
-    Order | StepDecision | Norms | Reply | BrokenStep | Hello | Ping, Field(discriminator="type")
+    Order | StepDecision | Norms | Reply | BrokenStep | CrewHello | Ping,
+    Field(discriminator="type"),
 ]
 _ADAPTER: TypeAdapter[ControlMessage] = TypeAdapter(ControlMessage)
 
