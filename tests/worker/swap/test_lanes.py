@@ -52,7 +52,7 @@ def test_eager_lane_runs_the_most_urgent_task_that_can_start(lane):
     assert done == ["sooner", "middle", "later", "waits"]
 
 
-class Copy:
+class IssuedCopy:
     """A stream's event that is passed when the test says so."""
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class Copy:
 
 def test_eager_lane_does_not_wait_for_a_copy_that_is_only_issued(lane):
     """The thread that launches is far ahead: a copy is issued long before its stream gets there."""
-    done, work, start, copy = [], lane(eager=True), threading.Event(), Copy()
+    done, work, start, copy = [], lane(eager=True), threading.Event(), IssuedCopy()
     issued = LaneEvent()
     issued.complete(copy)
     work.submit(start.wait)

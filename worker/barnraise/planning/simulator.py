@@ -127,7 +127,7 @@ class Timeline:
             spans.append(self._place_optimizer())
         return spans
 
-    def begin_step(self, begin: float, preparation: float) -> None:
+    def start_step(self, begin: float, preparation: float) -> None:
         """Let the thread that launches wait until `begin`, and prepare a step for some seconds."""
         if self._eager:
             self._launched = max(self._launched, begin) + preparation
@@ -265,7 +265,7 @@ class StepSimulation:
         for _ in range(MOST_STEPS):
             last_seconds = end - begin
             begin = end
-            timeline.begin_step(begin, preparation)
+            timeline.start_step(begin, preparation)
             spans = timeline.append(later.operations)
             spans += timeline.finish(OperationKind.NORM)  # the engine waits for all of them
             end = self._end(spans)

@@ -49,7 +49,7 @@ class Activations:
         """Return the input of block i for micro-batch m, and remove it."""
         return self._stored.pop((i, m))
 
-    def begin_backward(self) -> None:
+    def prefetch(self) -> None:
         """Prepare for `pop`: nothing more is stored in this step."""
 
     def finish(self) -> None:
@@ -105,7 +105,7 @@ class HostActivations(Activations):
         self._last_copy[place] = event
         self._copies_out.append((event, x))
 
-    def begin_backward(self) -> None:
+    def prefetch(self) -> None:
         """Begin to copy back what backward needs first, once nothing is copied out."""
         self._limit_copies_out(0)
         self._copy_in_until(self._ahead)

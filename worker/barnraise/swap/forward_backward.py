@@ -207,7 +207,7 @@ class ForwardBackward:
             self.losses.append(loss)
             self._activations.send(gradient_key(self._plan.last_fragment), m, dx)
             del x, dx
-        self._activations.begin_backward()
+        self._activations.prefetch()
 
     def backward(self, group: Sequence[int], leaves: Sequence[Leaves]) -> None:
         """Add to the gradients of a group's leaves, micro-batches in ascending order."""
