@@ -213,7 +213,7 @@ class ForwardBackward:
         """Add to the gradients of a group's leaves, micro-batches in ascending order."""
         leaves_of = dict(zip(group, leaves, strict=True))
         if not self._plan.ends and group[-1] == self._plan.blocks[-1]:  # there is no head here
-            self._activations.begin_backward()
+            self._activations.prefetch()
         for m in range(len(self._batches)):
             if self.check_interruption():
                 return

@@ -48,9 +48,9 @@ class BoundaryActivations(Activations):
         """Return the input of block i for micro-batch m, and remove it."""
         return self._inner.pop(i, m)
 
-    def begin_backward(self) -> None:
+    def prefetch(self) -> None:
         """Prepare for `pop`."""
-        self._inner.begin_backward()
+        self._inner.prefetch()
 
     def finish(self) -> None:
         """End a step."""
