@@ -69,7 +69,7 @@ export interface ExchangeView {
 }
 
 /** A figure in the page's head. */
-export type HeadTile = "validation" | "train" | "score" | "final" | "rate" | "machines" | "agree" | "tokens" | "contributors" | "elapsed" | "confirmed";
+export type HeadTile = "validation" | "train" | "score" | "final" | "rate" | "machines" | "agree" | "tokens" | "contributors" | "elapsed" | "confirmed" | "updates";
 
 /** One machine of a run: a row of the table on the run's page. */
 export interface Machine {
@@ -199,7 +199,7 @@ export interface Run {
   validation_loss: number | null;
   /** The share of the run's tasks that its last weights answered; null before an evaluation. */
   score: number | null;
-  /** People who report the final weights; 0 until the run is finished. */
+  /** People who confirm the final weights; 0 until they are confirmed. */
   confirmed_by: number;
   /** The figures in the page's head, in their order. */
   tiles: HeadTile[];
@@ -250,7 +250,7 @@ export interface RunChanges {
   validation_loss?: number | null;
   /** The share of the run's tasks that its last weights answered; null before an evaluation. */
   score?: number | null;
-  /** People who report the final weights; 0 until the run is finished. */
+  /** People who confirm the final weights; 0 until they are confirmed. */
   confirmed_by?: number;
   /** The figures in the page's head, in their order. */
   tiles?: HeadTile[];

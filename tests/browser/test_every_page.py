@@ -11,6 +11,7 @@ from django.contrib import admin
 from django.urls import URLPattern, URLResolver, get_resolver, resolve
 from helpers.browser.navigation import click_and_load
 from helpers.browser.screenshots import (
+    FIND_SPARE_ROOM,
     UPSTREAM,
     assert_still,
     check_page,
@@ -33,7 +34,7 @@ PUBLIC_PAGES = {
     "licence": "/licence/",
     "status": "/status",
     "leaderboard-teams": "/credit/?by=teams&period=week",
-    "runs-compared": "/runs/compare/?run={run}&run={cancelled_run}",
+    "runs-compared": "/runs/compare/?run={run}&run={finished_run}",
     "volunteer": "/volunteers/{jonas}/",
     "teams-all": "/teams/",
     "team-seen": "/teams/{team}/",
@@ -202,16 +203,16 @@ LIKE_OTHERS = {
     "passkey-new",
     *(ADMIN_PAGES.keys() - ADMIN_SAMPLE),
 }
-# Cards whose last content ends more than 40 px above the card's padding.
-FIND_SPARE_ROOM = """() => [...document.querySelectorAll('main .card')].filter((card) => {
-  const fold = card.closest('details:not([open])');
-  if (fold && fold !== card) return false;
-  const shown = [...card.children].filter((part) => part.getBoundingClientRect().height > 0);
-  if (!shown.length) return false;
-  const padding = parseFloat(getComputedStyle(card).paddingBottom);
-  const end = Math.max(...shown.map((part) => part.getBoundingClientRect().bottom));
-  return card.getBoundingClientRect().bottom - padding - end > 40;
-}).map((card) => card.className)"""
+# Where the columns of a run's page end, above what stands below them all.
+FIND_COLUMN_ENDS = """() => {
+  const parts = ['.run-charts', '.run-side-cards', '.progress-card'];
+  const boxes = parts.map((part) => document.querySelector(part).getBoundingClientRect());
+  const [charts, side, progress] = boxes;
+  if (innerWidth < 1000) return [0];
+  return [charts.bottom, progress.left > charts.left ? progress.bottom : side.bottom];
+}"""
+# Seconds or milliseconds since 1970 where a date should stand: no figure is so large.
+MOMENT_AS_NUMBER = re.compile(r"\b1,[5-9]\d\d,\d{3},\d{3}\b")
 THIRD_PARTY_ADMIN = "django_celery_beat"  # only the list that the staff need has a screenshot
 
 
@@ -290,6 +291,8 @@ def test_signed_in_page_passes_the_check(names, signed_in, name):
 @pytest.mark.parametrize("name", mark_slow(ADMIN_PAGES))
 def test_admin_page_passes_the_check(names, signed_in, name):
     assert signed_in.goto(ADMIN_PAGES[name].format(**names)).status == 200
+    shown = signed_in.locator("body").inner_text()
+    assert not MOMENT_AS_NUMBER.search(shown), MOMENT_AS_NUMBER.search(shown)
     check_page(signed_in, name, not_ours=UPSTREAM, renew=True)
 
 
@@ -307,6 +310,8 @@ def test_run_page_is_ordered_by_need(names, visitor):
         assert top <= 1500 and height <= most_pixels, (name, width, top, height)
         spare = visitor.evaluate(FIND_SPARE_ROOM)
         assert not spare, f"cards of {width} px with empty room below: {spare}"
+        ends = visitor.evaluate(FIND_COLUMN_ENDS)
+        assert max(ends) - min(ends) < 300, f"{name}: columns of {width} px end at {ends}"
     visitor.set_viewport_size({"width": 1280, "height": 900})
     visitor.goto(f"/runs/{names['finished_run']}/")
     samples = visitor.locator("#samples")

@@ -50,6 +50,9 @@ def test_page_of_each_state_has_only_what_the_state_has(names, site, browser):
             unknown = [tile for tile, text in visible_tiles(page).items() if UNKNOWN.match(text)]
             assert not unknown, f"{name}: {unknown}"
             assert page.locator("[data-connection]").is_visible() == is_live
+            head = visible_tiles(page).get("confirmed")
+            chips = page.locator("#checkpoints [data-label=Confirmed]").all_inner_texts()
+            assert head is None or f"By {head}" in chips, f"{name}: {head}, {chips}"
             seen = page.locator("main").inner_text()
             assert not [text for text in EMPTY_TEXTS if text in seen], name
             assert_still(page)
@@ -60,7 +63,8 @@ def test_figure_is_the_same_on_every_page_and_in_the_terminal(names, site, brows
     with open_page(browser, site) as page:
         page.goto(f"/runs/{slug}/")
         expect(page.locator("[data-connection]")).to_have_attribute("data-connection", "live")
-        final, tokens = visible_tiles(page)["final"], visible_tiles(page)["tokens"].split(" of")[0]
+        tiles = visible_tiles(page)
+        final, tokens, duration = tiles["final"], tiles["tokens"].split(" of")[0], tiles["elapsed"]
         train = page.locator("[data-loss-chart] [data-readout=train]")
         expect(train).not_to_have_text("–")
         training, legend = train.inner_text(), page.locator("[data-readout=validation]")
@@ -71,11 +75,13 @@ def test_figure_is_the_same_on_every_page_and_in_the_terminal(names, site, brows
         size = page.locator("#checkpoints [data-label=Size]").text_content()
         assert size in page.locator("#model").text_content()
         page.goto(f"/runs/?q={slug}")
-        row = page.locator("#runs tbody tr", has_text="Harvest").inner_text()
-        assert final in row and tokens in row
+        row = page.locator("#runs tbody tr", has_text="Harvest")
+        assert final in row.inner_text() and tokens in row.inner_text()
+        _, *live = row.locator("td.is-number").all_inner_texts()
+        assert live == ["–", "–", "–"], "speed, machines and time left are of a run that trains"
         page.goto(f"/runs/compare/?run={slug}")
         table = page.locator("table", has_text="Validation, last").inner_text()
-        assert final in table and training in table and tokens in table
+        assert final in table and training in table and tokens in table and duration in table
         expect(page.locator("[data-machine-legend] b")).to_have_text(training)
     token = site.manage("shell", "-v", "0", "-c", CREATE_TOKEN).splitlines()[-1]
     monkeypatch.setenv("BARNRAISE_TOKEN", token)

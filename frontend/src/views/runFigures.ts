@@ -65,7 +65,7 @@ export class RunFigures {
       final: formatLoss(run.validation_loss ?? run.training_loss),
       contributors: formatInteger(run.workers_known),
       people_known: formatPeople(run.people_known),
-      confirmed: formatConfirmations(run.confirmed_by),
+      confirmed: formatPeople(run.confirmed_by),
       rate: formatCount(run.rate),
       workers_alive: formatInteger(run.workers_alive),
       workers_known: formatInteger(run.workers_known),
@@ -149,11 +149,6 @@ function summarizeInTitle(run: Run, figures: Record<string, string>): string[] {
 export function formatElapsed(run: Run, now: number): string {
   if (run.started === null) return UNKNOWN;
   return formatDuration(Math.max(0, (run.ended ?? now) - run.started));
-}
-
-/** How many people confirm the final weights. */
-function formatConfirmations(people: number): string {
-  return people === 0 ? "Nobody yet" : formatPeople(people);
 }
 
 function formatPeople(people: number): string {

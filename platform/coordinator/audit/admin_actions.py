@@ -3,7 +3,8 @@
 A decision against somebody requires a reason.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from datetime import UTC, datetime
 from functools import wraps
 from typing import Any, cast
 
@@ -13,12 +14,14 @@ from django.contrib.admin import display
 from django.db.models import IntegerField
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
+from django.utils.formats import date_format
 from unfold.admin import ModelAdmin
 from unfold.decorators import action
 from unfold.enums import ActionVariant
 from unfold.forms import BaseDialogForm
 from unfold.widgets import UnfoldAdminTextareaWidget
 
+from barnraise.formats import format_bytes
 from coordinator.lib.exceptions import UserError
 
 # (admin, object, who decides, dialog) → False if nothing changed.
@@ -98,16 +101,17 @@ class ReadOnlyAdmin(ModelAdmin):
 
     list_per_page = 25
     show_full_result_count = False  # counting a whole table is slow
+    moments: Collection[str] = ()  # integer fields that are milliseconds since 1970
 
     def get_list_display(self, request: HttpRequest) -> list[Any]:
         """Return the columns; numbers have their thousands."""
-        return [self._group_thousands(name) for name in super().get_list_display(request)]
+        return [self._show_integer(name) for name in super().get_list_display(request)]
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> list[Any]:
         """Return the fields of one row; numbers have their thousands."""
-        return [self._group_thousands(name) for name in super().get_fields(request, obj)]
+        return [self._show_integer(name) for name in super().get_fields(request, obj)]
 
-    def _group_thousands(self, name: Any) -> Any:
+    def _show_integer(self, name: Any) -> Any:
         """Return what shows a field: for an integer a function that writes 307,200."""
         fields = {field.name: field for field in self.opts.concrete_fields}
         field = fields.get(name)
@@ -117,7 +121,12 @@ class ReadOnlyAdmin(ModelAdmin):
         @display(description=field.verbose_name, ordering=name)
         def show(row: Any) -> str:
             value = getattr(row, name)
-            return "–" if value is None else f"{value:,}"
+            if name in self.moments:
+                at = datetime.fromtimestamp(value / 1000, UTC) if value else None
+                return date_format(at, "DATETIME_FORMAT") if at else "–"
+            if value is None:
+                return "–"
+            return format_bytes(value) if "bytes" in name else f"{value:,}"
 
         show.__name__ = name
         return show

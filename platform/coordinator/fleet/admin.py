@@ -180,6 +180,7 @@ class MembershipAdmin(ReadOnlyAdmin):
     search_fields = ["machine__hostname", "machine__key", "run__name", "run__slug"]
     list_select_related = ["machine", "run"]
     actions_detail = ["remove_updates"]
+    moments = ("changed", "planned")
 
     @decision(
         "Remove updates",

@@ -19,12 +19,20 @@ def list_keys(run: Run) -> dict[UUID, list[str]]:
     return keys
 
 
+def isolate_name(name: str) -> str:
+    """Isolate a name of other letters (Unicode TR 9): it turns no sentence around it.
+
+    Choices of a form and letters have no element for that.
+    """
+    return name if name.isascii() else f"\u2068{name}\u2069"
+
+
 def mark_name(person: User, keys: dict[UUID, list[str]]) -> str:
     """Return a person's name with the starts of their keys in the run."""
     starts = [key[:KEY_DIGITS] for key in keys.get(person.pk, [])]
     more = ["…"] if len(starts) > KEYS_SHOWN else []
     marks = ", ".join([*starts[:KEYS_SHOWN], *more]) or "no machine"
-    return f"{person.shown_name} ({marks})"
+    return f"{isolate_name(person.shown_name)} ({marks})"
 
 
 def twin_names(machines: Iterable[Machine]) -> dict[UUID, str]:

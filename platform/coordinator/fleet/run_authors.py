@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from django.db import models
 
 from barnraise.errors import SpecError
-from coordinator.fleet.marked_names import KEY_DIGITS
+from coordinator.fleet.marked_names import KEY_DIGITS, isolate_name
 from coordinator.fleet.verdict_requests import AUTHOR
 from coordinator.runs.models import Run
 
@@ -28,7 +28,7 @@ class AuthorChoice:
     def __str__(self) -> str:
         incarnation = "" if self.is_present else f", its earlier incarnation {self.author[-16:-8]}…"
         plural = "" if self.updates == 1 else "s"
-        name = f"{self.machine} of {self.person} ({self.author[:KEY_DIGITS]})"
+        name = f"{self.machine} of {isolate_name(self.person)} ({self.author[:KEY_DIGITS]})"
         return f"{name}{incarnation}: {self.updates} update{plural}"
 
 

@@ -68,7 +68,7 @@ class LiveRun(LiveMessage):
     score: float | None
     """The share of the run's tasks that its last weights answered; null before an evaluation."""
     confirmed_by: int
-    """People who report the final weights; 0 until the run is finished."""
+    """People who confirm the final weights; 0 until they are confirmed."""
     tiles: list[HeadTile]
     """The figures in the page's head, in their order."""
     cards: list[Card]

@@ -15,6 +15,7 @@ from django.db.models.functions import RowNumber
 
 from barnraise.formats import format_share
 from barnraise.protocol.enums import Activity, RunStatus
+from coordinator.fleet.marked_names import isolate_name
 from coordinator.fleet.models import Membership
 from coordinator.notify.drafts import draft_for_run, machine_data, run_data
 from coordinator.notify.notification_types import NotificationDraft, NotificationType
@@ -59,7 +60,7 @@ def detect_diverged(now: datetime) -> Iterator[NotificationDraft]:
             member.run.owner,
             NotificationType.RUN_DIVERGED,
             f"{member.run.name}: a loss is not finite",
-            f"{machine.name} of {machine.owner.shown_name} has dropped "
+            f"{machine.name} of {isolate_name(machine.owner.shown_name)} has dropped "
             f"{member.abandoned_steps:,} steps whose loss or gradient was not finite. If all "
             "machines do, the learning rate is too high.",
             episode=f"{machine.pk}:{now:%Y%m%d}",

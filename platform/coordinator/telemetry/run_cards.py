@@ -29,7 +29,7 @@ class RunCard:
         best: the lowest of these medians; None before the first.
         training: the training loss at the curve's end, a median over people; None before the first.
         curve: training losses at equal distances in tokens, the oldest first.
-        rate: tokens/s of the machines that report.
+        rate: tokens/s of the machines that report; 0 unless the run is in training.
         machines: how many report.
     """
 
@@ -48,7 +48,7 @@ class RunCard:
     def seconds_left(self, run: Run) -> float | None:
         """Return the seconds until the budget is spent at this speed; None if it does not train."""
         left = run.token_budget - run.ledger_tokens
-        return left / self.rate if run.status == "training" and self.rate and left > 0 else None
+        return left / self.rate if self.rate and left > 0 else None
 
 
 def load_run_cards(runs: Iterable[Run]) -> dict[UUID, RunCard]:
@@ -62,8 +62,9 @@ def load_run_cards(runs: Iterable[Run]) -> dict[UUID, RunCard]:
     for run in runs:
         loss = losses[run.pk]
         rate, machines = speeds.get(run.pk, (0.0, 0))
+        now = rate if run.status == "training" else 0.0
         cards[run.pk] = RunCard(
-            loss.validation, loss.best, loss.training, loss.curve, rate, machines
+            loss.validation, loss.best, loss.training, loss.curve, now, machines
         )
     return cards
 

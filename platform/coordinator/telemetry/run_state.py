@@ -32,6 +32,7 @@ class HeadTile(StrEnum):
     CONTRIBUTORS = "contributors"  # machines that trained, and their people
     ELAPSED = "elapsed"
     CONFIRMED = "confirmed"  # people who confirm the final weights
+    UPDATES = "updates"  # published, where nobody confirms the final weights
 
 
 LOSSES = (HeadTile.VALIDATION, HeadTile.TRAIN)
@@ -77,6 +78,7 @@ class StateFacts:
     has_model: bool = False  # a machine has announced weights
     updates: int = 1  # published
     has_score: bool = False  # of the run's tasks
+    confirmed_by: int = 0  # people; 0 unless the final weights count as confirmed
 
 
 @dataclass(frozen=True)
@@ -105,12 +107,15 @@ def describe_state(facts: StateFacts) -> RunState:
 
 
 def _choose_tiles(facts: StateFacts, has_trained: bool) -> tuple[HeadTile, ...]:
-    """Return the status's tiles; a machine alone has nobody whose weights could agree."""
+    """Return the status's tiles; where nobody compares weights, other tiles take the places."""
     tiles = TILES.get(facts.status, ()) if has_trained else ()
-    if facts.alive > 1:
-        return tiles
-    alone = HeadTile.ELAPSED if facts.status is RunStatus.PAUSED else HeadTile.TOKENS
-    return tuple(alone if tile is HeadTile.AGREE else tile for tile in tiles)
+    shown = {tile: tile for tile in HeadTile}
+    if facts.alive < 2:
+        is_paused = facts.status is RunStatus.PAUSED
+        shown[HeadTile.AGREE] = HeadTile.ELAPSED if is_paused else HeadTile.TOKENS
+    if not facts.confirmed_by:
+        shown[HeadTile.CONFIRMED] = HeadTile.UPDATES
+    return tuple(shown[tile] for tile in tiles)
 
 
 def _choose_cards(facts: StateFacts, has_trained: bool, is_over: bool) -> tuple[Card, ...]:
@@ -151,10 +156,18 @@ def _write_notice(facts: StateFacts, has_trained: bool) -> str:
         case RunStatus.PAUSED:
             return "Paused. Its machines continue when it resumes."
         case RunStatus.FINISHED if has_trained:
-            return f"Finished after {format_count(facts.tokens)} tokens."
+            return f"Finished after {_describe_total(facts)}."
         case RunStatus.FINISHED:
             return "Finished before it trained."
         case RunStatus.CANCELLED if has_trained:
             return "Cancelled. Machines keep what they have trained."
         case RunStatus.CANCELLED:
             return "Cancelled before it trained."
+
+
+def _describe_total(facts: StateFacts) -> str:
+    """Write how many tokens were trained, and why they are more than the budget."""
+    tokens, budget = format_count(facts.tokens), format_count(facts.budget)
+    if facts.tokens <= facts.budget or tokens == budget:
+        return f"{tokens} tokens"
+    return f"{tokens} tokens: what was under way at {budget} counts as well"

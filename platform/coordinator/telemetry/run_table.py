@@ -32,7 +32,7 @@ from coordinator.telemetry.run_state import StateFacts, describe_state
 from coordinator.telemetry.task_scores import last_share
 
 FINAL_CHECKPOINTS = 4  # the newest; the first that anybody reports is the final one
-# By run: how many people report the final weights.
+# By run: how many people confirm the final weights.
 _confirmations: TtlCache[object, int] = TtlCache(10.0)
 
 
@@ -236,6 +236,7 @@ def state_facts(figures: dict[str, Any], has_model: bool = False) -> StateFacts:
         rate=figures["rate"],
         has_loss=figures["training_loss"] is not None or figures["validation_loss"] is not None,
         has_score=figures["score"] is not None,
+        confirmed_by=figures["confirmed_by"],
         updates=figures["updates"],
         alive=figures["workers_alive"],
         has_model=has_model,
@@ -243,11 +244,12 @@ def state_facts(figures: dict[str, Any], has_model: bool = False) -> StateFacts:
 
 
 def _count_confirmations(run: Run) -> int:
-    """Count the people who report the final weights of a run that is finished."""
+    """Count the people who confirm the final weights of a run that is finished."""
 
     def count() -> int:
         rows = list_checkpoint_rows(run, FINAL_CHECKPOINTS)
-        return next((row.people for row in rows if row.people), 0)
+        final = next((row for row in rows if row.people), None)
+        return final.people if final is not None and final.confirmed else 0
 
     return _confirmations.get(run.pk, count)
 

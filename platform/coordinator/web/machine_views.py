@@ -24,7 +24,7 @@ from coordinator.runs.models import Run
 from coordinator.telemetry import machine_history
 from coordinator.web import machine_condition
 from coordinator.web.run_views import UNFINISHED, site_url
-from coordinator.web.templatetags.barnraise import ago
+from coordinator.web.templatetags.barnraise import ago, current_membership
 
 MAX_NAME = 60  # characters
 
@@ -67,8 +67,7 @@ def show_machine(request: AuthenticatedRequest, pk: uuid.UUID) -> HttpResponse:
     hardware = measured_hardware(machine)
     condition = machine_history.find_condition(machine)
     system, limits = machine_history.parse_condition(condition)
-    # The run that it trains now, or that it trained last.
-    current = memberships[0] if memberships else None
+    current = current_membership(machine)
     speed = None
     if current:
         last_report = "" if current.is_alive else ago(current.last_seen)

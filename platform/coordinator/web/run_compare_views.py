@@ -11,6 +11,7 @@ from django.shortcuts import render
 from django.utils import timezone
 from django.views.decorators.http import require_safe
 
+from barnraise.formats import format_duration
 from barnraise.spec import RunSpec
 from coordinator.runs.models import Run
 from coordinator.runs.spec_form import FIELDS
@@ -32,7 +33,7 @@ class ComparedRun:
     run: Run
     card: RunCard  # its figures now
     score: float | None  # the share of the run's own tasks that it answered
-    hours: float | None  # since its start, or from its start to its end; None before
+    duration: str  # since its start, or from its start to its end; "–" before
 
 
 @dataclass
@@ -75,17 +76,15 @@ def compare_runs(request: HttpRequest) -> HttpResponse:
 
 def _build_columns(runs: list[Run]) -> list[ComparedRun]:
     cards = load_run_cards(runs)
-    return [
-        ComparedRun(run, cards[run.pk], last_share(run), _hours_since_start(run)) for run in runs
-    ]
+    return [ComparedRun(run, cards[run.pk], last_share(run), _format_duration(run)) for run in runs]
 
 
-def _hours_since_start(run: Run) -> float | None:
-    """Return the hours from a run's start to its end, or until now; None before its start."""
+def _format_duration(run: Run) -> str:
+    """Write the time from a run's start to its end, or until now; "–" before its start."""
     if run.started is None:
-        return None
+        return "–"
     end = run.finished or timezone.now()
-    return max(0.0, (end - run.started).total_seconds()) / 3600
+    return format_duration(max(0.0, (end - run.started).total_seconds()))
 
 
 def differing_settings(runs: list[Run]) -> list[tuple[str, list[str]]]:

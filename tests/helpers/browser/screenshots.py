@@ -4,6 +4,7 @@ axe-core is a development dependency of the frontend. The browser's own protocol
 the page's content security policy stays as strict as for everybody.
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -33,6 +34,51 @@ AUDIT = """async (onlyColours) => {
       const messages = [...any, ...all, ...none].map((check) => check.message);
       return `${id}: ${help}: ${target.join(' ')}: ${messages.join('; ')}`;
     }));
+}"""
+
+
+# Cards whose last content ends more than 40 px above the card's padding.
+FIND_SPARE_ROOM = """() => [...document.querySelectorAll('main .card')].filter((card) => {
+  const fold = card.closest('details:not([open])');
+  if (fold && fold !== card) return false;
+  const shown = [...card.children].filter((part) => part.getBoundingClientRect().height > 0);
+  if (!shown.length) return false;
+  const padding = parseFloat(getComputedStyle(card).paddingBottom);
+  const end = Math.max(...shown.map((part) => part.getBoundingClientRect().bottom));
+  return card.getBoundingClientRect().bottom - padding - end > 40;
+}).map((card) => card.className)"""
+# Words that no page should show: markup of our sentences, values of programs, names of fields, and
+# counts that disagree with their nouns.
+BLEMISH = re.compile(
+    r"`|\b(?:NaN|undefined|null)\b|^None$|\b[a-z]+_[a-z_]+\b|"
+    r"(?<![\d.,] )(?<![\d.,])\b1 (?:machines|people|volunteers|runs|updates|events|files|tokens|"
+    r"steps|cores|copies|rows|documents|checkpoints|teams|members|days|hours|layers|tasks)\b"
+)
+READ_SENTENCES = """() => {
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  const shown = [];
+  while (texts.nextNode()) {
+    const box = texts.currentNode.parentElement;
+    if (box.closest('code, pre, script, style, template, textarea, .prose, .sample')) continue;
+    if (box.checkVisibility()) shown.push(texts.currentNode.data.trim());
+  }
+  return shown;
+}"""
+# A right-to-left override in a name, and text after the name that it turns. The names that the
+# examples have with one end in 🪵 or 🧵; an element of its own or U+2069 ends what it turns.
+FIND_TURNED_TEXT = """() => {
+  const turned = [];
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (texts.nextNode()) {
+    if (!texts.currentNode.data.includes('\\u202e')) continue;
+    if (texts.currentNode.parentElement.localName === 'title') continue;
+    let box = texts.currentNode.parentElement;
+    const isInline = (style) => style.display === 'inline' && style.unicodeBidi === 'normal';
+    while (isInline(getComputedStyle(box))) box = box.parentElement;
+    const rest = /\\u202e[^🪵🧵]*[🪵🧵]\\s*[^\\s\\u2069]/u;
+    if (rest.test(box.textContent)) turned.push(box.outerHTML);
+  }
+  return turned;
 }"""
 
 
@@ -145,6 +191,12 @@ def check_page(
         page_width = page.evaluate("document.documentElement.scrollWidth")
         if page_width > width:
             findings.append(f"{page_width} px wide in a window of {width}")
+        if not not_ours:  # on our own pages
+            findings += page.evaluate(FIND_TURNED_TEXT)
+            findings += [
+                text for text in page.evaluate(READ_SENTENCES) if text and BLEMISH.search(text)
+            ]
+            findings += [f"spare room: {card}" for card in page.evaluate(FIND_SPARE_ROOM)]
         if EXHAUSTIVE:
             page.screenshot(path=SHOTS / f"{name}-{theme}-{width}.png", full_page=True)
     page.emulate_media(color_scheme="light", reduced_motion="no-preference")

@@ -26,6 +26,7 @@ from coordinator.audit.models import AuditEntry
 from coordinator.eventlog.models import Origin
 from coordinator.fleet.join import admit_machine
 from coordinator.fleet.lifecycle_facts import advance_run
+from coordinator.fleet.marked_names import mark_name
 from coordinator.fleet.models import Membership
 from coordinator.fleet.verdict_models import VerdictRecord
 from coordinator.fleet.verdict_requests import RetractionRequest
@@ -182,14 +183,14 @@ def attest(
     return sign_attestation(witness, head, true_statement(run, head))
 
 
-def create_notifications(person: User) -> None:
+def create_notifications(person: User, author: User) -> None:
     for kind in NotificationType:
         Notification.create_once(
             NotificationDraft(
                 person,
                 kind,
                 kind.value,
-                f"Dawn: {kind.label}",
+                f"Dawn: {kind.label}, by {mark_name(author, {})}",
                 "A sentence that says more.",
                 "/runs/",
             )
@@ -348,7 +349,7 @@ def create_examples() -> str:
     Webhook.objects.create(
         person=ida, url="https://example.org/hook", secret="whsec_" + "A" * 40, kinds=[]
     )
-    create_notifications(ida)
+    create_notifications(ida, jonas)
     announcement = Announcement(text="The power is off tonight from 22:00.")
     announcement.publish(ida)
     run_invitation = runs.RunInvitation.create(run, "the chess club", actor=ida)

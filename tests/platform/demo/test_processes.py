@@ -154,6 +154,19 @@ def test_demo_with_invalid_mirror_count_is_refused(mirrors):
         call_command("demo", mirrors=mirrors)
 
 
+@pytest.mark.django_db
+def test_second_start_of_the_demo_continues_its_unfinished_run(person, draft):
+    from coordinator.demo.management.commands.demo import find_unfinished
+
+    owner = person()
+    draft(owner, "Another run")
+    assert find_unfinished(owner) is None
+    older, newer = draft(owner, "Demo"), draft(owner, "Demo 2")
+    assert find_unfinished(owner) == newer
+    newer.cancel()
+    assert find_unfinished(owner) == older
+
+
 def test_list_is_renewed_only_if_mirrors_moved_to_other_ports(tmp_path):
     first, second = (DemoMirror(tmp_path / name, name, 9000 + n) for n, name in enumerate("ab"))
     signed = build_mirror_list(tmp_path, [first, second])

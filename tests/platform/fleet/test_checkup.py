@@ -26,6 +26,19 @@ def test_last_checkup_is_on_the_machines_page(signed_in, volunteer):
     assert MachineCheckup.objects.get().content["reach"] == "nat"
 
 
+def test_what_could_not_be_checked_is_not_shown_as_good(signed_in, volunteer):
+    browser, ada = signed_in()
+    machine = volunteer(ada)
+    unknown = CheckupFinding(
+        subject="Reach", level="unknown", sentence="Run `barnraise doctor RUN`."
+    )
+    body = checkup().model_copy(update={"findings": [unknown]})
+    assert machine.send_request("POST", "/machine/checkup", body).status_code == 200
+    page = browser.get(f"/machines/{machine.machine.pk}/").content.decode()
+    assert '<span class="chip ">Unknown</span>' in page
+    assert "Run <code>barnraise doctor RUN</code>." in page and "`" not in page
+
+
 def test_machine_without_a_checkup_shows_none(signed_in, volunteer):
     browser, ada = signed_in()
     page = browser.get(f"/machines/{volunteer(ada).machine.pk}/").content.decode()

@@ -192,11 +192,27 @@ def test_machine_pages_show_hardware_activity_and_last_report(
     machine_page = page.get(f"/machines/{ada.machine.pk}/").content.decode()
     assert "12.9 GB" in machine_page
     assert "25.0 TFLOP/s" in machine_page
-    assert "2.50 GB/s" in machine_page
+    assert "2.5 GB/s" in machine_page
     assert "bfloat16" in machine_page
     assert run.name in machine_page
     MachinePause.start(ada.machine)
     assert 'data-status="paused">Paused<' in page.get("/machines/").content.decode()
+
+
+def test_machine_that_trains_and_serves_another_run_is_shown_as_training(
+    person, launched_run, numbered_report, signed_in_as
+):
+    owner = person()
+    trained, ada = launched_run(owner, name="Trained")
+    served, _ = launched_run(owner, seed=2, name="Served")
+    ada.join(served)
+    ada.store_reports(trained, numbered_report(1))
+    ada.store_reports(served, numbered_report(1, activity=enums.Activity.FINISHED))
+    page = signed_in_as(owner)
+    for address in ("/machines/", f"/machines/{ada.machine.pk}/"):
+        html = page.get(address).content.decode()
+        assert 'data-status="training">Training<' in html, address
+    assert "in Trained<" in page.get("/machines/").content.decode()
 
 
 def test_machine_list_query_count_is_independent_of_machines(

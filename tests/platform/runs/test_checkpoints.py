@@ -11,6 +11,7 @@ from helpers.updates.attestations import witness_of
 from coordinator.accounts.models import Machine
 from coordinator.fleet.models import Membership
 from coordinator.fleet.witnesses import record_witnesses
+from coordinator.lib.ttl_cache import TtlCache
 from coordinator.runs.models import Run
 from coordinator.telemetry import checkpoints
 from coordinator.telemetry.checkpoints import (
@@ -20,6 +21,7 @@ from coordinator.telemetry.checkpoints import (
     prune_checkpoints,
 )
 from coordinator.telemetry.rollup import drain_queue
+from coordinator.telemetry.run_table import machine_rows, run_summary
 
 pytestmark = pytest.mark.django_db
 VECTOR, OTHER_VECTOR = "a" * 64, "b" * 64
@@ -82,6 +84,8 @@ def test_checkpoint_is_confirmed_by_another_persons_machine(
     assert not list_checkpoint_rows(run)[0].confirmed, (
         "a second machine of the same person confirmed it"
     )
+    run.status = "finished"  # here alone: machines report on
+    assert run_summary(run, machine_rows(run))["confirmed_by"] == 0, "the head says the same"
     bob.store_reports(
         run,
         numbered_report(1, vector=OTHER_VECTOR, anchor=RIGHT),
@@ -93,6 +97,8 @@ def test_checkpoint_is_confirmed_by_another_persons_machine(
     bob.store_reports(run, numbered_report(3, vector=VECTOR, anchor=RIGHT))
     listed = list_checkpoint_rows(run)[0]
     assert listed.confirmed and (listed.machines, listed.people) == (3, 2)
+    TtlCache.clear_all()
+    assert run_summary(run, machine_rows(run))["confirmed_by"] == 2
 
 
 def test_checkpoints_of_many_machines_are_listed_without_their_models(adas_run):

@@ -135,6 +135,10 @@ def test_run_starts_from_a_checkpoint_once_its_owner_has_the_weights(
     assert second_copy.spec.start == Start(str(run.pk), "c" * 64, 4000, tokenizer), (
         "the second copy starts elsewhere"
     )
+    option = f'<option value="{checkpoint.pk}"'
+    assert option in client.get("/runs/new/").content.decode()
+    run.memberships.update(activity="left")
+    assert option not in client.get("/runs/new/").content.decode(), "nobody shares the weights"
 
 
 def test_run_from_a_checkpoint_keeps_model_and_tokenizer(run_with_checkpoint, client):

@@ -6,6 +6,7 @@ import pytest
 from django.core.cache import cache
 from django.utils import timezone
 from helpers.site.machine_replies import read_directive, read_reply
+from helpers.site.pages import open_client, text
 from helpers.updates.attestations import witness_of
 
 from barnraise.protocol import coordinator_messages, enums
@@ -166,7 +167,12 @@ def test_machine_that_only_prepared_the_text_starts_no_run(person, draft, manife
         advance_runs()
     run.refresh_from_db()
     assert run.state is enums.RunStatus.RECRUITING
-    assert "0 of 1" in run_table.run_summary(run, run_table.machine_rows(run))["waiting"]
+    rows = run_table.machine_rows(run)
+    assert "0 of 1" in run_table.run_summary(run, rows)["waiting"]
+    assert not run_table.counted_rows(rows), "it is no machine of the run's page"
+    shown = text(open_client(run.owner).get("/machines/"))
+    assert "In touch just now for" in shown and "has not trained" in shown
+    assert "Last report" not in shown
     assert ada.join(run).ticket
     assert advance_runs() == 1
 

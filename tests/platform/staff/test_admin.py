@@ -74,11 +74,14 @@ def test_admin_writes_dates_and_numbers_for_people(staff, adas_run):
     at = datetime(2026, 11, 29, 7, 39, tzinfo=UTC)
     Run.objects.filter(pk=run.pk).update(ledger_tokens=307_200, created=at)
     member = run.memberships.get()
-    type(member).objects.filter(pk=member.pk).update(tokens=307_200, joined=at)
+    stamp = int(at.timestamp() * 1000)
+    figures = {"tokens": 307_200, "changed": stamp, "peer_bytes_sent": 2_100_000}
+    type(member).objects.filter(pk=member.pk).update(**figures)
     for page in ("runs/run/", "fleet/membership/", f"fleet/membership/{member.pk}/change/"):
         html = staff.get(f"/admin/{page}").content.decode()
         assert "307,200" in html and "307200" not in html, page
     assert "29 Nov 2026, 07:39" in staff.get("/admin/runs/run/").content.decode()
+    assert "29 Nov 2026, 07:39" in html and f"{stamp:,}" not in html and "2.1 MB" in html
 
 
 def test_budget_extended_by_staff_reaches_workers(staff, adas_run, numbered_report):

@@ -17,6 +17,7 @@ FACTS = st.builds(
     has_score=st.booleans(),
     alive=st.integers(0, 3000),
     has_model=st.booleans(),
+    confirmed_by=st.integers(0, 3),
 )
 LIVE_TILES = {HeadTile.RATE, HeadTile.MACHINES, HeadTile.AGREE}
 ENDED = (RunStatus.FINISHED, RunStatus.CANCELLED)
@@ -29,6 +30,7 @@ def test_state_shows_nothing_that_it_cannot_have(facts):
     assert state.notice.endswith(".") and len(state.tiles) in (0, 5 + facts.has_score)
     assert len({*state.tiles}) == len(state.tiles)
     assert HeadTile.AGREE not in state.tiles or facts.alive > 1, "nothing to compare"
+    assert HeadTile.CONFIRMED not in state.tiles or facts.confirmed_by, "nobody confirms"
     assert bool(state.tiles) == (has_trained and facts.status in {*ENDED, "training", "paused"})
     assert (Card.CHARTS in state.cards) == has_trained, "an empty run has no empty charts"
     assert (Card.STEPS in state.cards) == (not has_trained and facts.status not in ENDED)
@@ -48,7 +50,11 @@ def test_state_shows_nothing_that_it_cannot_have(facts):
             "4 machines train. The shared weights are still those of the start",
         ),
         (StateFacts(RunStatus.PAUSED, 1000, 10_000, 0.0, True, 2), "2 machines wait"),
-        (StateFacts(RunStatus.FINISHED, 720_000), "Finished after 720 K tokens."),
+        (StateFacts(RunStatus.FINISHED, 720_000, 720_000), "Finished after 720 K tokens."),
+        (
+            StateFacts(RunStatus.FINISHED, 307_200, 300_000),
+            "307 K tokens: what was under way at 300 K counts as well.",
+        ),
         (StateFacts(RunStatus.CANCELLED), "Cancelled before it trained."),
     ],
 )
@@ -57,7 +63,7 @@ def test_notice_says_how_the_run_stands(facts, notice):
 
 
 def test_finished_run_shows_how_it_ended():
-    state = describe_state(StateFacts(RunStatus.FINISHED, 720_000, has_model=True))
+    state = describe_state(StateFacts(RunStatus.FINISHED, 720_000, confirmed_by=2))
     assert state.tiles == (
         HeadTile.FINAL,
         HeadTile.TOKENS,
@@ -65,4 +71,6 @@ def test_finished_run_shows_how_it_ended():
         HeadTile.ELAPSED,
         HeadTile.CONFIRMED,
     )
-    assert Card.MODEL in state.cards
+    alone = describe_state(StateFacts(RunStatus.FINISHED, 720_000, has_model=True))
+    assert alone.tiles == (*state.tiles[:-1], HeadTile.UPDATES)
+    assert Card.MODEL in alone.cards and Card.MODEL not in state.cards

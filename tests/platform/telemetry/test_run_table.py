@@ -5,10 +5,12 @@ from datetime import timedelta
 
 import pytest
 from django.utils import timezone
+from helpers.site.pages import open_client
 from helpers.site.remote_telemetry import EXCHANGE
 
 from barnraise.protocol import enums
 from barnraise.protocol.signing import digest
+from coordinator.accounts.models import Machine
 from coordinator.fleet.models import Membership
 from coordinator.lib.valkey import valkey_client
 from coordinator.telemetry import run_table
@@ -31,6 +33,18 @@ def test_page_says_which_machine_with_the_text_is_away(shared_run, numbered_repo
             row |= {"alive": False, "last_seen": silent_since.timestamp()}
     sentence = run_summary(run, rows)["waiting"]
     assert f"pc-1 prepared it and has not reported since {silent_since:%H:%M} UTC" in sentence
+
+
+def test_two_machines_of_one_name_have_their_keys_behind_it(shared_run, volunteer):
+    run, ada, _ = shared_run
+    other = volunteer(run.owner, 3)
+    Machine.objects.filter(pk=other.machine.pk).update(hostname=ada.machine.name)
+    other.join(run)
+    marked = {f"pc-1 ({machine.identity.key[:8]})" for machine in (ada, other)}
+    names = {row["name"] for row in machine_rows(run)}
+    assert names == {*marked, "pc-2"}, "Bob's has a name of its own"
+    listed = open_client(run.owner).get("/machines/").content.decode()
+    assert all(name in listed for name in marked)
 
 
 def test_summary_says_whether_machines_with_equal_updates_agree(

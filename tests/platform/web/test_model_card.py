@@ -121,4 +121,5 @@ def test_page_says_who_shares_the_model(
     page = client.get(f"/runs/{run.slug}/").content.decode()
     assert is_model_card_swapped(client, run, "No machine shares it now")
     assert "No machine shares it now" in page and f"barnraise serve {run.slug}" in page
+    assert ">Unconfirmed<" in page and '<div data-tile="confirmed" hidden' in page
     assert "Train on</button>" not in page and "Join with a machine" not in page

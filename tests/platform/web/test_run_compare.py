@@ -67,7 +67,7 @@ def test_compare_page_shows_only_what_the_visitor_may_see(family):
     assert "Learning rate" not in hidden and "4 of the runs do not exist" in hidden
 
 
-def test_hours_of_an_active_run_end_now_and_of_another_at_its_end(family):
+def test_duration_of_an_active_run_ends_now_and_of_another_at_its_end(family):
     client, now = Client(), timezone.now()
     first, second, third = (family[name] for name in ("first", "second", "third"))
     client.force_login(first.owner)
@@ -77,7 +77,8 @@ def test_hours_of_an_active_run_end_now_and_of_another_at_its_end(family):
     names = [run.slug for run in (first, second, third)]
     html = client.get("/runs/compare/", {"run": names}).content.decode()
     rows = re.findall(r"<tr>\s*<th scope=\"row\"><a.*?</tr>", html, re.DOTALL)
-    assert [re.findall(r"is-number\">(.*?)<", row)[-1] for row in rows] == ["5.0", "3.0", "–"]
+    durations = [re.findall(r"is-number\">(.*?)<", row)[-1] for row in rows]
+    assert durations == ["5 h 00 min", "3 h 00 min", "–"]
 
 
 @pytest.mark.parametrize(

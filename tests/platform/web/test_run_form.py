@@ -155,6 +155,8 @@ def test_run_form_groups_presets_by_family_and_a_llama_can_become_a_gpt(signed_i
     page = client.get("/runs/new/").content.decode()
     families = re.findall(r'<details class="preset-family"( open)?>\s*<summary><b>([^<]+)', page)
     assert families == [(" open", "GPT-2 and GPT-3"), ("", "Llama"), ("", "SmolLM2"), ("", "Qwen3")]
+    assert "25.7 MB of memory" in page
+    assert "37.4 GB of memory, more than one GPU has; or 43.6 GB of disk" in page
     client.post("/runs/new/", {**GOOD, "preset": "qwen3-0.6b", "model.hidden": "2048"})
     run = Run.objects.get()
     model = run.spec.model

@@ -1,9 +1,11 @@
 """A run's page shows the counts of its text; a text with few tokens sets the run's vocabulary."""
 
 import pytest
+from helpers.site.pages import text
 
 from barnraise.protocol.coordinator_messages import TextCounts
 from coordinator.fleet.lifecycle_facts import advance_run
+from coordinator.runs.spec_form import spec_from_fields
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("built_frontend")]
 COUNTS = TextCounts(
@@ -48,6 +50,15 @@ def test_page_shows_the_counts_of_the_text(signed_in, draft, post_manifest):
     for shown in ("in 3 files", "1 copy", "4 rows", "2 files", "held out"):
         assert shown in page, shown
     assert "asked for" not in page
+
+
+def test_small_share_of_a_text_is_not_written_as_nothing(signed_in, draft):
+    client, ada = signed_in()
+    page = text(client.get(f"/runs/{draft(ada, spec=spec_from_fields({})).slug}/"))
+    assert "Passes over the text about 2.5" in page
+    short = spec_from_fields({"recipe.token_budget": "10K"})
+    page = text(client.get(f"/runs/{draft(ada, 'Short', spec=short).slug}/"))
+    assert "Passes over the text less than 0.1" in page
 
 
 @pytest.mark.parametrize("vocabulary", [700, 256, 4096])

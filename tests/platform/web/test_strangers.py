@@ -5,7 +5,7 @@ from urllib.parse import quote
 
 import pytest
 from django.test import Client
-from helpers.site.pages import text
+from helpers.site.pages import open_client, text
 
 from coordinator.runs.invitations import RunInvitation
 from coordinator.runs.join_policy import Access, JoinPolicy
@@ -29,6 +29,16 @@ def test_home_says_what_joining_gives_takes_and_sees():
         assert heading in page
     steps = page.index("Install the worker")
     assert steps < page.index("Join a run The machine shows"), "the installation is step 1"
+
+
+def test_newcomer_finds_the_install_line_and_runs_that_need_machines(launched_run, person):
+    launched_run(person(name="Ada"), name="Dusk")
+    home = Client().get("/").content.decode()
+    assert f'href="/accounts/signup/?next={"/machines/"}">Lend a hand<' in home
+    page = text(open_client(person("new@example.org")).get("/machines/"))
+    assert page.index("Install the worker") < page.index("Runs that need machines")
+    assert "Dusk" in page
+    assert "Keep me signed in on this browser" in text(Client().get("/accounts/login/"))
 
 
 def test_invitation_says_who_invites_before_the_account(launched_run, person):

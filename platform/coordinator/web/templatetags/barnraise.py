@@ -24,8 +24,11 @@ from barnraise.formats import (
     format_loss,
     format_share,
 )
+from barnraise.protocol.enums import Activity
 from barnraise.protocol.mirror_list import MirrorEntry
 from coordinator.accounts import sign_up
+from coordinator.accounts.models import Machine
+from coordinator.fleet.models import Membership
 from coordinator.replication import mirror_list
 from coordinator.runs.models import Run
 from coordinator.web import install_lines, svg_art, worker_wheel
@@ -307,6 +310,17 @@ register.filter("duration", format_duration)
 def item(values: Mapping[Any, Any], key: object) -> Any:
     """Return a value of a mapping; "" without one."""
     return values.get(key, "")
+
+
+@register.filter
+def current_membership(machine: Machine) -> Membership | None:
+    """Return a machine's part in the run that it trains now, or in which it was seen last.
+
+    The machine's memberships come with the newest first, as `machines_of_person` loads them.
+    """
+    memberships = machine.memberships.all()
+    trains = (each for each in memberships if each.is_alive and each.activity == Activity.TRAINING)
+    return next(trains, memberships[0] if memberships else None)
 
 
 @register.filter
