@@ -114,11 +114,11 @@ class LoadTask(Message):
 
 
 class ProgressTask(Message):
-    """Set how far the state has come, where the lead's differs."""
+    """Set how far the state has come, where the lead's has changed."""
 
     kind: Literal["progress"] = "progress"
     position: Count
-    warmup_steps_left: Count
+    warmup_steps_left: Count | None = None  # None leaves the machine's own
 
 
 class LeaveTask(Message):
@@ -181,7 +181,8 @@ class Norms(Message):
 class Reply(Message):
     """What a machine did with an order; `problem` is a sentence where it could not obey.
 
-    What was interrupted, because a channel broke, the lead may order again.
+    What was interrupted, because a channel broke, the lead may order again. A part that this
+    machine has not saved is missing: it has the fragments' initial zeros.
     """
 
     type: Literal["reply"] = "reply"
@@ -189,6 +190,7 @@ class Reply(Message):
     number: Count
     problem: Sentence = ""
     interrupted: bool = False
+    missing: bool = False
     sketch: Sketch | None = None
     attachments: Attachments = []
 
