@@ -14,7 +14,7 @@ from barnraise.ledger.anchor import Anchor, compute_sketch
 from barnraise.ledger.codec import encode
 from barnraise.planning.quantization_scheme import QuantizationScheme
 from barnraise.spec import OPTIMIZERS
-from barnraise.swap.engine import WARMUP_STEPS
+from barnraise.swap.engine import UPDATES_PER_STEP, WARMUP_STEPS
 from barnraise.swap.state_store import FragmentSequence
 from barnraise.training.crew.crew_frames import PieceKind
 from barnraise.training.crew.crew_member import ForwardedUpdate
@@ -122,6 +122,24 @@ def test_llama_crew_has_the_bits_of_one_machine(model, optimizer, tmp_path):
     counts = (1, model.layers - 1)
     with LocalCrew([one_group(plan)] * 2, deal(plan, counts), tmp_path) as crew:
         assert train_steps(crew.start(initial(model)), 3, model=model) == expected
+        assert same_bits(crew.read_state(), state)
+        assert not crew.failures
+
+
+def test_many_arrivals_at_once_have_the_bits_of_one_machine(tmp_path):
+    plan = whole_plan()
+
+    def train(engine):
+        found = train_steps(engine, 1)
+        list(engine.end_round(ENCODE, 0.5))
+        prediction = tuple(0.5 for _ in range(MODEL.layers + 2))
+        engine.queue_updates(*map(other_update, range(2 * UPDATES_PER_STEP + 1)))
+        engine.queue_updates(other_update(100), prediction=prediction)
+        return found + train_steps(engine, 1, first=1)
+
+    expected, state, _ = reference(plan, train)
+    with LocalCrew([one_group(plan)] * 2, deal(plan, (4, 4)), tmp_path) as crew:
+        assert train(crew.start(initial())) == expected
         assert same_bits(crew.read_state(), state)
         assert not crew.failures
 

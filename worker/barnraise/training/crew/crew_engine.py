@@ -18,7 +18,12 @@ from barnraise.errors import CrewError, StateError
 from barnraise.ledger import codec
 from barnraise.ledger.anchor import fragment_to_bytes
 from barnraise.mixing.payloads import encode_weights
-from barnraise.swap.engine import WARMUP_STEPS, EncodedFragment, StepStats
+from barnraise.swap.engine import (
+    UPDATES_PER_STEP,
+    WARMUP_STEPS,
+    EncodedFragment,
+    StepStats,
+)
 from barnraise.swap.executor import DecodableUpdate, EngineProgress
 from barnraise.swap.sampler import SamplingSettings, TokenRange
 from barnraise.training.crew.crew_frames import PayloadId, PieceKind
@@ -162,13 +167,17 @@ class CrewEngine:
     ) -> None:
         """Queue other authors' updates, and set the prediction for updates in flight.
 
-        Each machine gets its fragments' payloads as they came.
+        Each machine gets its fragments' payloads as they came, of as many updates at a time as it
+        adds together.
         """
         if not updates and prediction in (None, self._prediction):
             return
-        enclosures = {number: self._enclose(updates, number) for number in self._orders.others}
         values = None if prediction is None else [*prediction]
-        self._orders.request(QueueTask(updates=len(updates), prediction=values), None, enclosures)
+        for first in range(0, max(1, len(updates)), UPDATES_PER_STEP):
+            some = updates[first : first + UPDATES_PER_STEP]
+            enclosures = {number: self._enclose(some, number) for number in self._orders.others}
+            task = QueueTask(updates=len(some), prediction=values if first == 0 else None)
+            self._orders.request(task, None, enclosures)
         self._prediction = prediction or self._prediction
         self._engine.queue_updates(*updates, prediction=prediction)
 

@@ -48,7 +48,7 @@ class QueueTask(Message):
 
     kind: Literal["queue"] = "queue"
     updates: Count  # how many
-    prediction: Units | None
+    prediction: Units | None = None
 
 
 class ApplyTask(Message):

@@ -47,7 +47,3 @@ class CrewState:
             return False
         engine.set_label(label)
         return True
-
-    def labels(self) -> set[int]:
-        """Return the labels of what is saved in the slots."""
-        return self._slots.steps()
