@@ -11,6 +11,7 @@ from typing import cast
 
 from helpers.network.memory_transport import MemoryNetwork
 from helpers.worker.plans import bitwise, stage_of
+from torch import Tensor
 
 from barnraise.ledger.anchor import Anchor
 from barnraise.peering.transports.iroh_transport import IrohTransport
@@ -92,6 +93,7 @@ class LocalCrew:
         engines: of each machine.
         lead: the lead's engine, from `start` on.
         failures: what members have raised.
+        rebuilt: fragments of the anchor that the ledger has, for machines without a saved part.
     """
 
     def __init__(
@@ -124,6 +126,7 @@ class LocalCrew:
         self._stopping = threading.Event()
         self._dialling = threading.Event()
         self._cuts: dict[tuple[int, int], Cut] = {}
+        self.rebuilt: dict[int, Tensor] = {}
         self.failures: list[BaseException] = []
 
     def __enter__(self) -> "LocalCrew":
@@ -179,7 +182,9 @@ class LocalCrew:
         """Begin with these fragments, or with the state that was saved last."""
         for i, each in enumerate(units or ()):
             self.anchor.fragments[i] = each
-        self.lead = CrewEngine(self.engines[0], self._orders, is_fresh=units is not None)
+        is_fresh = units is not None
+        rebuild = self.rebuilt.get
+        self.lead = CrewEngine(self.engines[0], self._orders, is_fresh, rebuild)
         return self.lead
 
     def _serve_member(self, number: int, stopping: threading.Event) -> None:

@@ -1,5 +1,6 @@
 """A crew has the bits of one machine: steps, rounds, arrivals, a validation, a line that breaks."""
 
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -8,11 +9,12 @@ from helpers.worker.crews import LocalCrew, deal
 from helpers.worker.llama_models import QWEN, UNTIED
 from helpers.worker.plans import bitwise
 
-from barnraise.errors import RoundLostError, StateError
+from barnraise.errors import CrewError, RoundLostError, StateError
 from barnraise.ledger.anchor import Anchor, compute_sketch
 from barnraise.ledger.codec import encode
 from barnraise.planning.quantization_scheme import QuantizationScheme
 from barnraise.spec import OPTIMIZERS
+from barnraise.swap.engine import UPDATES_PER_STEP, WARMUP_STEPS
 from barnraise.swap.state_store import FragmentSequence
 from barnraise.training.crew.crew_frames import PieceKind
 from barnraise.training.crew.crew_member import ForwardedUpdate
@@ -124,6 +126,24 @@ def test_llama_crew_has_the_bits_of_one_machine(model, optimizer, tmp_path):
         assert not crew.failures
 
 
+def test_many_arrivals_at_once_have_the_bits_of_one_machine(tmp_path):
+    plan = whole_plan()
+
+    def train(engine):
+        found = train_steps(engine, 1)
+        list(engine.end_round(ENCODE, 0.5))
+        prediction = tuple(0.5 for _ in range(MODEL.layers + 2))
+        engine.queue_updates(*map(other_update, range(2 * UPDATES_PER_STEP + 1)))
+        engine.queue_updates(other_update(100), prediction=prediction)
+        return found + train_steps(engine, 1, first=1)
+
+    expected, state, _ = reference(plan, train)
+    with LocalCrew([one_group(plan)] * 2, deal(plan, (4, 4)), tmp_path) as crew:
+        assert train(crew.start(initial())) == expected
+        assert same_bits(crew.read_state(), state)
+        assert not crew.failures
+
+
 def test_members_that_swap_have_the_bits_of_one_machine(tmp_path):
     """The lead stages its blocks, one member trains from disk, and one retains activations."""
     plan = whole_plan()
@@ -156,9 +176,8 @@ def test_line_that_breaks_before_a_decision_costs_the_step_alone(line, tmp_path)
         assert not crew.failures
 
 
-@pytest.mark.parametrize("end", [(0, 1), (1, 0)], ids=["lead", "member"])
-@pytest.mark.parametrize("every", [14, 17])
-def test_line_that_breaks_again_and_again_costs_no_bit(every, end, tmp_path):
+@pytest.mark.parametrize(("end", "every"), [((0, 1), 19), ((1, 0), 19)], ids=["lead", "member"])
+def test_line_that_breaks_again_and_again_costs_no_bit(end, every, tmp_path):
     """A step needs less frames than that; between steps, what breaks is an order or its reply."""
     plan = whole_plan()
     expected, state, _ = reference(plan, train_two_rounds)
@@ -297,4 +316,31 @@ def test_channel_ends_by_what_is_not_finite_and_the_step_is_repeated(tmp_path):
         found += train_steps(engine, 1, first=1)
         assert found == expected and spoilt
         assert "machine 1 sent is of no use" in engine.last_problem
+        assert not crew.failures
+
+
+@pytest.mark.parametrize("tier", ["memory", "disk exact"])
+def test_lost_part_comes_from_the_ledger_with_a_warm_up(tier, tmp_path):
+    plan, member = whole_plan(), bitwise.Case(MICRO_BATCHES, tier, "exact", 127, 127).plan()
+    roster = deal(plan, (3, 5))
+    with LocalCrew([one_group(plan), member], roster, tmp_path) as crew:
+        engine = crew.start(initial())
+        train_steps(engine, 2)
+        list(engine.end_round(ENCODE, 1.0))
+        own = {name: each.clone() for name, each in engine.state_dict().items()}
+        anchor = [each.clone() for each in crew.anchor.fragments]
+        loss = engine.evaluate([bitwise.sample_text(MODEL, 3, seed=77)])
+    shutil.rmtree(tmp_path / "1")
+    with LocalCrew([one_group(plan), member], roster, tmp_path) as crew:
+        engine = crew.start()
+        with pytest.raises(CrewError, match="neither the ledger nor a peer has block"):
+            engine.load_state_dict(own)
+        crew.rebuilt |= dict(enumerate(anchor))
+        engine.load_state_dict(own)
+        assert same_bits(list(crew.anchor.fragments), anchor)
+        assert engine.evaluate([bitwise.sample_text(MODEL, 3, seed=77)]) == loss
+        engine.progress = replace(engine.progress, position=2)
+        assert crew.engines[1].progress.position == 2
+        assert crew.engines[1].progress.warmup_steps_left == WARMUP_STEPS
+        assert train_steps(engine, 2, first=2)[-3] < loss
         assert not crew.failures

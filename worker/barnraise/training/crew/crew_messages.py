@@ -22,6 +22,7 @@ SeatNumber = Annotated[int, Field(ge=0, le=15)]
 Units = Annotated[list[FiniteFloat], Field(max_length=MAX_FRAGMENTS)]  # one for each fragment
 FragmentList = Annotated[list[FragmentIndex], Field(max_length=MAX_FRAGMENTS)]
 SchemeName = Annotated[str, Field(pattern=r"^(dense[248]|top\d{1,4}x[248])$")]
+Verdict = Literal["apply", "cancel", "abandon"]
 PartSize = Annotated[int, Field(ge=1, le=4096)]  # sequences
 
 
@@ -48,7 +49,7 @@ class QueueTask(Message):
 
     kind: Literal["queue"] = "queue"
     updates: Count  # how many
-    prediction: Units | None
+    prediction: Units | None = None
 
 
 class ApplyTask(Message):
@@ -114,11 +115,11 @@ class LoadTask(Message):
 
 
 class ProgressTask(Message):
-    """Set how far the state has come, where the lead's differs."""
+    """Set how far the state has come, where the lead's has changed."""
 
     kind: Literal["progress"] = "progress"
     position: Count
-    warmup_steps_left: Count
+    warmup_steps_left: Count | None = None  # None leaves the machine's own
 
 
 class LeaveTask(Message):
@@ -164,7 +165,7 @@ class StepDecision(Message):
     type: Literal["decision"] = "decision"
     epoch: Count
     number: Count
-    verdict: Literal["apply", "cancel", "abandon"]
+    verdict: Verdict
     loss: FiniteFloat = 0.0
     norm: FiniteFloat = 0.0
 
@@ -181,7 +182,8 @@ class Norms(Message):
 class Reply(Message):
     """What a machine did with an order; `problem` is a sentence where it could not obey.
 
-    What was interrupted, because a channel broke, the lead may order again.
+    What was interrupted, because a channel broke, the lead may order again. A part that this
+    machine has not saved is missing: it has the fragments' initial zeros.
     """
 
     type: Literal["reply"] = "reply"
@@ -189,6 +191,7 @@ class Reply(Message):
     number: Count
     problem: Sentence = ""
     interrupted: bool = False
+    missing: bool = False
     sketch: Sketch | None = None
     attachments: Attachments = []
 
