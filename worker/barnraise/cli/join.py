@@ -54,7 +54,6 @@ from barnraise.planning.crew import advise_crew
 from barnraise.planning.hardware import Hardware
 from barnraise.planning.limits import Limits
 from barnraise.protocol.coordinator_messages import RunView, TextManifest
-from barnraise.protocol.enums import JoinPurpose
 from barnraise.protocol.signing import open_signed
 from barnraise.spec import RunSpec
 from barnraise.state_dir import SiteMembership, StateDir
@@ -301,10 +300,7 @@ class TrainingSession:
 
         hardware, leaving = self._hardware, turn.leaving
         fetch_weights = partial(fetch_initial_weights, self._state_dir, leaving, lambda: hardware)
-        purpose = JoinPurpose.CREW if self._options.crew else JoinPurpose.TRAIN
-        joined = join_run(
-            self._state_dir, run.id, leaving, hardware_view(hardware), fetch_weights, purpose
-        )
+        joined = join_run(self._state_dir, run.id, leaving, hardware_view(hardware), fetch_weights)
         if joined is None:
             return None
         joined = replace(joined, trust_one=self._options.trust_one)
