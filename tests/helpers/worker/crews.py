@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import json
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import cast
 
 from helpers.network.memory_transport import MemoryNetwork
 from helpers.worker.plans import bitwise, stage_of
+from torch import Tensor
 
 from barnraise.ledger.anchor import Anchor
 from barnraise.peering.transports.iroh_transport import IrohTransport
@@ -49,9 +51,9 @@ def deal(plan: Plan, counts: Sequence[int], bits: int = 32) -> CrewRoster:
     return CrewRoster(1, plan.model, plan.micro_batches, tuple(seats))
 
 
-def describe_label(progress: EngineProgress) -> str:
+def describe_progress(progress: EngineProgress) -> str:
     """Return what a state on disk is committed with."""
-    return str(progress.label)
+    return json.dumps(dataclasses.asdict(progress))
 
 
 @dataclasses.dataclass
@@ -91,6 +93,7 @@ class LocalCrew:
         engines: of each machine.
         lead: the lead's engine, from `start` on.
         failures: what members have raised.
+        rebuilt: fragments of the anchor that the ledger has, for machines without a saved part.
     """
 
     def __init__(
@@ -123,6 +126,7 @@ class LocalCrew:
         self._stopping = threading.Event()
         self._dialling = threading.Event()
         self._cuts: dict[tuple[int, int], Cut] = {}
+        self.rebuilt: dict[int, Tensor] = {}
         self.failures: list[BaseException] = []
 
     def __enter__(self) -> "LocalCrew":
@@ -143,7 +147,8 @@ class LocalCrew:
             self._orders = CrewOrders(self.links[0])
             fragments = CrewFragments(FragmentSequence(store, "anchor"), self._orders)
             anchor = self.anchor = Anchor(fragments)
-        return StageEngine(plan, self._recipe, store, anchor, describe_label)
+        progress = None if store.header is None else EngineProgress(**json.loads(store.header))
+        return StageEngine(plan, self._recipe, store, anchor, describe_progress, progress)
 
     def _start_member(self, number: int) -> None:
         stopping = self._member_stops[number] = threading.Event()
@@ -177,7 +182,9 @@ class LocalCrew:
         """Begin with these fragments, or with the state that was saved last."""
         for i, each in enumerate(units or ()):
             self.anchor.fragments[i] = each
-        self.lead = CrewEngine(self.engines[0], self._orders, is_fresh=units is not None)
+        is_fresh = units is not None
+        rebuild = self.rebuilt.get
+        self.lead = CrewEngine(self.engines[0], self._orders, is_fresh, rebuild)
         return self.lead
 
     def _serve_member(self, number: int, stopping: threading.Event) -> None:

@@ -6,8 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from helpers.updates.headers import build_update
 
-from barnraise.ledger.update_queue import UpdateQueue
+from barnraise.ledger.anchor import Retraction
+from barnraise.ledger.blob_store import BlobStore
+from barnraise.ledger.codec import encode
+from barnraise.ledger.update_queue import ReceivedUpdate, UpdateQueue
+from barnraise.protocol.messages import FragmentUpdate
 
 CHANGES = 20_000
 
@@ -44,3 +49,21 @@ def test_queue_filled_and_drained_at_once_loses_and_repeats_nothing():
         training_loop.join()
     assert drained == list(range(CHANGES))
     assert sizes == {0} and queue.decoded_bytes == 0
+
+
+@pytest.mark.parametrize("multiplier", [-1, 0, 1])
+def test_encoded_parts_are_those_that_are_decoded(multiplier, tmp_path):
+    payload, units = encode(torch.arange(-50, 50, dtype=torch.int32) * 1000)
+    blobs = BlobStore(tmp_path)
+    digest = blobs.store(payload)
+    part = FragmentUpdate(digest=digest, size=len(payload), sketch="0" * 16)
+    empty = FragmentUpdate(digest="0" * 64, size=0, sketch="0" * 16)
+    update = build_update("a" * 64, 1, fragments=[part, empty])
+    header = update if multiplier == 1 else Retraction(update, multiplier, single=True)
+    received = ReceivedUpdate(header, (100, 100), blobs)
+    assert received.read_encoded(1) is None
+    if multiplier == 0:
+        assert received.read_encoded(0) is None and received.decode(0) is None
+    else:
+        assert received.read_encoded(0) == (payload, multiplier)
+        assert torch.equal(received.decode(0), multiplier * units)

@@ -114,10 +114,6 @@ class CheckpointSlots:
             return None
         return SavedTensors(self.folder / newest / TENSORS_FILE), self._whole_slots()[newest]
 
-    def steps(self) -> set[int]:
-        """Return the steps of the whole slots."""
-        return {header.step for header in self._whole_slots().values()}
-
     def load_step(self, step: int) -> tuple["SavedTensors", StateHeader] | None:
         """Return the newest whole slot of a step; None when there is none; see `load`."""
         headers = self._whole_slots()

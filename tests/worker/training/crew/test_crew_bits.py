@@ -1,16 +1,20 @@
 """A crew has the bits of one machine: steps, rounds, arrivals, a validation, a line that breaks."""
 
+import shutil
 from dataclasses import replace
 
 import pytest
 import torch
 from helpers.worker.crews import LocalCrew, deal
+from helpers.worker.llama_models import QWEN, UNTIED
 from helpers.worker.plans import bitwise
 
-from barnraise.errors import RoundLostError, StateError
+from barnraise.errors import CrewError, RoundLostError, StateError
 from barnraise.ledger.anchor import Anchor, compute_sketch
 from barnraise.ledger.codec import encode
 from barnraise.planning.quantization_scheme import QuantizationScheme
+from barnraise.spec import OPTIMIZERS
+from barnraise.swap.engine import UPDATES_PER_STEP, WARMUP_STEPS
 from barnraise.swap.state_store import FragmentSequence
 from barnraise.training.crew.crew_frames import PieceKind
 from barnraise.training.crew.crew_member import ForwardedUpdate
@@ -29,9 +33,9 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
-def whole_plan(**changes):
+def whole_plan(model=MODEL, **changes):
     """Return the plan of one machine, whose stages the crew's machines get."""
-    return bitwise.resident_plan(MODEL, MICRO_BATCHES, **changes)
+    return bitwise.resident_plan(model, MICRO_BATCHES, **changes)
 
 
 def one_group(plan):
@@ -40,8 +44,8 @@ def one_group(plan):
     return replace(plan, forward_groups=(blocks,), backward_groups=(blocks,))
 
 
-def initial():
-    return [bitwise.initial_units(fragment) for fragment in MODEL.fragments()]
+def initial(model=MODEL):
+    return [bitwise.initial_units(fragment) for fragment in model.fragments()]
 
 
 def other_update(seed):
@@ -55,11 +59,11 @@ def other_update(seed):
     return ForwardedUpdate({i: (payload, 1) for i, payload in enumerate(payloads)}, sizes)
 
 
-def train_steps(engine, steps, first=0):
+def train_steps(engine, steps, first=0, model=MODEL):
     """Train on the texts of step `first` and after; return losses and norms."""
     found = []
     for step in range(first, first + steps):
-        text = bitwise.sample_text(MODEL, bitwise.SEQUENCES, seed=step)
+        text = bitwise.sample_text(model, bitwise.SEQUENCES, seed=step)
         batches = list(text.split(bitwise.SEQUENCES // MICRO_BATCHES))
         stats = engine.step(batches, position=step + 1)
         found += [stats.loss, stats.norm, stats.tokens]
@@ -110,6 +114,36 @@ def test_crew_has_the_bits_of_one_machine(counts, kind, tmp_path):
         assert not crew.failures
 
 
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("model", [UNTIED, QWEN], ids=["untied", "qwen"])
+def test_llama_crew_has_the_bits_of_one_machine(model, optimizer, tmp_path):
+    plan = whole_plan(model, optimizer=optimizer)
+    expected, state, _ = reference(plan, lambda engine: train_steps(engine, 3, model=model))
+    counts = (1, model.layers - 1)
+    with LocalCrew([one_group(plan)] * 2, deal(plan, counts), tmp_path) as crew:
+        assert train_steps(crew.start(initial(model)), 3, model=model) == expected
+        assert same_bits(crew.read_state(), state)
+        assert not crew.failures
+
+
+def test_many_arrivals_at_once_have_the_bits_of_one_machine(tmp_path):
+    plan = whole_plan()
+
+    def train(engine):
+        found = train_steps(engine, 1)
+        list(engine.end_round(ENCODE, 0.5))
+        prediction = tuple(0.5 for _ in range(MODEL.layers + 2))
+        engine.queue_updates(*map(other_update, range(2 * UPDATES_PER_STEP + 1)))
+        engine.queue_updates(other_update(100), prediction=prediction)
+        return found + train_steps(engine, 1, first=1)
+
+    expected, state, _ = reference(plan, train)
+    with LocalCrew([one_group(plan)] * 2, deal(plan, (4, 4)), tmp_path) as crew:
+        assert train(crew.start(initial())) == expected
+        assert same_bits(crew.read_state(), state)
+        assert not crew.failures
+
+
 def test_members_that_swap_have_the_bits_of_one_machine(tmp_path):
     """The lead stages its blocks, one member trains from disk, and one retains activations."""
     plan = whole_plan()
@@ -142,9 +176,8 @@ def test_line_that_breaks_before_a_decision_costs_the_step_alone(line, tmp_path)
         assert not crew.failures
 
 
-@pytest.mark.parametrize("end", [(0, 1), (1, 0)], ids=["lead", "member"])
-@pytest.mark.parametrize("every", [14, 17])
-def test_line_that_breaks_again_and_again_costs_no_bit(every, end, tmp_path):
+@pytest.mark.parametrize(("end", "every"), [((0, 1), 17), ((1, 0), 14)], ids=["lead", "member"])
+def test_line_that_breaks_again_and_again_costs_no_bit(end, every, tmp_path):
     """A step needs less frames than that; between steps, what breaks is an order or its reply."""
     plan = whole_plan()
     expected, state, _ = reference(plan, train_two_rounds)
@@ -158,8 +191,9 @@ def test_line_that_breaks_again_and_again_costs_no_bit(every, end, tmp_path):
         assert not crew.failures
 
 
-def test_crew_that_was_saved_goes_on_where_one_machine_does(tmp_path):
-    plan = whole_plan()
+@pytest.mark.parametrize("tier", ["memory", "disk exact", "disk restart"])
+def test_crew_that_was_saved_goes_on_where_one_machine_does(tier, tmp_path):
+    plan, member = whole_plan(), bitwise.Case(MICRO_BATCHES, tier, "exact", 127, 127).plan()
 
     def train(engine):
         first = train_steps(engine, 2)
@@ -172,11 +206,11 @@ def test_crew_that_was_saved_goes_on_where_one_machine_does(tmp_path):
     second = train_steps(one, 2, first=2)
     one.close()
     roster = deal(plan, (3, 5))
-    with LocalCrew([one_group(plan)] * 2, roster, tmp_path) as crew:
+    with LocalCrew([one_group(plan), member], roster, tmp_path) as crew:
         engine = crew.start(initial())
         assert train(engine)[0] == first
         own = engine.state_dict()
-    with LocalCrew([one_group(plan)] * 2, roster, tmp_path) as crew:
+    with LocalCrew([one_group(plan), member], roster, tmp_path) as crew:
         engine = crew.start()
         engine.load_state_dict(own)
         assert train_steps(engine, 2, first=2) == second
@@ -264,7 +298,7 @@ def test_sketches_come_from_the_machines_that_hold_the_fragments(tmp_path):
             engine.generate([], None, None)
 
 
-def test_activations_that_are_not_finite_end_the_channel_and_the_step_is_made_again(tmp_path):
+def test_channel_ends_by_what_is_not_finite_and_the_step_is_repeated(tmp_path):
     plan = whole_plan()
     expected, _, _ = reference(plan, lambda engine: train_steps(engine, 2))
     with LocalCrew([one_group(plan)] * 2, deal(plan, (4, 4)), tmp_path) as crew:
@@ -282,4 +316,31 @@ def test_activations_that_are_not_finite_end_the_channel_and_the_step_is_made_ag
         found += train_steps(engine, 1, first=1)
         assert found == expected and spoilt
         assert "machine 1 sent is of no use" in engine.last_problem
+        assert not crew.failures
+
+
+@pytest.mark.parametrize("tier", ["memory", "disk exact"])
+def test_lost_part_comes_from_the_ledger_with_a_warm_up(tier, tmp_path):
+    plan, member = whole_plan(), bitwise.Case(MICRO_BATCHES, tier, "exact", 127, 127).plan()
+    roster = deal(plan, (3, 5))
+    with LocalCrew([one_group(plan), member], roster, tmp_path) as crew:
+        engine = crew.start(initial())
+        train_steps(engine, 2)
+        list(engine.end_round(ENCODE, 1.0))
+        own = {name: each.clone() for name, each in engine.state_dict().items()}
+        anchor = [each.clone() for each in crew.anchor.fragments]
+        loss = engine.evaluate([bitwise.sample_text(MODEL, 3, seed=77)])
+    shutil.rmtree(tmp_path / "1")
+    with LocalCrew([one_group(plan), member], roster, tmp_path) as crew:
+        engine = crew.start()
+        with pytest.raises(CrewError, match="neither the ledger nor a peer has block"):
+            engine.load_state_dict(own)
+        crew.rebuilt |= dict(enumerate(anchor))
+        engine.load_state_dict(own)
+        assert same_bits(list(crew.anchor.fragments), anchor)
+        assert engine.evaluate([bitwise.sample_text(MODEL, 3, seed=77)]) == loss
+        engine.progress = replace(engine.progress, position=2)
+        assert crew.engines[1].progress.position == 2
+        assert crew.engines[1].progress.warmup_steps_left == WARMUP_STEPS
+        assert train_steps(engine, 2, first=2)[-3] < loss
         assert not crew.failures

@@ -5,6 +5,7 @@ with the same bits where boundaries have 32 bits. The lead's tokens, ledger and 
 """
 
 import contextlib
+import logging
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +18,12 @@ from barnraise.errors import CrewError, StateError
 from barnraise.ledger import codec
 from barnraise.ledger.anchor import fragment_to_bytes
 from barnraise.mixing.payloads import encode_weights
-from barnraise.swap.engine import EncodedFragment, StepStats
+from barnraise.swap.engine import (
+    UPDATES_PER_STEP,
+    WARMUP_STEPS,
+    EncodedFragment,
+    StepStats,
+)
 from barnraise.swap.executor import DecodableUpdate, EngineProgress
 from barnraise.swap.sampler import SamplingSettings, TokenRange
 from barnraise.training.crew.crew_frames import PayloadId, PieceKind
@@ -40,6 +46,8 @@ from barnraise.training.crew.stage_engine import StageEngine
 from barnraise.training.crew.step_protocol import STREAM_SECONDS, LeadStep, decode_stream
 from barnraise.training.training_engine import Encoder
 
+log = logging.getLogger("barnraise")
+
 AGAIN_SECONDS = 0.2  # between two attempts at a step
 LABEL = "crew"  # the tensor of a saved state that holds its label
 
@@ -47,15 +55,27 @@ LABEL = "crew"  # the tensor of a saved state that holds its label
 class CrewEngine:
     """Train the whole model on all machines of a crew. All methods are called from one thread."""
 
-    def __init__(self, engine: StageEngine, orders: CrewOrders, is_fresh: bool) -> None:
-        """Lead a crew whose channels are open, with `engine` for the lead's own stage.
+    def __init__(
+        self,
+        engine: StageEngine,
+        orders: CrewOrders,
+        is_fresh: bool,
+        rebuild: Callable[[int], Tensor | None] = lambda index: None,
+    ) -> None:
+        """Lead a crew whose channels are open.
 
-        `is_fresh`: whether the anchor was stored and no state loaded: all replicas begin at it.
-        Otherwise the others load what they saved together with the lead's state.
+        Args:
+            engine: of the lead's own stage.
+            orders: reach the others.
+            is_fresh: whether the anchor was stored and no state loaded: all replicas begin at it.
+                Otherwise the others load what they saved together with the lead's state.
+            rebuild: returns a fragment of the anchor, int32 [n], that no machine has saved, from
+                the ledger or from peers; None if neither has it.
 
         Raises:
-            CrewError: one of them does not have its part.
+            CrewError: one of the others has not saved its part, and it cannot be rebuilt.
         """
+        self._rebuild = rebuild
         self._engine, self._orders = engine, orders
         self._links = orders.links
         self._roster = orders.links.roster
@@ -78,9 +98,11 @@ class CrewEngine:
 
     @progress.setter
     def progress(self, progress: EngineProgress) -> None:
-        self._orders.request(
-            ProgressTask(position=progress.position, warmup_steps_left=progress.warmup_steps_left)
-        )
+        warmup = progress.warmup_steps_left
+        if warmup == self._engine.progress.warmup_steps_left:
+            warmup = None  # a machine that has lost its moments has its own
+        task = ProgressTask(position=progress.position, warmup_steps_left=warmup)
+        self._orders.request(task)
         self._engine.progress = progress
 
     @property
@@ -145,13 +167,17 @@ class CrewEngine:
     ) -> None:
         """Queue other authors' updates, and set the prediction for updates in flight.
 
-        Each machine gets its fragments' payloads as they came.
+        Each machine gets its fragments' payloads as they came, of as many updates at a time as it
+        adds together.
         """
         if not updates and prediction in (None, self._prediction):
             return
-        enclosures = {number: self._enclose(updates, number) for number in self._orders.others}
         values = None if prediction is None else [*prediction]
-        self._orders.request(QueueTask(updates=len(updates), prediction=values), None, enclosures)
+        for first in range(0, max(1, len(updates)), UPDATES_PER_STEP):
+            some = updates[first : first + UPDATES_PER_STEP]
+            enclosures = {number: self._enclose(some, number) for number in self._orders.others}
+            task = QueueTask(updates=len(some), prediction=values if first == 0 else None)
+            self._orders.request(task, None, enclosures)
         self._prediction = prediction or self._prediction
         self._engine.queue_updates(*updates, prediction=prediction)
 
@@ -364,7 +390,7 @@ class CrewEngine:
 
         Raises:
             StateError: the tensors are no state of a crew's lead, or do not fit its plan.
-            CrewError: another machine does not have its part.
+            CrewError: another machine has not saved its part, and it cannot be rebuilt.
         """
         if LABEL not in tensors:
             raise StateError("the saved state is not that of a crew's lead")
@@ -375,9 +401,29 @@ class CrewEngine:
         self._engine.set_label(label)
 
     def _load_others(self, label: int) -> None:
-        """Have the others load what they saved under a label; 0: begin with the anchor alone."""
+        """Have the others load what they saved under a label; 0: begin with the anchor alone.
+
+        A machine without that part gets the anchor's, with Adam's moments at zero and a warm-up.
+        """
         self._links.accept_restarts()
-        self._orders.request(LoadTask(label=label))
+        answers = self._orders.request(LoadTask(label=label))
+        for number in sorted(n for n, answer in answers.items() if answer.reply.missing):
+            name = self._roster.name_of(number)
+            log.warning("%s has not saved its part of this state: it gets the anchor's", name)
+            for i in self._roster.seats[number].stage.fragments:
+                units = self._rebuild(i)
+                if units is None:
+                    raise CrewError(
+                        f"{name} has not saved its part of this crew's state, and neither the "
+                        f"ledger nor a peer has {self._engine.fragments[i].name} now: start again "
+                        "when other machines of the run are online"
+                    )
+                enclosure = Enclosure(i, fragment_to_bytes(units))
+                self._orders.request(StoreTask(), [number], {number: [enclosure]})
+            self._orders.request(LoadTask(label=0), [number])
+            position = self._engine.progress.position
+            task = ProgressTask(position=position, warmup_steps_left=WARMUP_STEPS)
+            self._orders.request(task, [number])
 
     def close(self) -> None:
         """End the crew: the others leave, and the lead frees its memory."""

@@ -25,7 +25,7 @@ from barnraise.training.crew.crew_messages import (
     MAX_ATTACHMENTS,
     MAX_PARTS,
     ControlMessage,
-    Hello,
+    CrewHello,
     Ping,
     StepDecision,
 )
@@ -251,7 +251,7 @@ class CrewLinks:
             self._links[number] = link
             self._ends.pop(number, None)
             self._opened[number] += 1
-            link.messages.append(Hello(session=self._session))
+            link.messages.append(CrewHello(session=self._session))
             if self._last_decision is not None:
                 link.messages.append(self._last_decision)
             link.has_work.set()
@@ -274,7 +274,7 @@ class CrewLinks:
         found = crew_frames.unpack(frame)
         if isinstance(found, Ping):
             return
-        if isinstance(found, Hello):
+        if isinstance(found, CrewHello):
             self._accept_session(number, found.session)
             return
         if found.epoch != self.roster.epoch:

@@ -93,6 +93,7 @@ class _Result:
     enclosures: Sequence[Enclosure] = ()
     sketch: str | None = None
     interrupted: bool = False
+    missing: bool = False
 
 
 class CrewMember:
@@ -176,6 +177,7 @@ class CrewMember:
             number=order.number,
             problem=problem,
             interrupted=result.interrupted,
+            missing=result.missing,
             sketch=result.sketch,
             attachments=[each.attachment() for each in result.enclosures],
         )
@@ -252,13 +254,9 @@ class CrewMember:
             case SaveTask():
                 self._state.save(engine, task.label, task.closing)
             case LoadTask():
-                self._state.load(engine, task.label)
+                return _Result(missing=not self._state.load(engine, task.label))
             case ProgressTask():
-                engine.progress = replace(
-                    engine.progress,
-                    position=task.position,
-                    warmup_steps_left=task.warmup_steps_left,
-                )
+                self._set_progress(task)
             case _:
                 pass  # the lead leaves
         return _Result()
@@ -300,6 +298,12 @@ class CrewMember:
                 self._engine.reset_feedback()
             case "momentum":
                 self._engine.reset_momentum()
+
+    def _set_progress(self, task: ProgressTask) -> None:
+        progress = replace(self._engine.progress, position=task.position)
+        if task.warmup_steps_left is not None:
+            progress = replace(progress, warmup_steps_left=task.warmup_steps_left)
+        self._engine.progress = progress
 
     def _store_fragments(
         self, attachments: Sequence[Attachment], payloads: list[bytearray]

@@ -48,7 +48,7 @@ class QueueTask(Message):
 
     kind: Literal["queue"] = "queue"
     updates: Count  # how many
-    prediction: Units | None
+    prediction: Units | None = None
 
 
 class ApplyTask(Message):
@@ -114,11 +114,11 @@ class LoadTask(Message):
 
 
 class ProgressTask(Message):
-    """Set how far the state has come, where the lead's differs."""
+    """Set how far the state has come, where the lead's has changed."""
 
     kind: Literal["progress"] = "progress"
     position: Count
-    warmup_steps_left: Count
+    warmup_steps_left: Count | None = None  # None leaves the machine's own
 
 
 class LeaveTask(Message):
@@ -181,7 +181,8 @@ class Norms(Message):
 class Reply(Message):
     """What a machine did with an order; `problem` is a sentence where it could not obey.
 
-    What was interrupted, because a channel broke, the lead may order again.
+    What was interrupted, because a channel broke, the lead may order again. A part that this
+    machine has not saved is missing: it has the fragments' initial zeros.
     """
 
     type: Literal["reply"] = "reply"
@@ -189,6 +190,7 @@ class Reply(Message):
     number: Count
     problem: Sentence = ""
     interrupted: bool = False
+    missing: bool = False
     sketch: Sketch | None = None
     attachments: Attachments = []
 
@@ -207,7 +209,7 @@ class BrokenStep(Message):
     diverged: bool = False
 
 
-class Hello(Message):
+class CrewHello(Message):
     """The first message of a channel. A machine that restarts has another session."""
 
     type: Literal["hello"] = "hello"
@@ -221,7 +223,8 @@ class Ping(Message):
 
 
 ControlMessage = Annotated[
-    Order | StepDecision | Norms | Reply | BrokenStep | Hello | Ping, Field(discriminator="type")
+    Order | StepDecision | Norms | Reply | BrokenStep | CrewHello | Ping,
+    Field(discriminator="type"),
 ]
 _ADAPTER: TypeAdapter[ControlMessage] = TypeAdapter(ControlMessage)
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from barnraise.errors import CrewError
+from barnraise.errors import StateError
 from barnraise.training.checkpoint import CheckpointSlots, StateHeader
 from barnraise.training.crew.stage_engine import StageEngine
 
@@ -24,28 +24,26 @@ class CrewState:
         header = StateHeader(run=self._run, spec=self._spec, step=label)
         self._slots.save(engine.state_dict(), header)
 
-    def load(self, engine: StageEngine, label: int) -> None:
+    def load(self, engine: StageEngine, label: int) -> bool:
         """Load the state of a label, and begin a round at its anchor; 0: nothing is learnt yet.
 
-        Raises:
-            CrewError: this machine did not save it.
+        Returns:
+            Whether this machine has saved it; else nothing has changed.
         """
         if label == 0:
             engine.forget_training()
-        elif engine.plan.on_disk:
+            return True
+        if engine.plan.on_disk:
             if engine.progress.label != label:
-                raise CrewError(f"its saved part is that of save {engine.progress.label}")
+                return False
             engine.reset_round()
-        else:
-            self._load_slot(engine, label)
-
-    def _load_slot(self, engine: StageEngine, label: int) -> None:
+            return True
         saved = self._slots.load_step(label)
         if saved is None or saved[1].run != self._run:
-            raise CrewError(f"it has no saved part of save {label}")
-        engine.load_state_dict(saved[0])
+            return False
+        try:
+            engine.load_state_dict(saved[0])
+        except StateError:  # of other fragments than this machine has now
+            return False
         engine.set_label(label)
-
-    def labels(self) -> set[int]:
-        """Return the labels of what is saved in the slots."""
-        return self._slots.steps()
+        return True

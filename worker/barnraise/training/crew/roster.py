@@ -78,11 +78,6 @@ class CrewRoster:
         """Return the sequences of a micro-batch."""
         return self.seats[LEAD].stage.sequences
 
-    @property
-    def step_tokens(self) -> int:
-        """Return the tokens of one step."""
-        return self.micro_batches * self.sequences * self.model.context
-
     @cached_property
     def holders(self) -> dict[int, int]:
         """Map each fragment to the number of the machine that holds it."""

@@ -1,0 +1,56 @@
+"""Rosters of crews: which machines hold what, who sends what to whom, and what is no pipeline."""
+
+from dataclasses import replace
+
+import pytest
+from helpers.worker.crews import deal
+from helpers.worker.plans import bitwise
+
+from barnraise.errors import MessageError
+from barnraise.planning.plan import PipelineStage
+
+PLAN = bitwise.resident_plan(bitwise.MODEL, 4)
+ROSTER = deal(PLAN, (2, 3, 3))
+
+
+def with_fragments(number, *fragments):
+    """Return the roster with other fragments of one machine."""
+    seats = list(ROSTER.seats)
+    seats[number] = replace(seats[number], stage=PipelineStage(fragments, PLAN.sequences))
+    return replace(ROSTER, seats=tuple(seats))
+
+
+def test_each_boundary_has_one_sender_and_one_receiver():
+    found = {
+        (key, sender, receiver)
+        for key in range(-9, 10)
+        for sender in range(3)
+        for receiver in range(3)
+        if sender != receiver and ROSTER.is_boundary(key, sender, receiver)
+    }
+    forward = {(3, 0, 1), (6, 1, 2), (9, 2, 0)}
+    assert found == forward | {(-key, receiver, sender) for key, sender, receiver in forward}
+
+
+def test_neighbours_are_the_lead_and_those_next_in_the_ring():
+    ROSTER.validate()
+    four = deal(PLAN, (2, 2, 2, 2))
+    assert [four.neighbours(n) for n in range(4)] == [{1, 2, 3}, {0, 2}, {0, 1, 3}, {0, 2}]
+
+
+@pytest.mark.parametrize(
+    ("roster", "reason"),
+    [
+        (replace(ROSTER, seats=ROSTER.seats[:1]), "2 to 16 machines"),
+        (replace(ROSTER, seats=(*ROSTER.seats[:2], ROSTER.seats[1])), "two places"),
+        (with_fragments(1, 3, 4), "each block once"),
+        (with_fragments(1, 3, 5, 4), "each block once"),
+        (with_fragments(1), "at least one"),
+        (with_fragments(0, 0, 9), "at least one block"),
+        (with_fragments(0, 1, 2), "holds the embedding"),
+        (replace(ROSTER, micro_batches=0), "impossible step"),
+    ],
+)
+def test_roster_that_is_no_pipeline_is_refused(roster, reason):
+    with pytest.raises(MessageError, match=reason):
+        roster.validate()
