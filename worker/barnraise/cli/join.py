@@ -340,7 +340,11 @@ class TrainingSession:
         Raises:
             StateError: the run's machines cannot form crews.
         """
-        from barnraise.peering.transports.iroh_transport import IrohTransport, find_free_port
+        from barnraise.peering.transports.iroh_transport import (
+            IrohTransport,
+            find_free_port,
+            wait_until_free,
+        )
         from barnraise.swap.hardware_probe import measure_free
         from barnraise.training.crew.crew_worker import (
             CrewOptions,
@@ -370,6 +374,7 @@ class TrainingSession:
         if seating is None:
             joined.folder.close()
             return None
+        wait_until_free(port)
         transport = IrohTransport(secret, port=port)
         return CrewWorker(seating, joined, leaving, (free, limits), show, transport)
 
