@@ -145,6 +145,49 @@ class Swarm:
             shutil.copytree(self.text, blobs, copy_function=os.link)
         return home
 
+    def join(
+        self,
+        name: str,
+        with_text: bool = True,
+        knows: list[str] | None = None,
+        site: str = UNREACHABLE,
+        max_tokens_per_second: int = 1 << 40,
+    ) -> JoinedRun:
+        """Return a machine's part in the run, with a ticket; the arguments are those of `start`."""
+        home = self.home(name, with_text)
+        now, key = time.time(), home.identity.key
+        machine = f"0192f0c1-2d3e-7f40-8a5b-{key[:12]}"
+        ticket = Ticket(
+            run=RUN,
+            peer=key,
+            machine=machine,
+            volunteer=digest(self._person or name),
+            roles=[Role.WORKER],
+            standing=self._standings.get(name, Standing.STRANGER),
+            max_tokens_per_second=max_tokens_per_second,
+            issued=now,
+            expires=now + 86400,
+            mirror=MIRROR.key,
+        )
+        peer_keys = [StateDir(self.folder / other).identity.key for other in knows or []]
+        return JoinedRun(
+            run=RUN,
+            name="a swarm",
+            machine=machine,
+            folder=home.open_run(RUN),
+            coordinator=SingleSite(site, home.identity, MIRROR.key),
+            spec=self.spec,
+            spec_digest=digest(self.spec.to_json()),
+            manifest=self.manifest,
+            ticket=MIRROR.sign("ticket", ticket),
+            directive=Directive(
+                run=RUN, machine=machine, status=RunStatus.TRAINING, report_every=0.5, issued=now
+            ),
+            acknowledged=0,
+            trust_one=self._trust_one,
+            peers=tuple(Peer(key=k, addresses=[f"memory:{k[:16]}"]) for k in peer_keys),
+        )
+
     def start(
         self,
         name: str,
@@ -164,40 +207,7 @@ class Swarm:
             site: The address that it reports to.
             max_tokens_per_second: What its ticket allows it to state.
         """
-        home = self.home(name, with_text)
-        now, key = time.time(), home.identity.key
-        machine = f"0192f0c1-2d3e-7f40-8a5b-{key[:12]}"
-        ticket = Ticket(
-            run=RUN,
-            peer=key,
-            machine=machine,
-            volunteer=digest(self._person or name),
-            roles=[Role.WORKER],
-            standing=self._standings.get(name, Standing.STRANGER),
-            max_tokens_per_second=max_tokens_per_second,
-            issued=now,
-            expires=now + 86400,
-            mirror=MIRROR.key,
-        )
-        coordinator = SingleSite(site, home.identity, MIRROR.key)
-        peer_keys = [StateDir(self.folder / other).identity.key for other in knows or []]
-        joined = JoinedRun(
-            run=RUN,
-            name="a swarm",
-            machine=machine,
-            folder=home.open_run(RUN),
-            coordinator=coordinator,
-            spec=self.spec,
-            spec_digest=digest(self.spec.to_json()),
-            manifest=self.manifest,
-            ticket=MIRROR.sign("ticket", ticket),
-            directive=Directive(
-                run=RUN, machine=machine, status=RunStatus.TRAINING, report_every=0.5, issued=now
-            ),
-            acknowledged=0,
-            trust_one=self._trust_one,
-            peers=tuple(Peer(key=k, addresses=[f"memory:{k[:16]}"]) for k in peer_keys),
-        )
+        joined = self.join(name, with_text, knows, site, max_tokens_per_second)
         leaving, killing = threading.Event(), threading.Event()
         status: dict[str, Any] = {}
         failure: list[BaseException] = []
@@ -208,7 +218,7 @@ class Swarm:
                 killing.clear()
                 raise Killed
 
-        transport = self.network.transport(key)
+        transport = self.network.transport(joined.coordinator.identity.key)
         worker_class = MixingWorker if self.spec.recipe.mixes_weights else Worker
         hardware = self._machines.get(name, ONE_CORE_MACHINE)
         worker = worker_class(joined, leaving, hardware, limits, on_status, transport)

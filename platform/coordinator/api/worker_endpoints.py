@@ -172,7 +172,7 @@ def join_run(
     enforce_machine_limit(machine, "join", MAX_JOINS, JOINS_SECONDS)
     if run.state is enums.RunStatus.CANCELLED:  # a finished run is joined to download its weights
         raise ApiError(409, f"the run {run.name} is {run.status}, so nobody can join it")
-    if sentence := join_refusal(run, machine, asked.hardware):
+    if sentence := join_refusal(run, machine, asked.hardware, asked.purpose):
         Notification.create_once(draft_refusal(machine, run, sentence))
         raise ApiError(403, sentence)
     # Store queued reports first: an earlier "left" of this machine must not overwrite the join.

@@ -31,7 +31,8 @@ def admit_machine(
         "last_seen": timezone.now(),
         "activity": enums.Activity.JOINING,
     }
-    if request.purpose is enums.JoinPurpose.FETCH:
+    # A crew's member neither reports nor signs: its lead is the run's machine.
+    if request.purpose is not enums.JoinPurpose.TRAIN:
         columns["activity"] = enums.Activity.FETCHING
     membership, created = Membership.objects.get_or_create(
         run=run, machine=machine, defaults=columns
@@ -42,7 +43,12 @@ def admit_machine(
     return membership
 
 
-def join_refusal(run: Run, machine: Machine, hardware: reports.HardwareView | None = None) -> str:
+def join_refusal(
+    run: Run,
+    machine: Machine,
+    hardware: reports.HardwareView | None = None,
+    purpose: enums.JoinPurpose = enums.JoinPurpose.TRAIN,
+) -> str:
     """Return why this machine may not join, as a sentence for its owner; "" if it may.
 
     The run owner's machines always may: one of them prepares the text. Nobody may whom a verdict
@@ -59,9 +65,11 @@ def join_refusal(run: Run, machine: Machine, hardware: reports.HardwareView | No
         return (
             f"the run {run.name} {run.access_description}: ask {run.owner.shown_name} to let you in"
         )
-    return machine_limit_refusal(run, machine) or memory_shortfall(
-        run, *_memory_bytes(machine, hardware)
-    )
+    if sentence := machine_limit_refusal(run, machine):
+        return sentence
+    if purpose is enums.JoinPurpose.CREW:  # which holds a part of the model
+        return ""
+    return memory_shortfall(run, *_memory_bytes(machine, hardware))
 
 
 def memory_shortfall(run: Run, memory: int, device_memory: int) -> str:

@@ -12,6 +12,7 @@ from barnraise.protocol.signing import TicketPolicy, check_ticket, open_signed
 from coordinator.fleet import run_broadcast
 from coordinator.fleet.lifecycle_facts import gather_facts
 from coordinator.fleet.models import Membership
+from coordinator.runs.join_policy import JoinPolicy
 from coordinator.telemetry.models import RunEvent
 from coordinator.telemetry.run_table import machine_rows
 
@@ -139,3 +140,15 @@ def test_machine_that_fetches_the_weights_is_no_machine_of_the_run(
     assert not RunEvent.objects.filter(machine=bob.machine).exists()
     assert ada.machine in {m.machine for m in Membership.objects.alive_in(run)}
     assert bob.machine in {m.machine for m in Membership.objects.reachable_in(run)}
+
+
+def test_member_of_a_crew_needs_no_memory_for_the_whole_model(person, launched_run, volunteer):
+    run, _ = launched_run(person("owner@example.org"), join_policy=JoinPolicy(min_memory=10**14))
+    bob = volunteer(person("bob@example.org"), 2)
+    refused = bob.request_join(run)
+    assert refused.status_code == 403 and "of memory" in refused.json()["error"]
+    answer = bob.request_join(run, purpose=enums.JoinPurpose.CREW)
+    reply = coordinator_messages.JoinReply.model_validate_json(answer.content)
+    assert reply.ticket is not None
+    alive = {membership.machine for membership in Membership.objects.alive_in(run)}
+    assert bob.machine not in alive, "the crew's lead is the run's machine"

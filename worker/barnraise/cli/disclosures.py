@@ -53,7 +53,9 @@ TO_SITE = (
         "When you join a run",
         {
             "the secret part of an invitation's link": "InvitationToken: token",
-            "version, and whether you train or only download": "JoinRequest: version purpose",
+            "version, and whether you train, train in a crew or only download": (
+                "JoinRequest: version purpose"
+            ),
             "the addresses at which peers reach this machine (the run's machines see them)": (
                 "JoinRequest: addresses; Report: addresses"
             ),

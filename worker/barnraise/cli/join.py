@@ -4,6 +4,7 @@ import _thread
 import contextlib
 import logging
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -53,7 +54,7 @@ from barnraise.cli.panel import build_panel, format_status_line
 from barnraise.cli.resource_options import LimitOptions
 from barnraise.cli.signals import silence_terminals, stop_on_signals
 from barnraise.cli.site_access import open_site
-from barnraise.errors import CoordinatorError, PlanError
+from barnraise.errors import CoordinatorError, PlanError, StateError
 from barnraise.formats import format_bytes
 from barnraise.planning.crew import advise_crew
 from barnraise.planning.hardware import Hardware
@@ -69,6 +70,7 @@ from barnraise.training.local_status import LocalStatus
 from barnraise.training.run_turns import Turn, train_in_turns
 
 if TYPE_CHECKING:
+    from barnraise.training.join import JoinedRun
     from barnraise.training.train import Worker
 
 log = logging.getLogger("barnraise")
@@ -78,6 +80,7 @@ status_log = logging.getLogger(STATUS_LOGGER)
 NICENESS = 19
 # Linux gives each session an equal share of the CPU; priorities count only within a session.
 AUTOGROUP = Path("/proc/self/autogroup")
+CREW_PANEL = "A crew: several machines that act as one"
 KEY_PAUSE_SECONDS = 3600.0  # that the panel's key P pauses for
 LOG_SECONDS = 10.0  # between two lines of the status in a log that people read
 FILE_SECONDS = 60.0  # between two lines of the status in the log file of a terminal's worker
@@ -101,6 +104,33 @@ class WorkerOptions:
             "single one, though the site does not confirm them.",
         ),
     ] = False
+    crew: Annotated[
+        bool,
+        typer.Option(
+            "--crew",
+            help="Lead a crew: print a code with which up to 15 other machines train a part of the "
+            "model each.",
+            rich_help_panel=CREW_PANEL,
+        ),
+    ] = False
+    members: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=15,
+            help="Machines to wait for besides this one (default: until those that came are "
+            "enough, and nobody has come for 20 s).",
+            rich_help_panel=CREW_PANEL,
+        ),
+    ] = None
+    boundary: Annotated[
+        int | None,
+        typer.Option(
+            help="Bits of what passes between the machines: 32 (exact), 16 or 8 (default: as the "
+            "lines need).",
+            rich_help_panel=CREW_PANEL,
+        ),
+    ] = None
 
 
 @expand_option_groups
@@ -138,13 +168,15 @@ def run_worker(
         lower_priority()
     # What can be refused is refused before anything that takes time.
     shares = parse_shares(turns.share, len(runs))
+    if worker_options.crew and len(runs) > 1:
+        raise StateError("a crew trains one run: name one, and let other machines join the others")
     state_dir = open_state_dir(machine.home)
     new_limits = machine.apply_to(resources.apply_to(state_dir.limits))
     names = [run.name for run in runs]
     obey_rank_0(names, new_limits)  # only rank 0 of a cluster knows the site and the peers
     memberships = [open_site(state_dir, run) for run in runs]
     chosen = find_runs(state_dir, names, skip_ended=turns.follow_next)
-    if machine.device or new_limits.has_sizes:
+    if not worker_options.crew and (machine.device or new_limits.has_sizes):
         for run in chosen:
             _check_request(run.view, machine, new_limits, state_dir.path)
 
@@ -279,6 +311,9 @@ class TrainingSession:
         self._display.control = LocalControl(joined.folder.path)
         transport = IrohTransport(joined.coordinator.identity.secret, port=self._options.port)
 
+        if self._options.crew:
+            return self._form_crew(joined, leaving, limits, show)
+
         def create(limits: Limits) -> Worker:
             worker_class = MixingWorker if joined.spec.recipe.mixes_weights else Worker
             # What is free changes between two attempts.
@@ -297,6 +332,64 @@ class TrainingSession:
         if limits == self._limits:  # and not the smaller ones after a shortage of memory
             self._state_dir.limits = limits
         return worker
+
+    def _form_crew(
+        self,
+        joined: "JoinedRun",
+        leaving: threading.Event,
+        limits: Limits,
+        show: Callable[[LocalStatus], None],
+    ) -> "Worker | None":
+        """Wait for a crew's machines, and return its lead's worker; None if the wait was stopped.
+
+        Raises:
+            StateError: the run's machines cannot form crews.
+        """
+        from barnraise.peering.transports.iroh_transport import (
+            IrohTransport,
+            find_free_port,
+            wait_until_free,
+        )
+        from barnraise.swap.hardware_probe import measure_free
+        from barnraise.training.crew.crew_worker import (
+            CrewOptions,
+            CrewWorker,
+            describe_request,
+            form_crew,
+        )
+
+        if joined.spec.recipe.mixes_weights:
+            joined.folder.close()
+            raise StateError(
+                "the machines of this run average their weights in every step: no crew can be one "
+                "of them"
+            )
+        free = measure_free(self._hardware)
+        secret = joined.coordinator.identity.secret
+        port = self._options.port or find_free_port()
+        options = CrewOptions(self._options.members, self._options.boundary)
+        seating = form_crew(
+            joined,
+            describe_request(joined, free, limits),
+            options,
+            IrohTransport(secret, port=port),
+            leaving.is_set,
+            _print_crew_code,
+        )
+        if seating is None:
+            joined.folder.close()
+            return None
+        wait_until_free(port)
+        transport = IrohTransport(secret, port=port)
+        return CrewWorker(seating, joined, leaving, (free, limits), show, transport)
+
+
+def _print_crew_code(code: str) -> None:
+    out.print(
+        f"On each other machine of the crew, run\n\n  barnraise crew join {code}\n\nWaiting …",
+        soft_wrap=True,
+        highlight=False,
+    )
 
 
 def _check_request(

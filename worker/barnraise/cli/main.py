@@ -13,6 +13,7 @@ from rich.markup import escape
 from barnraise import __version__
 from barnraise.cli.console import errors, out, replace_unprintable
 from barnraise.cli.control import leave, pause, resume, stop
+from barnraise.cli.crew import crew
 from barnraise.cli.doctor.command import doctor
 from barnraise.cli.evaluate import evaluate
 from barnraise.cli.help_format import HelpfulTyper
@@ -68,6 +69,7 @@ for purpose, functions in COMMANDS.items():
     for function in functions:
         app.command(rich_help_panel=purpose)(function)
 app.add_typer(key, name="key", rich_help_panel="Start")
+app.add_typer(crew, name="crew", rich_help_panel="Train")
 app.add_typer(service, name="service", rich_help_panel="Train")
 app.add_typer(text, name="text", rich_help_panel="Organise runs")
 app.add_typer(runs, name="runs", rich_help_panel="Organise runs")

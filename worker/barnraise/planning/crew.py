@@ -28,8 +28,8 @@ from barnraise.spec import ModelSpec
 MAX_MEMBERS = 16
 LEAST_MICRO_BATCHES = 4  # for each member, so that the pipeline is full for most of a step
 BOUNDARY_BITS = (32, 16, 8)  # of an element that crosses a boundary, the exact ones first
-EXACT_COSTS = 1.05  # fewer bits are chosen only if they make a step shorter by this factor
-STATE_BYTES = 24  # a parameter, to train it with AdamW and exchange its updates
+EXACT_BOUNDARY_COSTS = 1.05  # fewer bits are chosen only if they make a step shorter by this factor
+PARAMETER_STATE_BYTES = 24  # a parameter, to train it with AdamW and exchange its updates
 
 
 @dataclass(frozen=True)
@@ -455,7 +455,7 @@ def plan_crew(machines: Sequence[CrewMachine], task: CrewTask) -> CrewPlan:
     if not deals:
         raise PlanError(_describe_refusal(machines, task))
     shortest = min(deal.step_seconds for deal in deals)
-    chosen = next(deal for deal in deals if deal.step_seconds <= EXACT_COSTS * shortest)
+    chosen = next(deal for deal in deals if deal.step_seconds <= EXACT_BOUNDARY_COSTS * shortest)
     return CrewPlan(task, tuple(machines), chosen)
 
 
@@ -472,7 +472,7 @@ def _find_deal(machines: Sequence[CrewMachine], task: CrewTask, bits: int) -> De
 
 
 def micro_batch_sizes(step_sequences: int) -> list[int]:
-    """Return the sizes of micro-batches, in sequences, of which a step has enough for two members.
+    """Return the sizes of micro-batches, in sequences, such that a step has enough for two members.
 
     Where a step is too short for that, only a single sequence is small enough.
     """
@@ -500,11 +500,11 @@ def _describe_refusal(machines: Sequence[CrewMachine], task: CrewTask) -> str:
     shape = PipelineShape(task.model, 1, task.step_sequences, BOUNDARY_BITS[-1])
     capable = [m.name for m in machines if _fits(m, shape, has_ends=True, blocks=1)]
     if not capable:
-        vocabulary = task.model.vocabulary * task.model.width
+        table = format_bytes(PARAMETER_STATE_BYTES * task.model.vocabulary * task.model.width)
         return (
             "none of these machines can hold the embedding, the head and one block, which only a "
-            f"crew's lead does: about {format_bytes(STATE_BYTES * vocabulary)} of memory for the "
-            "table of tokens alone; add a machine with more memory as the lead"
+            f"crew's lead does: about {table} of memory for the table of tokens alone; add a "
+            "machine with more memory as the lead"
         )
     if machines[0].name not in capable:
         return (
@@ -520,10 +520,10 @@ def _describe_refusal(machines: Sequence[CrewMachine], task: CrewTask) -> str:
             f"of these machines only {machines[0].name} has room for blocks of this model: it "
             "trains alone"
         )
-    block = task.model.fragments()[1].size
+    block_bytes = PARAMETER_STATE_BYTES * task.model.fragments()[1].size
     return (
         f"these machines have room for {sum(room)} of the model's {task.model.layers} blocks: the "
-        f"crew needs about {format_bytes(missing * STATE_BYTES * block)} more memory in all, or "
+        f"crew needs about {format_bytes(missing * block_bytes)} more memory in all, or "
         "Adam's moments in 8 bits (--moments-8bit)"
     )
 

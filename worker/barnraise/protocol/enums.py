@@ -96,3 +96,4 @@ class JoinPurpose(StrEnum):
 
     TRAIN = "train"
     FETCH = "fetch"  # the weights: it counts as no machine of the run
+    CREW = "crew"  # as a member of a crew: it needs no text, and no memory for the whole model

@@ -119,7 +119,7 @@ def join_run(
         leaving: interrupts the wait for the launch.
         hardware: what the coordinator is told of this machine.
         weights: obtains the weights of another run, if this run begins with them.
-        purpose: whether this machine trains or downloads the weights.
+        purpose: whether this machine trains, trains in a crew or downloads the weights.
 
     Returns:
         None when `leaving` was set before the launch.
@@ -136,7 +136,7 @@ def join_run(
     folder = home.open_run(run)
     try:
         control = LocalControl(folder.path)
-        control.register_worker(trains=purpose is JoinPurpose.TRAIN)
+        control.register_worker(trains=purpose is not JoinPurpose.FETCH)
         control.watch_stop(folder, leaving)
         reply = _wait_for_site(
             lambda: _request_join(coordinator, folder, run, hardware, purpose), leaving

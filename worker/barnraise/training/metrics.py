@@ -56,6 +56,8 @@ class TrainingMetrics:
             running means over about twenty steps.
         plan: how this machine trains; set once the plan is made.
         last_validation: (ledger tokens, loss) of the last validation.
+        digests_anchor: whether reports state the anchor's digest; a crew's fragments lie on other
+            machines, so that only `record_checkpoint` computes it.
     """
 
     def __init__(self, key: str) -> None:
@@ -78,6 +80,7 @@ class TrainingMetrics:
         self._losses: list[float] = []  # of the steps since the last point
         self._last_tokens = 0  # at the last of these steps
         self._points: list[MeasuredLoss] = []  # since the last report
+        self.digests_anchor = True
         self._first_validation: tuple[int, float] | None = None  # (ledger tokens, loss)
         self.last_validation: tuple[int, float] | None = None
         # The digest of the anchor's version vector, and of the anchor at that vector.
@@ -243,6 +246,8 @@ class TrainingMetrics:
         """
         now = time.monotonic()
         is_final = self.activity in (Activity.FINISHED, Activity.LEFT, Activity.FETCHING)
+        if not self.digests_anchor:
+            return None
         if not len(anchor.fragments) or not (is_final or now >= self._next_digest_at):
             return None
         anchor_digest = anchor.digest()

@@ -35,7 +35,13 @@ class Encoder:
 class TrainingEngine(Protocol):
     """What trains a replica and keeps it consistent with the anchor; see `swap.engine.Engine`."""
 
-    progress: EngineProgress
+    @property
+    def progress(self) -> EngineProgress:
+        """Return how far the state has come; its owner may set it."""
+        ...
+
+    @progress.setter
+    def progress(self, progress: EngineProgress) -> None: ...
 
     @property
     def round_tokens(self) -> int:

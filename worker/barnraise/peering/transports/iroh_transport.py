@@ -5,9 +5,11 @@ A frame on the wire is preceded by its length (4 bytes, big-endian).
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import socket
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
@@ -34,6 +36,7 @@ ALPN = b"barnraise/peer/1"  # of channels that no protocol is named for
 PROBE_ALPN = b"barnraise/probe/1"  # of a connection that only shows that it can be made
 ANY_HOST = "0.0.0.0"
 FREE_PORT_TRIES = 8
+RELEASE_TRIES, RELEASE_SECONDS = 50, 0.1  # attempts to bind a port, and the pause between two
 _LENGTH_BYTES = 4  # the length before each frame
 # Small frames are read several at once: a call into iroh costs more than copying this many bytes.
 _READ_AHEAD_BYTES = 1 << 13
@@ -461,3 +464,16 @@ def _format_cause(error: Exception) -> str:
     if not isinstance(error, iroh.IrohError):
         return "it took too long"
     return error.message().strip().rpartition("\n")[2].strip()
+
+
+def wait_until_free(port: int) -> None:
+    """Wait for a few seconds until a closed transport has released a UDP port.
+
+    iroh releases it with the last reference to its endpoint.
+    """
+    gc.collect()
+    for _ in range(RELEASE_TRIES):
+        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
+            udp.bind(("", port))
+            return
+        time.sleep(RELEASE_SECONDS)

@@ -1,0 +1,124 @@
+"""A machine's endpoint for the channels of a crew, without an exchange of updates.
+
+A lead uses it until its crew is complete, every other machine for as long as it is a member.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Callable
+
+from barnraise.peering.links.handshake import Handshake, OwnIntroduction
+from barnraise.peering.server_thread import ServerThread
+from barnraise.peering.transports.transport import Channel, ChannelSource, Transport
+from barnraise.protocol.messages import Peer, Signed, WorkerSession
+from barnraise.protocol.mirror_list import parse_list
+from barnraise.protocol.run_mirrors import RunMirrors
+from barnraise.training.join import JoinedRun
+
+PROTOCOL = "crew"
+
+
+class CrewDoor:
+    """Accept and dial the channels of a crew; each begins with the handshake of the run."""
+
+    def __init__(self, channels: ChannelSource, handshake: Handshake) -> None:
+        """Open channels of the crew's protocol to machines that the handshake admits."""
+        self._channels = channels
+        self._handshake = handshake
+
+    async def dial(self, peer: Peer) -> Channel:
+        """Dial a machine.
+
+        Raises:
+            ChannelClosedError: It does not answer.
+            MessageError: It may not exchange messages with this one.
+            TimeoutError: It did not introduce itself in time.
+        """
+        channel = await self._channels.connect(peer)
+        await self._greet(channel, dialled=True)
+        return channel
+
+    async def accept(self) -> Channel:
+        """Return the next channel that another machine opened; `admit` greets it."""
+        return await self._channels.accept()
+
+    async def admit(self, channel: Channel) -> list[str]:
+        """Greet a machine that has dialled; return the addresses that it states.
+
+        The errors are those of `dial`.
+        """
+        return await self._greet(channel, dialled=False)
+
+    async def _greet(self, channel: Channel, dialled: bool) -> list[str]:
+        try:
+            connection = await self._handshake.greet(channel, dialled)
+        except BaseException as error:
+            channel.close(str(error) or "it did not introduce itself in time")
+            raise
+        return list(connection.hello.addresses)
+
+
+class CrewEndpoint:
+    """Run a transport for a crew alone.
+
+    Attributes:
+        key: this machine's.
+        thread: runs the endpoint.
+        door: accepts and dials.
+    """
+
+    def __init__(self, joined: JoinedRun, transport: Transport) -> None:
+        """Prepare the endpoint; `thread.open` starts it."""
+        self.key = transport.key
+        self.thread = ServerThread(self)
+        self._transport = transport
+        self._stopped: asyncio.Event | None = None
+        self._joined = joined
+        self._session = secrets.token_hex(8)
+        mirrors = frozenset(joined.spec.roots)
+        run_mirrors = RunMirrors(joined.run, mirrors, mirrors, joined.spec.threshold)
+        lists = joined.coordinator.mirror_lists
+        newest = parse_list(lists[-1]) if lists else None
+        own = OwnIntroduction(
+            self.key,
+            joined.spec_digest,
+            lambda: joined.folder.label.incarnation,
+            transport.addresses,
+            self._sign_session,
+        )
+        handshake = Handshake(
+            own,
+            run_mirrors.with_list(newest) if newest else run_mirrors,
+            joined.ticket,
+            joined.coordinator.now,
+            lambda key, volunteer: False,
+        )
+        self.door = CrewDoor(transport.add_protocol(PROTOCOL), handshake)
+
+    @property
+    def addresses(self) -> list[str]:
+        """Return the addresses at which others may reach this machine."""
+        return self._transport.addresses()
+
+    async def run(self, ready: Callable[[], None]) -> None:
+        """Listen until `stop`; see `Server.run`."""
+        self._stopped = asyncio.Event()
+        await self._transport.start()
+        ready()
+        try:
+            await self._stopped.wait()
+        finally:
+            await self._transport.close()
+
+    def stop(self) -> None:
+        """End `run`."""
+        if self._stopped is not None:
+            self._stopped.set()
+
+    def _sign_session(self) -> Signed:
+        joined = self._joined
+        now = joined.coordinator.now()
+        statement = WorkerSession(
+            run=joined.run, peer=self.key, session=self._session, started=now, issued=now
+        )
+        return joined.coordinator.identity.sign("session", statement)

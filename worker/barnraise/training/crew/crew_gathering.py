@@ -1,0 +1,314 @@
+"""The lead's side of forming a crew: admit machines that have the code, and deal the blocks.
+
+A machine that dials is greeted (run, spec, ticket), proves that it has the code, and prices spans
+of every length with its own planner. The crew is complete once the wanted number has come, or once
+the machines here can hold the model and nobody has come for a while.
+"""
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from barnraise import __version__
+from barnraise.errors import MessageError, PlanError
+from barnraise.peering.transports.transport import Channel, ChannelClosedError
+from barnraise.planning.crew import (
+    MAX_MEMBERS,
+    CrewMachine,
+    CrewPlan,
+    CrewTask,
+    SpanPrice,
+    SpanRequest,
+    micro_batch_sizes,
+    plan_crew,
+)
+from barnraise.planning.lines import HOME_LINE, Line
+from barnraise.training.crew.crew_code import CrewCode
+from barnraise.training.crew.crew_endpoint import CrewEndpoint
+from barnraise.training.crew.forming_messages import (
+    MAX_SHAPES,
+    CrewApplication,
+    CrewRefusal,
+    PriceList,
+    PriceQuery,
+    Seating,
+    SeatView,
+    ShapePrices,
+    pack_forming,
+    parse_forming,
+)
+
+log = logging.getLogger("barnraise")
+
+LAN_LINE = Line("LAN", 1000, 1000, 0.001)  # assumed between machines of one network
+APPLICATION_SECONDS = 20.0  # for which a machine may take to apply
+PRICING_SECONDS = 300.0  # in which it plans its spans
+QUIET_SECONDS = 20.0  # without a newcomer, after which a crew that fits begins
+POLL_SECONDS = 0.2
+FAREWELL_SECONDS = 10.0  # in which the others have received their seats
+
+
+@dataclass
+class _Candidate:
+    """A machine that has the code and has priced its spans."""
+
+    key: str
+    name: str
+    addresses: list[str]
+    channel: Channel
+    shapes: dict[int, ShapePrices] = field(default_factory=dict)  # by sequences of a micro-batch
+
+    def describe(self) -> CrewMachine:
+        """Return the machine for the planner."""
+
+        def price(span: SpanRequest) -> SpanPrice | None:
+            shape = self.shapes.get(span.sequences)
+            return shape.find(span.blocks) if shape and not span.has_ends else None
+
+        return CrewMachine(self.name, guess_line(self.channel.remote_address), price)
+
+
+def guess_line(address: str) -> Line:
+    """Return the line to a machine seen at host:port: a LAN's for private hosts, else a home's."""
+    host = address.rpartition(":")[0].strip("[]")
+    with contextlib.suppress(ValueError):
+        if ipaddress.ip_address(host).is_private:
+            return LAN_LINE
+    return HOME_LINE
+
+
+def is_complete(others: int, wanted: int | None, fits: bool, quiet_seconds: float) -> bool:
+    """Return whether a crew begins. Pure.
+
+    Args:
+        others: machines besides the lead that have priced their spans.
+        wanted: how many of them the lead's owner waits for; None to begin with those that come.
+        fits: whether the machines can hold the model together.
+        quiet_seconds: since the last one came.
+    """
+    if wanted is not None:
+        return others >= wanted
+    return fits and quiet_seconds >= QUIET_SECONDS
+
+
+class CrewGathering:
+    """Admit machines until the crew is complete."""
+
+    def __init__(
+        self, endpoint: CrewEndpoint, code: CrewCode, lead: CrewMachine, task: CrewTask
+    ) -> None:
+        """Admit machines that have the code; `lead` is this machine, and `task` what they train."""
+        self._endpoint, self._code = endpoint, code
+        self._lead, self._task = lead, task
+        self._sizes = micro_batch_sizes(task.step_sequences)[:MAX_SHAPES]
+        self._candidates: dict[str, _Candidate] = {}
+        self._applying: set[str] = set()  # that have proven the code and price their spans
+        self._changed_at = time.monotonic()
+        self._lock = threading.Lock()  # of the candidates
+
+    def gather(self, wanted: int | None, should_stop: Callable[[], bool]) -> Seating | None:
+        """Wait until the crew is complete, and send all machines their seats.
+
+        Args:
+            wanted: how many machines to wait for, besides this one; None: those that come.
+            should_stop: ends the wait.
+
+        Returns:
+            The seats; None if the wait was stopped.
+
+        Raises:
+            PlanError: the machines that were waited for cannot hold the model together.
+        """
+        accepting = asyncio.run_coroutine_threadsafe(self._accept(), self._endpoint.thread.loop)
+        try:
+            plan, candidates = self._wait(wanted, should_stop, accepting)
+        finally:
+            accepting.cancel()
+        if plan is None:
+            self._finish(None, candidates)
+            return None
+        seating = self._seat(plan, candidates)
+        self._finish(seating, candidates)
+        return seating
+
+    def _wait(
+        self, wanted: int | None, should_stop: Callable[[], bool], accepting: "Future[None]"
+    ) -> tuple[CrewPlan | None, list[_Candidate]]:
+        """Wait; plan the crew again whenever a machine comes or goes."""
+        planned: list[str] = []
+        plan: CrewPlan | None = None
+        while not should_stop():
+            with self._lock:
+                candidates = list(self._candidates.values())
+                quiet = 0.0 if self._applying else time.monotonic() - self._changed_at
+            keys = [candidate.key for candidate in candidates]
+            if keys != planned:
+                plan, planned = self._plan(candidates), keys
+            if is_complete(len(keys), wanted, plan is not None, quiet):
+                # It fails with the planner's sentence if those that were waited for are too weak.
+                return plan or self._plan_or_raise(candidates), candidates
+            if accepting.done():
+                accepting.result()  # it raises what ended it
+            time.sleep(POLL_SECONDS)
+        with self._lock:
+            return None, list(self._candidates.values())
+
+    def _plan_or_raise(self, candidates: Sequence[_Candidate]) -> CrewPlan:
+        machines = [self._lead, *(candidate.describe() for candidate in candidates)]
+        return plan_crew(machines, self._task)
+
+    def _plan(self, candidates: Sequence[_Candidate]) -> CrewPlan | None:
+        """Plan the crew of those who are here, and log what it would reach."""
+        if not candidates:
+            return None
+        try:
+            plan = self._plan_or_raise(candidates)
+        except PlanError as error:
+            log.info("%d machines are not enough yet: %s", len(candidates) + 1, error)
+            return None
+        log.info("%d machines: %s", len(candidates) + 1, plan.reason)
+        return plan
+
+    def _seat(self, plan: CrewPlan, candidates: Sequence[_Candidate]) -> Seating:
+        deal = plan.deal
+        seats: list[SeatView] = []
+        for stage in deal.stages:
+            own = stage.machine == 0
+            candidate = None if own else candidates[stage.machine - 1]
+            seats.append(
+                SeatView(
+                    key=candidate.key if candidate else self._endpoint.key,
+                    name=candidate.name if candidate else self._lead.name,
+                    addresses=candidate.addresses if candidate else self._endpoint.addresses,
+                    first_block=stage.first_block,
+                    blocks=stage.blocks,
+                )
+            )
+        return Seating.model_validate(
+            {
+                "epoch": 1,
+                "sequences": deal.sequences,
+                "micro_batches": deal.micro_batches,
+                "boundary_bits": deal.boundary_bits,
+                "seats": seats,
+            }
+        )
+
+    def _finish(self, seating: Seating | None, candidates: Sequence[_Candidate]) -> None:
+        """Send each machine its seat, or why it has none, and end the channels."""
+        seated = {seat.key for seat in seating.seats} if seating else set[str]()
+        reason = (
+            "the crew is faster without this machine: join the run alone, or another crew"
+            if seating
+            else "the lead has ended the forming of the crew"
+        )
+        work = [
+            self._farewell(each, seating if each.key in seated and seating else reason)
+            for each in candidates
+        ]
+
+        async def send_all() -> None:
+            await asyncio.gather(*work, return_exceptions=True)
+
+        self._endpoint.thread.run(send_all(), None)
+
+    async def _farewell(self, candidate: _Candidate, last: Seating | str) -> None:
+        message = CrewRefusal(reason=last) if isinstance(last, str) else last
+        await candidate.channel.send(pack_forming(message))
+        with contextlib.suppress(ChannelClosedError, TimeoutError):
+            async with asyncio.timeout(FAREWELL_SECONDS):
+                await candidate.channel.receive()  # it closes the channel once it has this
+        candidate.channel.close("the crew is formed")
+
+    # ---- the event loop's side ------------------------------------------------------------------
+
+    async def _accept(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                tasks.create_task(self._meet(await self._endpoint.door.accept()))
+
+    async def _meet(self, channel: Channel) -> None:
+        """Admit one machine, and watch it until its channel ends or the crew is complete."""
+        candidate: _Candidate | None = None
+        try:
+            addresses = await self._endpoint.door.admit(channel)
+            candidate = await self._admit(channel, addresses)
+            await self._query_prices(candidate)
+            self._add(candidate)
+            await channel.receive()  # until the crew is complete: `gather` cancels this
+            raise MessageError("it sent a message out of turn")
+        except (MessageError, ChannelClosedError, TimeoutError) as error:
+            reason = str(error) or "it did not answer in time"
+            log.info("not in the crew: %s, because %s", channel.peer[:8], reason)
+            with contextlib.suppress(ChannelClosedError, TimeoutError):
+                await channel.send(pack_forming(CrewRefusal(reason=reason[:1000])))
+                async with asyncio.timeout(FAREWELL_SECONDS):
+                    await channel.receive()  # it closes the channel once it has the reason
+            self._remove(channel)
+        finally:
+            self._applying.discard(channel.peer)
+            if candidate is None or not candidate.shapes:
+                channel.close("the crew has begun without this machine")
+
+    async def _admit(self, channel: Channel, addresses: list[str]) -> _Candidate:
+        """Check a machine's application.
+
+        Raises:
+            MessageError: it may not join, with a sentence for its owner.
+        """
+        async with asyncio.timeout(APPLICATION_SECONDS):
+            application = parse_forming(await channel.receive())
+        if not isinstance(application, CrewApplication):
+            raise MessageError(f"it sent a {application.type} instead of an application")
+        if not self._code.check_proof(channel.peer, application.proof):
+            raise MessageError(
+                "the code is not that of this crew: copy the one that the lead prints now"
+            )
+        if application.version != __version__:
+            raise MessageError(
+                f"it has version {application.version} of barnraise, and the lead {__version__}: "
+                "install the same version on all machines of the crew"
+            )
+        with self._lock:
+            members = {*self._candidates, *self._applying} - {channel.peer}
+            if len(members) + 2 > MAX_MEMBERS:
+                raise MessageError(
+                    f"the crew has {MAX_MEMBERS} machines, which is the most: join the run alone, "
+                    "or start another crew"
+                )
+            self._applying.add(channel.peer)
+            older = self._candidates.pop(channel.peer, None)
+        if older is not None:
+            older.channel.close("replaced by a newer channel")
+        return _Candidate(channel.peer, application.name, addresses, channel)
+
+    async def _query_prices(self, candidate: _Candidate) -> None:
+        query = PriceQuery(sequences=self._sizes, step_sequences=self._task.step_sequences)
+        await candidate.channel.send(pack_forming(query))
+        async with asyncio.timeout(PRICING_SECONDS):
+            answer = parse_forming(await candidate.channel.receive())
+        if not isinstance(answer, PriceList):
+            raise MessageError(f"it sent a {answer.type} instead of its prices")
+        candidate.shapes = {shape.sequences: shape for shape in answer.shapes}
+
+    def _remove(self, channel: Channel) -> None:
+        """Forget a machine whose channel has ended, unless it has a newer one."""
+        with self._lock:
+            known = self._candidates.get(channel.peer)
+            if known is not None and known.channel is channel:
+                del self._candidates[channel.peer]
+                self._changed_at = time.monotonic()
+        channel.close("it has left the forming crew")
+
+    def _add(self, candidate: _Candidate) -> None:
+        with self._lock:
+            self._candidates[candidate.key] = candidate
+            self._changed_at = time.monotonic()
+        most = max((len(shape.prices) for shape in candidate.shapes.values()), default=0)
+        log.info("%s joined the crew: it has room for %d blocks", candidate.name, most)

@@ -1,0 +1,111 @@
+"""A member's side of forming a crew: dial the lead, prove the code, price spans, await a seat."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from barnraise import __version__
+from barnraise.errors import CrewError, MessageError
+from barnraise.peering.transports.transport import Channel, ChannelClosedError
+from barnraise.planning.crew import Pricer, SpanRequest
+from barnraise.protocol.messages import Peer
+from barnraise.training.crew.crew_code import CrewCode
+from barnraise.training.crew.crew_endpoint import CrewEndpoint
+from barnraise.training.crew.forming_messages import (
+    CrewApplication,
+    CrewRefusal,
+    FormingMessage,
+    PriceList,
+    PriceQuery,
+    PriceView,
+    Seating,
+    ShapePrices,
+    pack_forming,
+    parse_forming,
+)
+
+log = logging.getLogger("barnraise")
+
+REDIAL_SECONDS = 3.0  # between two attempts to reach the lead
+
+
+class CrewJoining:
+    """Join the crew of a code."""
+
+    def __init__(
+        self, endpoint: CrewEndpoint, code: CrewCode, name: str, price: Pricer, layers: int
+    ) -> None:
+        """Apply under a name; `price` prices spans of a model of so many layers on this machine."""
+        self._endpoint, self._code, self._name = endpoint, code, name
+        self._price, self._layers = price, layers
+
+    def await_seat(self, should_stop: Callable[[], bool]) -> Seating | None:
+        """Dial the lead until it assigns a seat.
+
+        Returns:
+            All seats of the crew; None if the wait was stopped.
+
+        Raises:
+            CrewError: the lead refuses this machine; the message says why.
+        """
+        return self._endpoint.thread.run(self._await_seat(), None, should_stop)
+
+    async def _await_seat(self) -> Seating:
+        lead = Peer(key=self._code.lead, addresses=list(self._code.addresses))
+        logged = ""
+        while True:
+            try:
+                channel = await self._endpoint.door.dial(lead)
+                seating = await self._apply(channel)
+                channel.close("seated")
+                return seating
+            except (ChannelClosedError, TimeoutError) as error:
+                reason = str(error) or "it did not answer in time"
+            except MessageError as error:
+                raise CrewError(f"the lead {lead.key[:8]} is of no use here: {error}") from None
+            if reason != logged:
+                log.info("the crew's lead does not answer yet: %s", reason)
+                logged = reason
+            await asyncio.sleep(REDIAL_SECONDS)
+
+    async def _apply(self, channel: Channel) -> Seating:
+        """Apply, and do what the lead asks, until it assigns a seat.
+
+        Raises:
+            CrewError: it refuses.
+            ChannelClosedError: the channel has ended.
+            MessageError: it sent what is no message.
+        """
+        proof = self._code.prove(self._endpoint.key)
+        application = CrewApplication(version=__version__, name=self._name, proof=proof)
+        await channel.send(pack_forming(application))
+        while True:
+            message: FormingMessage = parse_forming(await channel.receive())
+            match message:
+                case Seating():
+                    return message
+                case CrewRefusal():
+                    channel.close("refused")
+                    raise CrewError(f"the crew's lead refuses this machine: {message.reason}")
+                case PriceQuery():
+                    log.info("the lead has found this machine: planning what it can hold")
+                    prices = await asyncio.to_thread(self._answer, message)
+                    await channel.send(pack_forming(prices))
+                    log.info("waiting for the crew to be complete")
+                case _:
+                    raise MessageError(f"it sent a {message.type}")
+
+    def _answer(self, query: PriceQuery) -> PriceList:
+        """Price spans of every length that fits, in a thread of its own: it takes seconds."""
+        shapes: list[ShapePrices] = []
+        for sequences in query.sequences:
+            prices: list[PriceView] = []
+            micro_batches = max(1, query.step_sequences // sequences)
+            for blocks in range(1, self._layers):
+                span = SpanRequest(blocks, False, sequences, micro_batches)
+                price = self._price(span)
+                if price is None:
+                    break
+                prices.append(PriceView.model_validate(vars(price)))
+            shapes.append(ShapePrices(sequences=sequences, prices=prices))
+        return PriceList(shapes=shapes)

@@ -1,0 +1,38 @@
+"""The crew as one of its machines sees it, in a file that `barnraise crew status` reads."""
+
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from barnraise.protocol.types import Count, Id, Message, ShortText, UnixTime
+
+STATUS_FILE = "crew.json"
+
+
+class SeatStatus(Message):
+    """One machine of a crew, as another one sees it."""
+
+    name: ShortText
+    first_block: Count
+    blocks: Count
+    connected: bool
+
+
+class CrewStatus(Message):
+    """A crew as one of its machines sees it, for `barnraise crew status`."""
+
+    run: Id
+    number: Count  # this machine's; 0 is the lead
+    boundary_bits: Count
+    bytes_sent: Count  # of activations, gradients and fragments, since the start
+    bytes_received: Count
+    seats: list[SeatStatus]
+    at: UnixTime
+
+
+def read_crew_status(folder: Path) -> CrewStatus | None:
+    """Return the status that a crew's machine has written in a run's folder; None without one."""
+    try:
+        return CrewStatus.model_validate_json((folder / STATUS_FILE).read_bytes())
+    except (OSError, ValidationError):
+        return None
