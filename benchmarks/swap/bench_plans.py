@@ -345,7 +345,7 @@ def format_section(rows: list[Comparison], prices: list[tuple[str, float, float]
 
 def _format_cell(row: Comparison) -> str:
     before, after = (plan_table.round_rate(rate) for rate in (row.before, row.after))
-    return f"{before} → {after} ({row.after / row.in_memory:.2f})"
+    return f"{before}→{after} ({row.after / row.in_memory:.2f})"
 
 
 def main() -> None:
