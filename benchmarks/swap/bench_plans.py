@@ -61,18 +61,8 @@ DRILL_WORKERS = 2
 class EarlierSteps(StepSimulation):
     """Steps whose flows between groups pass through RAM with the inputs.
 
-    A group's first copy was begun when all before it was computed, so nothing hid it. Each of the
-    optimizer's threads had tiles of its own: a block's 24 take 14 threads two rounds.
+    A group's first copy was begun when all before it was computed, so nothing hid it.
     """
-
-    def update_seconds(self, i: int, tile: int = -1) -> float:
-        """Return the seconds of an update, whose last round leaves some threads idle."""
-        seconds, plan = super().update_seconds(i, tile), self.plan
-        if plan.updates_on_device(i):
-            return seconds
-        threads = cost_model.optimizer_threads(plan.threads)
-        tiles = max(threads, -(-plan.fragments[i].size // OWN_TILE))
-        return seconds * -(-tiles // threads) * threads / tiles
 
     def _price(self, op: Operation) -> Price:
         price, plan, hardware = super()._price(op), self.plan, self.hardware
@@ -81,7 +71,7 @@ class EarlierSteps(StepSimulation):
         stream = cost_model.stream_bytes(plan.model, plan.sequences)
         sent, brought = stream / hardware.from_device, stream / hardware.to_device
         flows = plan.micro_batches - 1  # the last one stays until the next group begins
-        # The first copy of a group ran beside the last one out, on the same RAM.
+        # The first copy of a group ran while the last one went out, on the same RAM.
         both = (hardware.to_device + hardware.from_device) / hardware.stream
         first = brought * max(1.0, both) if flows else 0.0
         match op.kind:
@@ -100,6 +90,22 @@ class EarlierSteps(StepSimulation):
             moved_in=price.moved_in + moved_in,
             moved_out=price.moved_out + moved_out,
         )
+
+
+class MeasuredSteps(EarlierSteps):
+    """Earlier steps as the H200 was measured with: each of the optimizer's threads had its tiles.
+
+    A block's 24 take 14 threads two rounds.
+    """
+
+    def update_seconds(self, i: int, tile: int = -1) -> float:
+        """Return the seconds of an update, whose last round leaves some threads idle."""
+        seconds, plan = super().update_seconds(i, tile), self.plan
+        if plan.updates_on_device(i):
+            return seconds
+        threads = cost_model.optimizer_threads(plan.threads)
+        tiles = max(threads, -(-plan.fragments[i].size // OWN_TILE))
+        return seconds * -(-tiles // threads) * threads / tiles
 
 
 # ---- machines ------------------------------------------------------------------------------------
@@ -234,7 +240,7 @@ def price_measured_steps() -> Iterator[tuple[str, float, float]]:
         plan = restore_plan(preset(row["model"]), hardware.cores, row["plan"])
         cap = f"{row['cap'] // GB} GB" if row["cap"] else "no limit"
         seconds = plan.step_tokens / row["tokens_per_second"]
-        yield cap, EarlierSteps(plan, hardware).step_seconds, seconds
+        yield cap, MeasuredSteps(plan, hardware).step_seconds, seconds
     whole = rows["swarm"][0]["machines"]["whole"]
     layers = DRILL_MODEL.layers
     fields = {"sequences": 16, "micro_batches": 1, "clipping": "exact", "boundaries": "device"}
@@ -339,7 +345,7 @@ def format_section(rows: list[Comparison], prices: list[tuple[str, float, float]
 
 def _format_cell(row: Comparison) -> str:
     before, after = (plan_table.round_rate(rate) for rate in (row.before, row.after))
-    return f"{before} → {after} ({row.after / row.in_memory:.2f})"
+    return f"{before}→{after} ({row.after / row.in_memory:.2f})"
 
 
 def main() -> None:

@@ -156,8 +156,8 @@ def compute_cells(
 PROGRAMS_HEADING = "## Programs before and after"  # of the section that bench_plans.py writes
 HEADING = """# What the planner decides on GPUs
 
-**No row of the table is a measurement.** The prices err by 3 to 9 % of the three large steps that
-one card, an H200, has been measured with, always too fast, and by 27 % of a small model's
+**No row of the table is a measurement.** Of the three large steps that one card, an H200, has been
+measured with, prices are 3 to 9 % too fast, and of a small one 8 %
 ([below](#programs-before-and-after)). No other card has been measured.
 
 Written by `python benchmarks/swap/plan_table.py --write`; do not edit. `--all` prints every preset

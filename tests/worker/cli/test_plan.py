@@ -114,7 +114,7 @@ def test_plan_that_waits_for_the_next_day_names_what_lifts_the_limit(home):
 
 
 def test_cards_that_are_not_here_are_priced_with_the_reasons(home):
-    several = ("--model", "gpt2-1.5b", "--devices", "2x24GB,12GB", "--sequences", "32")
+    several = ("--model", "gpt2-1.5b", "--devices", "2x24GB,12GB", "--sequences", "64")
     memory = ("--memory", "64GB")
     output = " ".join(run_plan(home, *several, *memory).split())
     assert "on 2 × an assumed GPU of 24 GB" in output and "an assumed GPU of 12 GB" in output

@@ -414,7 +414,7 @@ def test_plan_with_muon_fits_and_prices_its_products(machine, limits):
     matrices = [(m.rows, m.columns) for m in list_matrices(model.fragments()[1])]
     products = model.layers * cost_model.muon_seconds(machine, matrices)
     assert muon.step_seconds >= 0.99 * products
-    if not adamw.on_disk:
+    if not adamw.on_disk and adamw.bottleneck == "compute":  # the host's AdamW limits no step
         assert muon.step_seconds >= adamw.step_seconds + 0.5 * products
     if muon.on_disk and adamw.on_disk:
         assert muon.disk_bytes < adamw.disk_bytes

@@ -481,7 +481,7 @@ class StepSimulation:
         )
 
     def _count_block_kernels(self, op: Operation) -> int:
-        """Return the kernels of a computation on a GPU, all of which autograd or autocast starts.
+        """Return the kernels of a computation on a GPU, which autograd or autocast starts.
 
         How many `torch.compile` leaves of a block's depends on the GPU: they are not priced.
         """

@@ -57,9 +57,9 @@ class Activations:
 
 
 class HostActivations(Activations):
-    """Activations of which the lower blocks' wait in host memory.
+    """Activations that wait in host memory if they are inputs of lower blocks.
 
-    They are copied out alongside the kernels. Backward needs them in an order that the plan tells,
+    Those are copied out alongside the kernels. Backward needs them in an order that the plan tells,
     and each is copied back while the micro-batch before it is computed. So the first ones of a
     group come while the group above is computed, and the very first ones during the head.
     """
