@@ -7,8 +7,8 @@ from worker_lab import WorkerLab, saved_digest
 
 from barnraise.protocol.enums import Activity
 
-ROUND_STEPS, ROUNDS = 4, 3
-PAUSED_AT = 6  # steps: in the middle of the second round
+ROUND_STEPS, ROUNDS = 24, 3
+PAUSED_AT = 30  # steps: in the second round, also where the status is a second late
 FREED_SECONDS = 10.0  # within which a long pause gives the memory back
 
 
