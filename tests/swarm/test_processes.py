@@ -79,6 +79,7 @@ def test_machines_that_average_weights_join_train_and_finish(site, person):
     assert last < first - 0.3
 
 
+@pytest.mark.slow  # test_crews.py forms crews without a site
 def test_crew_of_two_processes_forms_over_loopback_and_learns(site, person):
     settings = ("recipe.learning_rate=3e-3", "text.tokenizer=bytes", "recipe.round_steps=10")
     run = site.launch_run("Crew", 60_000, *settings)
