@@ -176,7 +176,7 @@ def test_line_that_breaks_before_a_decision_costs_the_step_alone(line, tmp_path)
         assert not crew.failures
 
 
-@pytest.mark.parametrize(("end", "every"), [((0, 1), 17), ((1, 0), 14)], ids=["lead", "member"])
+@pytest.mark.parametrize(("end", "every"), [((0, 1), 19), ((1, 0), 19)], ids=["lead", "member"])
 def test_line_that_breaks_again_and_again_costs_no_bit(end, every, tmp_path):
     """A step needs less frames than that; between steps, what breaks is an order or its reply."""
     plan = whole_plan()

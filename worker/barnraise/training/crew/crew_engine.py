@@ -124,7 +124,8 @@ class CrewEngine:
             RoundLostError: a machine has restarted.
         """
         assert len(batches) == self._roster.micro_batches, "the roster fixes a step's size"
-        started, failed_at = time.perf_counter(), None
+        started = time.perf_counter()
+        failed_at = None
         while True:
             # The side looks at the channels first: one that breaks from now on cancels the step.
             side = LeadStep(self._links, self._orders.next_order(), should_stop)
@@ -298,7 +299,8 @@ class CrewEngine:
         Raises:
             CrewError: a machine has been gone for RETURN_SECONDS.
         """
-        engine, failed_at = self._engine, None
+        engine = self._engine
+        failed_at = None
         engine.apply_queued()
         sequences = 1 if engine.plan.device != "cpu" else engine.plan.sequences
         parts = [part for batch in batches for part in batch.split(sequences)]

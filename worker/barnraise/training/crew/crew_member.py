@@ -154,7 +154,9 @@ class CrewMember:
             if self._answer is not None and self._answered != self._links.opened(LEAD):
                 self._send_answer(*self._answer)
             return True
-        previous, self._last, self._answer = self._last, order.number, None
+        previous = self._last
+        self._last = order.number
+        self._answer = None
         try:
             if isinstance(order.task, StepTask):
                 self._make_step(order.number, order.task)

@@ -22,6 +22,7 @@ SeatNumber = Annotated[int, Field(ge=0, le=15)]
 Units = Annotated[list[FiniteFloat], Field(max_length=MAX_FRAGMENTS)]  # one for each fragment
 FragmentList = Annotated[list[FragmentIndex], Field(max_length=MAX_FRAGMENTS)]
 SchemeName = Annotated[str, Field(pattern=r"^(dense[248]|top\d{1,4}x[248])$")]
+Verdict = Literal["apply", "cancel", "abandon"]
 PartSize = Annotated[int, Field(ge=1, le=4096)]  # sequences
 
 
@@ -164,7 +165,7 @@ class StepDecision(Message):
     type: Literal["decision"] = "decision"
     epoch: Count
     number: Count
-    verdict: Literal["apply", "cancel", "abandon"]
+    verdict: Verdict
     loss: FiniteFloat = 0.0
     norm: FiniteFloat = 0.0
 

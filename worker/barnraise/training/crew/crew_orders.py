@@ -201,8 +201,8 @@ class CrewOrders:
     def _send(self, number: int, order: int, task: Task, enclosures: Sequence[Enclosure]) -> None:
         links = self.links
         attachments = [each.attachment() for each in enclosures]
-        fields = {"epoch": links.roster.epoch, "number": order, "attachments": attachments}
-        links.send(number, Order(task=task, **fields))
+        message = Order(epoch=links.roster.epoch, number=order, task=task, attachments=attachments)
+        links.send(number, message)
         send_enclosures(links, number, order, enclosures)
 
     def _read_answers(self, sent: SentOrder) -> bool:

@@ -26,6 +26,7 @@ from barnraise.training.crew.crew_messages import (
     Norms,
     Reply,
     StepDecision,
+    Verdict,
 )
 from barnraise.training.crew.roster import LEAD
 
@@ -213,19 +214,21 @@ class LeadStep(_CrewStep):
                 for i, value in zip(fragments, values, strict=True)
             }
         loss, norm = sum(losses), join_norms(whole[i] for i in sorted(whole))
-        fields = {"epoch": roster.epoch, "number": self.order}
         if math.isfinite(loss) and math.isfinite(norm):
-            links.send_decision(StepDecision(verdict="apply", loss=loss, norm=norm, **fields))
+            self._decide("apply", loss, norm)
         else:
-            links.send_decision(StepDecision(verdict="abandon", **fields))
+            self._decide("abandon")
         return loss, norm
 
     def cancel(self) -> None:
         """Cancel the step on all machines; one that has diverged is abandoned there as well."""
-        links = self.links
-        fields = {"epoch": self.roster.epoch, "number": self.order}
-        verdict = "abandon" if self.has_diverged else "cancel"
-        links.send_decision(StepDecision.model_validate({"verdict": verdict, **fields}))
+        self._decide("abandon" if self.has_diverged else "cancel")
+
+    def _decide(self, verdict: Verdict, loss: float = 0.0, norm: float = 0.0) -> None:
+        decision = StepDecision(
+            epoch=self.roster.epoch, number=self.order, verdict=verdict, loss=loss, norm=norm
+        )
+        self.links.send_decision(decision)
 
 
 class MemberStep(_CrewStep):
@@ -242,7 +245,7 @@ class MemberStep(_CrewStep):
             return "the lead has cancelled the step"
         problem = super()._find_problem()
         lost = self.find_lost() if problem else None
-        if lost not in (None, LEAD):
+        if lost is not None and lost != LEAD:
             self.report_broken(lost, problem)
         return problem
 
