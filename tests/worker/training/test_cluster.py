@@ -21,7 +21,7 @@ from barnraise.training.checkpoint import CheckpointSlots
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("ranks")]
 
 PATIENCE_SECONDS = 120.0  # other programs may use the machine
-JOIN = ("-m", "barnraise", "join", "one", "--threads", "1", "--engine", "sharded")
+JOIN = ("-m", "barnraise", "join", "one", "--eager", "--threads", "1", "--engine", "sharded")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 

@@ -19,6 +19,7 @@ from barnraise.swap.sharded.key_value_store import (
 from barnraise.swap.sharded.rank_facts import REACH_SECONDS, agree_on_facts
 
 RANK_DEVICE = "BARNRAISE_RANK_DEVICE"  # what a rank that a worker has started computes with
+TRIAL_SIZE = 1 << 16  # numbers that each rank sends to all others at the start
 # Between two commands hours may pass, in a pause. The heartbeat notices ranks that die.
 COLLECTIVE_TIMEOUT = timedelta(days=30)
 
@@ -90,7 +91,11 @@ class RankPlace:
         return store
 
     def join_group(self, store: Store) -> None:
-        """Join torch's process group, whose collectives of host tensors are gloo's."""
+        """Join torch's process group, whose collectives of host tensors are gloo's.
+
+        Raises:
+            StateError: a collective returns other values than were sent.
+        """
         has_card = has_streams(self.device)
         if has_card:
             select_device(self.device)
@@ -101,4 +106,16 @@ class RankPlace:
             world_size=self.ranks,
             timeout=COLLECTIVE_TIMEOUT,
         )
-        dist.barrier()
+        self._try_collective()
+
+    def _try_collective(self) -> None:
+        """Gather known numbers from all ranks: cards have returned zeros without an error."""
+        numbers = torch.arange(1, TRIAL_SIZE + 1, dtype=torch.float32)
+        gathered = [torch.zeros(TRIAL_SIZE, device=self.device) for _ in range(self.ranks)]
+        dist.all_gather(gathered, (numbers + self.rank).to(self.device))
+        for rank, part in enumerate(gathered):
+            if not torch.equal(part.cpu(), numbers + rank):
+                raise StateError(
+                    f"what rank {rank} sent to rank {self.rank} came as other numbers: set "
+                    "NCCL_P2P_DISABLE=1, or use --engine swap"
+                )

@@ -152,9 +152,10 @@ class RankProgram:
         settings = SharedSettings.from_bytes(bytes(description.tolist()))
         torch.set_num_threads(settings.threads)
         shape = dist.get_world_size() // settings.tensor, settings.tensor
-        mesh = init_device_mesh(self.device.type, shape, mesh_dim_names=(SHARD, TENSOR))
-        model = ShardedModel(settings.model, mesh, settings.dtype, settings.retained_blocks)
-        self._model, self._mesh = model, mesh
+        if self._mesh is None or self._mesh.shape != shape:  # a mesh has process groups
+            self._mesh = init_device_mesh(self.device.type, shape, mesh_dim_names=(SHARD, TENSOR))
+        model = ShardedModel(settings.model, self._mesh, settings.dtype, settings.retained_blocks)
+        self._model = model
         self._moments = {
             kind: [torch.zeros_like(weight.shard) for weight in model.weights]
             for kind in (SharedKind.FIRST_MOMENTS, SharedKind.SECOND_MOMENTS)
@@ -192,7 +193,7 @@ class RankProgram:
         model, mesh = self._built
         sums = torch.stack([self._loss / mesh[TENSOR].size(), self._sum_of_squares()])
         dist.all_reduce(sums)
-        loss, norm = float(sums[0]), math.sqrt(max(0.0, float(sums[1])))
+        loss, norm = float(sums[0]), math.sqrt(float(sums[1]))
         if math.isfinite(loss) and math.isfinite(norm):
             divisor = max(1.0, norm / limit)
             for decays in (True, False):
