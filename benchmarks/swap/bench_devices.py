@@ -1,4 +1,4 @@
-"""Measure several devices over one host copy of the state; the last line is one JSON object.
+"""Measure several devices over one host copy, and ranks; the last line is one JSON object.
 
     make bench-devices            QUICK=1 takes five minutes
 
@@ -23,6 +23,12 @@ from statistics import median
 import torch
 from bitwise import CLIPPINGS, MODEL, Case, equal_bits, open_engine, run_plan
 from dealt_reference import dealt, run_one_after_the_other
+from sharded_runs import (
+    compare_with_plain_loop,
+    measure_dead_rank,
+    measure_loss_gaps,
+    moves_between_engines,
+)
 
 from barnraise.planning.card_choice import choose_cards
 from barnraise.planning.hardware import Hardware, MatmulRates, Rates
@@ -271,6 +277,11 @@ def main() -> None:
     speedup = measure_speedup(hardware, 3 if quick else 15)
     print("unequal devices …", flush=True)
     share_error = measure_unequal_share(hardware)
+    print("sharded ranks …", flush=True)
+    sharded_gap, tensor_gap = measure_loss_gaps(20 if quick else 100)
+    of_plain = compare_with_plain_loop(5 if quick else 25)
+    moves = moves_between_engines()
+    dead_rank = measure_dead_rank()
     print("the planner's choice …", flush=True)
     near = [measure_choice(hardware, case, 3 if quick else 9) for case in choice_cases(quick)]
     result = {
@@ -280,6 +291,11 @@ def main() -> None:
         "unequal_share_error": round(share_error, 3),
         "card_bytes_over": max(0, over),
         "card_least_share": round(least, 3),
+        "sharded_loss_gap": float(f"{sharded_gap:.1e}"),
+        "tensor_loss_gap": float(f"{tensor_gap:.1e}"),
+        "sharded_of_plain_fsdp": round(of_plain, 2),
+        "moves_between_engines": moves,
+        "dead_rank_s": round(dead_rank, 1),
         "plan_is_fastest": round(sum(near) / len(near), 2),
         "plan_cases": len(near),
         "seconds": round(time.perf_counter() - started),

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,11 +15,12 @@ import torch.distributed as dist
 from helpers.paths import ROOT, WORKER
 from helpers.worker.plans import bitwise
 
-from barnraise.errors import DeviceLostError, StateError
-from barnraise.swap.sharded import rank_facts, rank_place
+from barnraise.errors import RankLostError, StateError
+from barnraise.swap.sharded import cluster, rank_facts, rank_group, rank_place
 from barnraise.swap.sharded.key_value_store import StoreAddress
 from barnraise.swap.sharded.rank_group import RankGroup
 from barnraise.swap.sharded.rank_place import RankPlace
+from barnraise.swap.state_store import StateStore
 
 sys.path.append(str(ROOT / "benchmarks" / "swap"))
 from sharded_runs import open_sharded, sharded_plan
@@ -53,7 +55,7 @@ def test_mesh_of_two_by_two_ranks_follows_the_loss_of_one():
 def test_lost_rank_ends_the_step_and_all_ranks(number):
     group = RankGroup.start(["cpu", "cpu"])
     with (
-        pytest.raises(DeviceLostError, match="rank 1"),
+        pytest.raises(RankLostError, match="rank 1"),
         open_sharded(sharded_plan(GPT, 2), group) as engine,
     ):
         bitwise.train(engine, 1)
@@ -90,6 +92,56 @@ def test_ranks_that_are_not_alike_are_refused_on_both_sides(place):
     with pytest.raises(StateError, match="rank 1 has another run, or other options"):
         RankGroup(place, "this run")
     assert "all ranks must be alike" in other.communicate(timeout=60)[1]
+
+
+def test_variables_of_torch_suffice_without_torchrun(place, monkeypatch):
+    """Rank 0 serves the store then, and opens its engines on the ranks of the cluster."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    first = replace(place, address=StoreAddress("127.0.0.1", port))
+    for name, value in first.to_environment().items():
+        monkeypatch.setenv(name, value)
+    environment = {"PYTHONPATH": str(WORKER)} | replace(first, rank=1).to_environment()
+    command = [sys.executable, "-m", rank_group.RANK_MODULE]
+    other = subprocess.Popen(command, env=os.environ | environment)
+    plan = sharded_plan(GPT, 2)
+    with cluster.lead_cluster(""):
+        for _ in range(2):
+            store = StateStore(plan)
+            engine = cluster.open_sharded_engine(
+                plan, bitwise.RECIPE, store, bitwise.HeaderRecorder(), None
+            )
+            assert bitwise.train(engine, 1)
+            engine.close()
+    assert other.wait(30) == 0
+
+
+SENDER_OF_ZEROS = """
+import time, torch, torch.distributed as dist
+from barnraise.swap.sharded import rank_place
+from barnraise.swap.sharded.heartbeat import Heartbeat
+from barnraise.swap.sharded.rank_facts import collect_facts
+
+place = rank_place.RankPlace.read()
+store = place.find_others(collect_facts(place.device, ""))
+beats = Heartbeat(place.address, 1, 2)
+group = rank_place.with_prefix("group", store)
+dist.init_process_group("gloo", store=group, rank=1, world_size=2)
+parts = [torch.zeros(rank_place.TRIAL_SIZE) for _ in range(2)]
+dist.all_gather(parts, torch.zeros(rank_place.TRIAL_SIZE))
+time.sleep(60)
+"""
+
+
+def test_collective_that_returns_zeros_is_noticed_at_the_start(place, monkeypatch):
+    monkeypatch.setattr(rank_group, "DEAD_SECONDS", 0.0)
+    monkeypatch.setattr(rank_group, "END_SECONDS", 0.5)
+    environment = {"PYTHONPATH": str(WORKER)} | replace(place, rank=1).to_environment()
+    other = subprocess.Popen([sys.executable, "-c", SENDER_OF_ZEROS], env=os.environ | environment)
+    with pytest.raises(RankLostError, match="what rank 1 sent to rank 0 came as other numbers"):
+        RankGroup(place)
+    other.kill()
+    other.wait()
 
 
 @pytest.mark.parametrize("fact", list(rank_facts.FACTS))

@@ -6,6 +6,7 @@ interface.
 
 import contextlib
 import logging
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -13,12 +14,16 @@ from barnraise.planning.plan import Plan
 from barnraise.spec import Recipe
 from barnraise.swap.engine import AnchorLike
 from barnraise.swap.executor import EngineProgress
+from barnraise.swap.sharded.key_value_store import serve_store
+from barnraise.swap.sharded.rank_facts import REACH_SECONDS
 from barnraise.swap.sharded.rank_group import RankGroup
 from barnraise.swap.sharded.rank_place import RankPlace
 from barnraise.swap.sharded.sharded_engine import ShardedEngine
 from barnraise.swap.state_store import StateStore
 
 log = logging.getLogger("barnraise")
+
+AGENTS_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 
 _joined: list[RankGroup] = []  # the cluster's, if this process is its rank 0
 
@@ -34,7 +39,11 @@ def lead_cluster(command: str) -> Iterator[None]:
         "gloo and NCCL neither encrypt nor verify what the ranks of this cluster send each other: "
         "it is for one owner's machines in one network"
     )
-    group = RankGroup(RankPlace.read(), command)
+    place = RankPlace.read()
+    store = None
+    if os.environ.get(AGENTS_STORE) != "True":  # another program than torchrun serves none
+        store = serve_store(place.address.host, place.address.port, REACH_SECONDS)
+    group = RankGroup(place, command, store=store)
     log.info("all %d ranks have joined", group.ranks)
     _joined.append(group)
     try:

@@ -37,8 +37,8 @@ class StoreAddress:
         return PrefixStore(self.prefix, store)
 
 
-def serve_store(host: str, port: int, listener: int, seconds: float) -> Store:
-    """Serve a store on a listening socket for as long as what is returned lives."""
+def serve_store(host: str, port: int, seconds: float, listener: int | None = None) -> Store:
+    """Serve a store for as long as what is returned lives; `listener` is a socket that listens."""
     return TCPStore(
         host,
         port,

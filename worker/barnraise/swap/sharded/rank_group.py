@@ -110,7 +110,7 @@ class RankGroup:
         """
         listener = socket.create_server((LOOPBACK, 0))  # no other machine reaches it
         port = listener.getsockname()[1]
-        store = serve_store(LOOPBACK, port, listener.detach(), REACH_SECONDS)
+        store = serve_store(LOOPBACK, port, REACH_SECONDS, listener.detach())
         loopback = "lo0" if sys.platform == "darwin" else "lo"
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             os.environ.setdefault(name, loopback)
