@@ -61,7 +61,7 @@ def home(tmp_path, monkeypatch, site):
 
     monkeypatch.setenv("BARNRAISE_HOME", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(join, "measure_machine", measure)
+    monkeypatch.setattr(join, "measure_ranks", measure)
     monkeypatch.setattr(join, "lower_priority", lambda: None)
     state_dir = StateDir(tmp_path)
     enrol(state_dir, site.url, site.identity.key)

@@ -16,7 +16,7 @@ from barnraise.state_dir import StateDir
 JOIN_UNMEASURED = """
 from barnraise.cli import join, main
 
-join.measure_machine = lambda *arguments: None
+join.measure_ranks = lambda *arguments: None
 join.hardware_view = lambda hardware: None
 main.main()
 """
@@ -30,7 +30,7 @@ def print_priority(*arguments):
     session = join.AUTOGROUP.read_text().split()[-1] if join.AUTOGROUP.exists() else own
     sys.exit(f"{own} {session}")
 
-join.measure_machine = print_priority
+join.measure_ranks = print_priority
 main.main()
 """
 

@@ -55,7 +55,7 @@ def home(tmp_path, monkeypatch):
         raise MeasuredError
 
     monkeypatch.setenv("BARNRAISE_HOME", str(tmp_path))
-    monkeypatch.setattr(join, "measure_machine", measure)
+    monkeypatch.setattr(join, "measure_ranks", measure)
     monkeypatch.setattr(join, "lower_priority", lambda: None)
     return StateDir(tmp_path)
 

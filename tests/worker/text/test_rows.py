@@ -254,7 +254,7 @@ def rows(*values, name: str = "text") -> str:
 def test_rows_without_text_are_skipped_counted_and_warned_of(look):
     found = look("a.jsonl", rows(*TEXTS, None, "", "  ", 3, ["x"]) + '{"other": "y"}\n')
     assert (found.documents, found.skipped_rows) == (30, 6)
-    assert "6 of 36 rows (17%) have no text in the column 'text'" in found.warnings[0]
+    assert "6 of 36 rows (16 %) have no text in the column 'text'" in found.warnings[0]
     few = look("b.jsonl", rows(*(f"{text} Again." for text in TEXTS), None))
     assert few.skipped_rows == 1 and not any("rows" in warning for warning in few.warnings)
 

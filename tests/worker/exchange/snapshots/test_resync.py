@@ -3,13 +3,13 @@
 import pytest
 from helpers.updates.poisoned_machine import poison
 from helpers.wait_for import stepping, wait_until
+from memory_anchor import MemoryAnchor
 
 from barnraise.exchange.blobs import pruner
 from barnraise.exchange.gossip import requests
 from barnraise.exchange.snapshots import resync
 from barnraise.exchange.snapshots.snapshot_client import load_base_snapshot
 from barnraise.ledger import ledger
-from barnraise.ledger.anchor import Anchor
 
 
 @pytest.fixture(params=["votes", "site"])
@@ -73,7 +73,7 @@ def test_pruned_updates_are_not_served_and_late_peer_loads_snapshot(world, falle
     assert b.exchange.resync()
     assert not b.exchange.needs_resync and b.ledger.base.has_former and b.anchor.digest() == before
     snapshot = load_base_snapshot(b.ledger)
-    b.anchor = Anchor(list(snapshot.fragments), snapshot.heads)
+    b.anchor = MemoryAnchor(list(snapshot.fragments), snapshot.heads)
     b.start()
     b.publish_round(51)
     world.wait_for_agreement(a, b, c)

@@ -12,13 +12,13 @@ from helpers.updates.poisoned_machine import (
     poison,
 )
 from helpers.wait_for import stepping, wait_until
+from memory_anchor import MemoryAnchor
 
 from barnraise.errors import MessageError
 from barnraise.exchange.gossip import requests
 from barnraise.exchange.snapshots import snapshot_client
 from barnraise.exchange.snapshots.snapshot_client import load_base_snapshot
 from barnraise.ledger import ledger
-from barnraise.ledger.anchor import Anchor
 from barnraise.ledger.validation import UpdateRules, validate_header
 from barnraise.protocol.signing import digest
 
@@ -131,7 +131,7 @@ def test_verdict_on_a_sybil_in_a_snapshot_returns_to_the_weights_before(world):
     assert b.exchange.needs_resync and b.exchange.resync()
     snapshot = load_base_snapshot(b.ledger)
     assert snapshot.heads.keys() == vector.keys()
-    b.anchor = Anchor(list(snapshot.fragments), snapshot.heads)
+    b.anchor = MemoryAnchor(list(snapshot.fragments), snapshot.heads)
     assert b.anchor.digest() == honest_digest
     b.start()
     a.apply_verdict(verdict)
