@@ -6,6 +6,7 @@ import logging
 import time
 from pathlib import Path
 
+from barnraise import __version__
 from barnraise.durable_io import write_atomically
 from barnraise.errors import MessageError
 from barnraise.peering.transports.transport import Channel, ChannelClosedError
@@ -84,11 +85,15 @@ class CrewChannels:
         Raises:
             MessageError: the frame is no application, or this machine is not the lead.
         """
-        if self._links.number != LEAD or not isinstance(parse_forming(frame), CrewApplication):
+        application = parse_forming(frame)
+        if self._links.number != LEAD or not isinstance(application, CrewApplication):
             raise MessageError("it sent what belongs to the forming of a crew")
         number = self._links.roster.find_seat(channel.peer)
-        if number is None:
-            reason = "this crew already trains: join the run alone, or another crew"
+        if number is None or application.version != __version__:
+            reason = (
+                f"this crew already trains, with version {__version__} of barnraise: join the run "
+                "alone, or another crew"
+            )
             await send_farewell(channel, CrewRefusal(reason=reason))
             return
         log.info("%s is back in the crew", self._links.roster.name_of(number))
