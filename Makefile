@@ -94,6 +94,11 @@ bench-plans: .venv/.installed
 bench-devices: .venv/.installed
 	@PYTHONPATH=worker:tests $(BIN)/python benchmarks/swap/bench_devices.py $(if $(QUICK),--quick)
 
+# Crews of processes: one machine's bits, memory, speed against the sum of both, a slow line (as root on Linux); 12 minutes. QUICK=1: 4.
+.PHONY: bench-crew
+bench-crew: .venv/.installed
+	@PYTHONPATH=worker:tests:benchmarks/shared:benchmarks/field:benchmarks/swap $(BIN)/python benchmarks/crew/bench_crew.py $(if $(QUICK),--quick)
+
 # What a GPU says about the swap engine, in nine minutes; CALL=second: 2.7B and other plans; CALL=third: the study with 32 M
 # parameters. A bare checkout on a machine with torch needs no make: python3 benchmarks/swap/gpu_first.py
 CALL ?= first

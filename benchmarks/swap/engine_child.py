@@ -197,7 +197,7 @@ class EngineHost:
             total = torch.cuda.get_device_properties(0).total_memory
             torch.cuda.set_per_process_memory_fraction(min(1.0, device_limit / total))
         if traced:
-            _make_allocations_visible()
+            show_allocations()
         self.plan = plan
         store = StateStore(plan, folder / "state" if plan.on_disk else None)
         anchor = FragmentSequence(store, "anchor")
@@ -316,7 +316,7 @@ class EngineHost:
             self._enter_phase("end")
         tracemalloc.stop()
         kineto: Any = record.profiler
-        peaks, kept = _peaks_by_phase(kineto.kineto_results.events())
+        peaks, kept = find_peaks(kineto.kineto_results.events())
         # During steps nothing is allocated outside torch that the plan must count.
         others = self._untorched_peaks | {"first": 0, "steps": 0, "end": 0}
         return {phase: peak + others[phase] for phase, peak in peaks.items()} | {"kept": kept}
@@ -347,7 +347,7 @@ class EngineHost:
         return {"resident": resident, "device": device}
 
 
-def _peaks_by_phase(events: Sequence[Any]) -> tuple[dict[str, int], int]:
+def find_peaks(events: Sequence[Any]) -> tuple[dict[str, int], int]:
     """Return the most bytes allocated at once in each phase, and those left before "steps"."""
     peaks: dict[str, int] = {}
     phase = ""
@@ -383,7 +383,7 @@ def initial_units(fragment: Any) -> Any:
     return units
 
 
-def _make_allocations_visible() -> None:
+def show_allocations() -> None:
     """Let torch's profiler count all allocations.
 
     Lanes get no threads, which is correct because a program is a correct sequence by itself. The
@@ -406,11 +406,10 @@ def _make_allocations_visible() -> None:
     state_store.page_aligned = page_aligned
 
 
-def main() -> None:
-    """Answer requests until the requesting side closes the pipe."""
+def answer_requests(host: object) -> None:
+    """Call the requested methods of an object, until the requesting side closes the pipe."""
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # Whatever else is printed is not a reply.
-    host = EngineHost()
     while True:
         try:
             method, arguments = pickle.load(sys.stdin.buffer)
@@ -425,4 +424,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    answer_requests(EngineHost())

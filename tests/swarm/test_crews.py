@@ -44,7 +44,7 @@ class CrewDrill:
         self.seatings: list[object] = []
         self.failures: dict[str, BaseException] = {}
         self.stopping = threading.Event()
-        self.members_stopping = threading.Event()
+        self.members_stopping: dict[str, threading.Event] = {}
         self.lead: CrewWorker | None = None
         self.threads: dict[str, threading.Thread] = {}
         self.lead_status: dict[str, Any] = {}
@@ -100,8 +100,14 @@ class CrewDrill:
         request = describe_request(joined, self.hardware, Limits())
         transport = self.run.network.transport(joined.coordinator.identity.key)
         membership = CrewMembership(joined, code, name, request)
-        self.start(name, lambda: membership.run(transport, self.members_stopping.is_set))
+        stopping = self.members_stopping[name] = threading.Event()
+        self.start(name, lambda: membership.run(transport, stopping.is_set))
         return joined.folder.path
+
+    def stop_member(self, name: str) -> None:
+        """End a member; it saves nothing more, as if it were killed."""
+        self.members_stopping[name].set()
+        self.threads[name].join(60)
 
     def until(self, condition, seconds: float = 60.0) -> None:
         """Wait until something holds."""
@@ -117,7 +123,8 @@ class CrewDrill:
         self.stopping.set()
         if "lead" in self.threads:
             self.threads["lead"].join(60)
-        self.members_stopping.set()
+        for stopping in self.members_stopping.values():
+            stopping.set()
         for thread in self.threads.values():
             thread.join(60)
 
@@ -155,6 +162,33 @@ def test_crew_of_three_forms_trains_and_ends_with_its_run(drill):
     for name in ("ada", "ben"):
         crew.threads[name].join(30)
         assert not crew.threads[name].is_alive(), "a member ends with its lead"
+
+
+def test_member_that_restarts_comes_back_with_the_round_that_it_saved(drill, swarm, caplog):
+    caplog.set_level("INFO")
+    crew = drill(swarm(MODEL, token_budget=60_000, evaluate_every=20_000), members=2)
+    code = parse_code(crew.start_lead())
+    for name in ("ada", "ben"):
+        crew.start_member(name, code)
+    crew.until(lambda: read_label(crew.lead) > 1)
+    crew.start_member("eve", code)
+    crew.until(lambda: "eve" in crew.failures)
+    assert "this crew already trains" in str(crew.failures.pop("eve"))
+    crew.stop_member("ada")
+    label = crew.lead.engine.progress.label
+    crew.start_member("ada", code)
+    crew.until(lambda: "the crew begins again at its last saved round" in caplog.text)
+    crew.until(lambda: "ada is back in the crew" in caplog.text)
+    crew.until(lambda: caplog.text.count("the crew is connected") == 2)
+    crew.until(lambda: read_label(crew.lead) > label + 1)
+    assert not crew.failures, crew.failures
+    assert "has not saved its part" not in caplog.text
+
+
+def read_label(worker: CrewWorker) -> int:
+    """Return how often a crew has saved its state; 0 while its lead has no engine."""
+    engine = getattr(worker, "engine", None)
+    return engine.progress.label if engine is not None else 0
 
 
 def test_machine_that_would_slow_the_crew_down_is_told_so(drill):

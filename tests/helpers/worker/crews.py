@@ -141,14 +141,19 @@ class LocalCrew:
 
     def _open_engine(self, number: int) -> StageEngine:
         plan = self._plans[number]
+        if number > 0:
+            state = self._state_of(number)
+            store, progress = state.open_store(plan)
+            return StageEngine(plan, self._recipe, store, NoLedger(), state.describe, progress)
         store = StateStore(plan, self._folder_of(number) if plan.on_disk else None)
-        anchor = NoLedger()
-        if number == 0:
-            self._orders = CrewOrders(self.links[0])
-            fragments = CrewFragments(FragmentSequence(store, "anchor"), self._orders)
-            anchor = self.anchor = Anchor(fragments)
+        self._orders = CrewOrders(self.links[0])
+        fragments = CrewFragments(FragmentSequence(store, "anchor"), self._orders)
+        self.anchor = Anchor(fragments)
         progress = None if store.header is None else EngineProgress(**json.loads(store.header))
-        return StageEngine(plan, self._recipe, store, anchor, describe_progress, progress)
+        return StageEngine(plan, self._recipe, store, self.anchor, describe_progress, progress)
+
+    def _state_of(self, number: int) -> CrewState:
+        return CrewState(self._folder_of(number), RUN, "0" * 64)
 
     def _start_member(self, number: int) -> None:
         stopping = self._member_stops[number] = threading.Event()
@@ -188,9 +193,9 @@ class LocalCrew:
         return self.lead
 
     def _serve_member(self, number: int, stopping: threading.Event) -> None:
-        state = CrewState(self._folder_of(number), RUN, "0" * 64)
+        member = CrewMember(self.engines[number], self.links[number], self._state_of(number))
         try:
-            CrewMember(self.engines[number], self.links[number], state).run(stopping.is_set)
+            member.run(stopping.is_set)
         except BaseException as error:
             self.failures.append(error)
 

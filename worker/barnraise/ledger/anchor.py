@@ -373,7 +373,7 @@ def fragment_to_bytes(fragment: torch.Tensor) -> memoryview:
     return fragment.numpy().astype("<i4", copy=False).data.cast("B")
 
 
-def fragment_from_bytes(data: bytes) -> torch.Tensor:
+def fragment_from_bytes(data: bytes | bytearray) -> torch.Tensor:
     """Return the int32[n] of little-endian bytes."""
     return torch.from_numpy(np.frombuffer(data, "<i4").astype(np.int32))
 

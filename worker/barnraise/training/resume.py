@@ -116,10 +116,10 @@ class SavedState:
     def read_progress(self, store: StateStore) -> EngineProgress | None:
         """Return the progress of a state on disk or of a paused round; None for any other one."""
         if self.paused_round.header is not None:
-            return _engine_progress(self.paused_round.header)
+            return read_engine_progress(self.paused_round.header)
         if store.header is None:
             return None
-        return _engine_progress(StateHeader.model_validate_json(store.header))
+        return read_engine_progress(StateHeader.model_validate_json(store.header))
 
     def load_into(self, engine: TrainingEngine) -> None:
         """Load the saved state into an engine in memory.
@@ -320,7 +320,7 @@ class DiskState(Mapping[str, Tensor]):
         if kind in ("m", "v"):
             return self._read_moment(int(index), first=kind == "m")
         i = int(index)
-        forecast = _engine_progress(self.header).forecast
+        forecast = read_engine_progress(self.header).forecast
         if kind == "momentum" and forecast and forecast[i]:
             return torch.zeros(self._store.plan.fragments[i].size)
         dtype = torch.float32 if kind == "momentum" else torch.int32
@@ -330,7 +330,7 @@ class DiskState(Mapping[str, Tensor]):
         """Return int64 [2]: AdamW's steps, and how many more warm up."""
         if self._store.invalid_kinds & set(TRAINING_KINDS):
             return torch.tensor([0, WARMUP_STEPS])  # the moments are lost: AdamW begins again
-        progress = _engine_progress(self.header)
+        progress = read_engine_progress(self.header)
         return torch.tensor([progress.optimizer_steps, progress.warmup_steps_left])
 
     def _read_moment(self, i: int, first: bool) -> Tensor:
@@ -360,7 +360,8 @@ def progress_fields(progress: EngineProgress) -> dict[str, Any]:
     return {name: value for name, value in asdict(progress).items() if name not in left_out}
 
 
-def _engine_progress(header: StateHeader) -> EngineProgress:
+def read_engine_progress(header: StateHeader) -> EngineProgress:
+    """Return the progress that a header states."""
     fields: dict[str, Any] = dict(header.progress)
     return EngineProgress(position=header.step, **fields)
 

@@ -4,20 +4,29 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from barnraise import __version__
 from barnraise.durable_io import write_atomically
 from barnraise.errors import MessageError
 from barnraise.peering.transports.transport import Channel, ChannelClosedError
 from barnraise.protocol.messages import Peer
-from barnraise.training.crew.crew_endpoint import CrewDoor
-from barnraise.training.crew.crew_links import CrewLinks
+from barnraise.training.crew.crew_endpoint import CrewDoor, send_farewell
+from barnraise.training.crew.crew_frames import CONTROL_KIND
+from barnraise.training.crew.crew_links import SILENCE_SECONDS, CrewLinks
 from barnraise.training.crew.crew_status import STATUS_FILE, CrewStatus, SeatStatus
+from barnraise.training.crew.forming_messages import (
+    CrewApplication,
+    CrewRefusal,
+    Seating,
+    parse_forming,
+)
+from barnraise.training.crew.roster import LEAD
 
 log = logging.getLogger("barnraise")
 
 REDIAL_SECONDS = 1.0  # between two dials of a neighbour that does not answer
+LATE_SECONDS = 5.0  # after which the neighbour dials that should be dialled
 STATUS_SECONDS = 2.0  # between two writings of the status
 
 
@@ -28,7 +37,7 @@ class CrewChannels:
         self,
         links: CrewLinks,
         door: CrewDoor,
-        addresses: Mapping[str, Sequence[str]],
+        seating: Seating,
         folder: Path,
         run: str,
     ) -> None:
@@ -37,22 +46,21 @@ class CrewChannels:
         Args:
             links: what travels over the channels.
             door: opens them.
-            addresses: of the crew's machines, by key.
+            seating: the crew's machines and their addresses.
             folder: of the run, for the status.
             run: the run's id.
         """
-        self._links, self._door, self._addresses = links, door, addresses
+        self._links, self._door, self._seating = links, door, seating
         self._folder, self._run = folder, run
 
     async def run(self) -> None:
         """Accept, dial and write the status, until cancelled."""
-        roster, number = self._links.roster, self._links.number
+        number = self._links.number
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._accept(tasks))
             tasks.create_task(self._write_status())
-            for neighbour in roster.neighbours(number):
-                if neighbour < number:  # the machine with the greater number dials
-                    tasks.create_task(self._dial(roster.seats[neighbour].key))
+            for neighbour in self._links.roster.neighbours(number):
+                tasks.create_task(self._dial(neighbour))
 
     async def _accept(self, tasks: asyncio.TaskGroup) -> None:
         while True:
@@ -60,19 +68,55 @@ class CrewChannels:
 
     async def _admit(self, channel: Channel) -> None:
         try:
-            await self._door.admit(channel)
-            await self._links.serve(channel)
+            addresses = await self._door.admit(channel)
+            first = await asyncio.wait_for(channel.receive(), SILENCE_SECONDS)
+            if first[:1] == bytes([CONTROL_KIND]):
+                await self._links.serve(channel, first)
+            else:
+                await self._seat_again(channel, first, addresses)
         except (MessageError, ChannelClosedError, TimeoutError) as error:
             reason = str(error) or "it did not introduce itself in time"
             log.info("no channel of the crew for %s: %s", channel.peer[:8], reason)
             channel.close(reason)
 
-    async def _dial(self, key: str) -> None:
-        peer = Peer(key=key, addresses=list(self._addresses[key]))
+    async def _seat_again(self, channel: Channel, frame: bytes, addresses: list[str]) -> None:
+        """Send the seats to a machine of this crew that has restarted, and applies once more.
+
+        Raises:
+            MessageError: the frame is no application, or this machine is not the lead.
+        """
+        application = parse_forming(frame)
+        if self._links.number != LEAD or not isinstance(application, CrewApplication):
+            raise MessageError("it sent what belongs to the forming of a crew")
+        number = self._links.roster.find_seat(channel.peer)
+        if number is None or application.version != __version__:
+            reason = (
+                f"this crew already trains, with version {__version__} of barnraise: join the run "
+                "alone, or another crew"
+            )
+            await send_farewell(channel, CrewRefusal(reason=reason))
+            return
+        log.info("%s is back in the crew", self._links.roster.name_of(number))
+        seats = self._seating.seats
+        seats[number] = seats[number].model_copy(update={"addresses": addresses})
+        await send_farewell(channel, self._seating)
+
+    async def _dial(self, neighbour: int) -> None:
+        """Dial a neighbour again and again.
+
+        The machine with the greater number dials. The other one does so later, because a machine
+        that has restarted may have other addresses, which it alone knows.
+        """
+        pause = REDIAL_SECONDS if neighbour < self._links.number else LATE_SECONDS
+        if neighbour > self._links.number:
+            await asyncio.sleep(pause)
         while True:
-            with contextlib.suppress(MessageError, ChannelClosedError, TimeoutError):
-                await self._links.serve(await self._door.dial(peer))
-            await asyncio.sleep(REDIAL_SECONDS)
+            seat = self._seating.seats[neighbour]
+            peer = Peer(key=seat.key, addresses=list(seat.addresses))
+            if neighbour not in self._links.connected():
+                with contextlib.suppress(MessageError, ChannelClosedError, TimeoutError):
+                    await self._links.serve(await self._door.dial(peer))
+            await asyncio.sleep(pause)
 
     async def _write_status(self) -> None:
         while True:

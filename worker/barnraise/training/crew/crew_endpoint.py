@@ -4,18 +4,26 @@ A lead uses it until its crew is complete, every other machine for as long as it
 """
 
 import asyncio
+import contextlib
 import secrets
 from collections.abc import Callable
 
 from barnraise.peering.links.handshake import Handshake, OwnIntroduction
 from barnraise.peering.server_thread import ServerThread
-from barnraise.peering.transports.transport import Channel, ChannelSource, Transport
+from barnraise.peering.transports.transport import (
+    Channel,
+    ChannelClosedError,
+    ChannelSource,
+    Transport,
+)
 from barnraise.protocol.messages import Peer, Signed, WorkerSession
 from barnraise.protocol.mirror_list import parse_list
 from barnraise.protocol.run_mirrors import RunMirrors
+from barnraise.training.crew.forming_messages import CrewRefusal, Seating, pack_forming
 from barnraise.training.join import JoinedRun
 
 PROTOCOL = "crew"
+FAREWELL_SECONDS = 10.0  # in which a machine has received its seat, or why it has none
 
 
 class CrewDoor:
@@ -122,3 +130,12 @@ class CrewEndpoint:
             run=joined.run, peer=self.key, session=self._session, started=now, issued=now
         )
         return joined.coordinator.identity.sign("session", statement)
+
+
+async def send_farewell(channel: Channel, last: Seating | CrewRefusal) -> None:
+    """Send the last message of a channel of the forming, and close it once it has arrived."""
+    with contextlib.suppress(ChannelClosedError, TimeoutError):
+        await channel.send(pack_forming(last))
+        async with asyncio.timeout(FAREWELL_SECONDS):
+            await channel.receive()  # the other side closes the channel once it has this
+    channel.close("the crew is formed")

@@ -30,7 +30,7 @@ from barnraise.planning.crew import (
 )
 from barnraise.planning.lines import HOME_LINE, Line
 from barnraise.training.crew.crew_code import CrewCode
-from barnraise.training.crew.crew_endpoint import CrewEndpoint
+from barnraise.training.crew.crew_endpoint import CrewEndpoint, send_farewell
 from barnraise.training.crew.forming_messages import (
     MAX_SHAPES,
     CrewApplication,
@@ -51,7 +51,6 @@ APPLICATION_SECONDS = 20.0  # for which a machine may take to apply
 PRICING_SECONDS = 300.0  # in which it plans its spans
 QUIET_SECONDS = 20.0  # without a newcomer, after which a crew that fits begins
 POLL_SECONDS = 0.2
-FAREWELL_SECONDS = 10.0  # in which the others have received their seats
 
 
 @dataclass
@@ -209,7 +208,10 @@ class CrewGathering:
             else "the lead has ended the forming of the crew"
         )
         work = [
-            self._farewell(each, seating if each.key in seated and seating else reason)
+            send_farewell(
+                each.channel,
+                seating if each.key in seated and seating else CrewRefusal(reason=reason),
+            )
             for each in candidates
         ]
 
@@ -217,14 +219,6 @@ class CrewGathering:
             await asyncio.gather(*work, return_exceptions=True)
 
         self._endpoint.thread.run(send_all(), None)
-
-    async def _farewell(self, candidate: _Candidate, last: Seating | str) -> None:
-        message = CrewRefusal(reason=last) if isinstance(last, str) else last
-        await candidate.channel.send(pack_forming(message))
-        with contextlib.suppress(ChannelClosedError, TimeoutError):
-            async with asyncio.timeout(FAREWELL_SECONDS):
-                await candidate.channel.receive()  # it closes the channel once it has this
-        candidate.channel.close("the crew is formed")
 
     # ---- the event loop's side ------------------------------------------------------------------
 
@@ -246,10 +240,7 @@ class CrewGathering:
         except (MessageError, ChannelClosedError, TimeoutError) as error:
             reason = str(error) or "it did not answer in time"
             log.info("not in the crew: %s, because %s", channel.peer[:8], reason)
-            with contextlib.suppress(ChannelClosedError, TimeoutError):
-                await channel.send(pack_forming(CrewRefusal(reason=reason[:1000])))
-                async with asyncio.timeout(FAREWELL_SECONDS):
-                    await channel.receive()  # it closes the channel once it has the reason
+            await send_farewell(channel, CrewRefusal(reason=reason[:1000]))
             self._remove(channel)
         finally:
             self._applying.discard(channel.peer)

@@ -212,8 +212,12 @@ class CrewLinks:
 
     # ---- the event loop's side ------------------------------------------------------------------
 
-    async def serve(self, channel: Channel) -> None:
+    async def serve(self, channel: Channel, first: bytes | None = None) -> None:
         """Send and receive over an open channel until it ends; it takes the place of an older one.
+
+        Args:
+            channel: to a machine in the roster.
+            first: its first frame, if that was read before.
 
         Raises:
             MessageError: the other side is not of this crew, or needs no channel to this machine.
@@ -226,7 +230,8 @@ class CrewLinks:
         reason = "it left"
         try:
             while True:
-                frame = await asyncio.wait_for(channel.receive(), SILENCE_SECONDS)
+                frame = first or await asyncio.wait_for(channel.receive(), SILENCE_SECONDS)
+                first = None
                 self._accept(number, link, frame)
         except MessageError as error:
             reason = str(error)

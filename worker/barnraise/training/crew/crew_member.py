@@ -314,7 +314,7 @@ class CrewMember:
             i = attachment.fragment
             if i not in self._fragments or len(payload) != 4 * self._sizes[i]:
                 raise CrewError("the lead stored another fragment than one of this part's")
-            self._engine.store_fragment(i, fragment_from_bytes(bytes(payload)))
+            self._engine.store_fragment(i, fragment_from_bytes(payload))
 
     def _fetch(self, task: FetchTask) -> _Result:
         if task.fragment not in self._fragments:

@@ -12,9 +12,6 @@ from barnraise.peering.transports.transport import Transport
 from barnraise.planning.crew_pricing import StagePricer
 from barnraise.planning.search import make_stage_plan
 from barnraise.planning.write_advice import PlanRequest
-from barnraise.swap.executor import EngineProgress
-from barnraise.swap.state_store import StateStore
-from barnraise.training.checkpoint import remove_folder
 from barnraise.training.crew.crew_channels import CrewChannels
 from barnraise.training.crew.crew_code import CrewCode
 from barnraise.training.crew.crew_endpoint import CrewEndpoint
@@ -23,6 +20,7 @@ from barnraise.training.crew.crew_links import CrewLinks
 from barnraise.training.crew.crew_member import CrewMember, NoLedger
 from barnraise.training.crew.crew_state import CrewState
 from barnraise.training.crew.forming_messages import Seating
+from barnraise.training.crew.roster import LEAD
 from barnraise.training.crew.stage_engine import StageEngine
 from barnraise.training.join import JoinedRun
 
@@ -97,17 +95,17 @@ class CrewMembership:
             recipe.step_sequences,
             recipe.optimizer,
         )
-        folder = joined.folder.path / STATE_FOLDER
-        remove_folder(folder)  # a new crew begins at the run's model
-        folder.mkdir(parents=True)
-        store = StateStore(plan, folder / "state" if plan.on_disk else None)
-        engine = StageEngine(plan, recipe, store, NoLedger(), _describe_progress)
+        # What was saved for another lead belongs to another state of the run.
+        folder = joined.folder.path / STATE_FOLDER / roster.seats[LEAD].key
+        state = CrewState(folder, joined.run, joined.spec_digest)
+        store, progress = state.open_store(plan)
+        engine = StageEngine(plan, recipe, store, NoLedger(), state.describe, progress)
         cleanup.callback(engine.close)
         links = CrewLinks(roster, number, endpoint.thread.loop)
         channels = CrewChannels(
             links,
             endpoint.door,
-            {each.key: each.addresses for each in seating.seats},
+            seating,
             joined.folder.path,
             joined.run,
         )
@@ -115,12 +113,6 @@ class CrewMembership:
             channels.run(), endpoint.thread.loop
         )
         cleanup.callback(serving.cancel)
-        CrewMember(engine, links, CrewState(folder, joined.run, joined.spec_digest)).run(
-            should_stop
-        )
+        CrewMember(engine, links, state).run(should_stop)
         if not should_stop():
             log.info("the crew has ended: its lead left")
-
-
-def _describe_progress(progress: EngineProgress) -> str:
-    return str(progress.label)

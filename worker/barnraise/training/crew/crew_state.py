@@ -3,8 +3,12 @@
 from pathlib import Path
 
 from barnraise.errors import StateError
-from barnraise.training.checkpoint import CheckpointSlots, StateHeader
+from barnraise.planning.plan import Plan
+from barnraise.swap.executor import EngineProgress
+from barnraise.swap.state_store import StateStore, read_manifest
+from barnraise.training.checkpoint import CheckpointSlots, StateHeader, remove_folder
 from barnraise.training.crew.stage_engine import StageEngine
+from barnraise.training.resume import progress_fields, read_engine_progress, read_state_header
 
 
 class CrewState:
@@ -12,8 +16,33 @@ class CrewState:
 
     def __init__(self, folder: Path, run: str, spec_digest: str) -> None:
         """Save in a folder that only this run's part uses."""
+        self._folder = folder / "state"  # of a plan on disk
         self._slots = CheckpointSlots(folder / "checkpoint")
         self._run, self._spec = run, spec_digest
+
+    def open_store(self, plan: Plan) -> tuple[StateStore, EngineProgress | None]:
+        """Open the store of a part, and the progress of what it holds on disk.
+
+        What was saved of another part, or under another plan, is removed: no crew can use it.
+        """
+        if not plan.on_disk:
+            remove_folder(self._folder)
+            return StateStore(plan), None
+        header = read_state_header(self._folder)
+        if header is not None:
+            manifest = read_manifest(self._folder)
+            if manifest and manifest["layout"] == StateStore.layout_of(plan):
+                return StateStore(plan, self._folder), read_engine_progress(header)
+        remove_folder(self._folder)
+        return StateStore(plan, self._folder), None
+
+    def describe(self, progress: EngineProgress) -> str:
+        """Return the header with which a state on disk is committed."""
+        fields = progress_fields(progress)
+        header = StateHeader(
+            run=self._run, spec=self._spec, step=progress.position, progress=fields
+        )
+        return header.model_dump_json()
 
     def save(self, engine: StageEngine, label: int, closing: bool) -> None:
         """Make the engine's state durable under a label; the one before it stays, if in memory."""
@@ -31,6 +60,7 @@ class CrewState:
             Whether this machine has saved it; else nothing has changed.
         """
         if label == 0:
+            self._slots.clear()  # its labels are those of a state that the lead has lost
             engine.forget_training()
             return True
         if engine.plan.on_disk:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
-from barnraise.errors import CrewError
+from barnraise.errors import CrewError, RoundLostError
 from barnraise.exchange.snapshots.snapshot_client import Snapshot
 from barnraise.ledger.anchor import Anchor, FragmentStorage
 from barnraise.peering.transports.transport import Transport
@@ -102,6 +102,8 @@ def form_crew(
 class CrewWorker(Worker):
     """The worker of a crew's lead."""
 
+    engine: CrewEngine
+
     def __init__(
         self,
         seating: Seating,
@@ -168,11 +170,10 @@ class CrewWorker(Worker):
         """
         thread, peers = self.exchange.thread, self.exchange.server.peers
         links = CrewLinks(self.roster, LEAD, thread.loop, peers.uplink)
-        addresses = {seat.key: seat.addresses for seat in self.seating.seats}
         channels = CrewChannels(
             links,
             CrewDoor(self._crew_source, peers.handshake),
-            addresses,
+            self.seating,
             self.joined.folder.path,
             self.joined.run,
         )
@@ -200,7 +201,27 @@ class CrewWorker(Worker):
         stage = StageEngine(
             self.plan, self.spec.recipe, store, anchor, self._describe_state, progress
         )
-        return CrewEngine(stage, self.orders, is_fresh=self._has_fresh_anchor)
+        return CrewEngine(
+            stage,
+            self.orders,
+            self._has_fresh_anchor,
+            lambda i: self.exchange.rebuild_fragment(anchor, i, self.poll_should_stop),
+        )
+
+    def train(self) -> None:
+        """Train as any worker does; begin again at the last saved round if a member restarts."""
+        while True:
+            try:
+                super().train()
+                return
+            except RoundLostError as error:
+                log.warning("%s", error)
+                self._drop_engine()
+                self.reopen_state()
+
+    def _drop_engine(self) -> None:
+        self.engine.suspend()  # the members wait for the state that is opened next
+        super()._drop_engine()
 
     def drain(self) -> None:
         """Hand over the last updates, then let the members leave while channels are open."""

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
 
 from barnraise.errors import MessageError
-from barnraise.planning.crew import SpanPrice
+from barnraise.planning.crew import MAX_MEMBERS, SpanPrice
 from barnraise.planning.plan import PipelineStage
 from barnraise.protocol.types import (
     Addresses,
@@ -21,7 +21,7 @@ from barnraise.protocol.types import (
     Version,
 )
 from barnraise.spec import ModelSpec
-from barnraise.training.crew.roster import MAX_SEATS, CrewRoster, CrewSeat
+from barnraise.training.crew.roster import CrewRoster, CrewSeat
 
 MAX_BLOCKS = 256
 MAX_SHAPES = 8  # sizes of micro-batches that are priced
@@ -106,7 +106,7 @@ class Seating(Message):
     sequences: Sequences
     micro_batches: Sequences
     boundary_bits: Literal[32, 16, 8]
-    seats: Annotated[list[SeatView], Field(min_length=2, max_length=MAX_SEATS)]
+    seats: Annotated[list[SeatView], Field(min_length=2, max_length=MAX_MEMBERS)]
 
     def to_roster(self, model: ModelSpec) -> CrewRoster:
         """Return the roster that it states.

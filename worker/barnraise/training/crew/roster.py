@@ -5,11 +5,11 @@ from functools import cached_property
 
 from barnraise.errors import MessageError
 from barnraise.mixing.payloads import payload_size
+from barnraise.planning.crew import MAX_MEMBERS
 from barnraise.planning.plan import PipelineStage
 from barnraise.spec import ModelSpec
 
 LEAD = 0  # the lead's number in a roster
-MAX_SEATS = 16
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class CrewRoster:
         Raises:
             MessageError: they are not; another machine may have stated them.
         """
-        if not 1 < len(self.seats) <= MAX_SEATS:
-            raise MessageError(f"a crew has 2 to {MAX_SEATS} machines, not {len(self.seats)}")
+        if not 1 < len(self.seats) <= MAX_MEMBERS:
+            raise MessageError(f"a crew has 2 to {MAX_MEMBERS} machines, not {len(self.seats)}")
         if len({seat.key for seat in self.seats}) < len(self.seats):
             raise MessageError("a machine has two places in the crew")
         if len({seat.stage.sequences for seat in self.seats}) > 1 or self.sequences < 1:

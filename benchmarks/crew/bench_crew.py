@@ -1,0 +1,318 @@
+"""Measure crews whose machines are processes with a thread each; the last line is one JSON object.
+
+    make bench-crew            QUICK=1 takes four minutes
+
+Speeds that are compared are measured in turns. As root on Linux, the crew with a slow line runs in
+network namespaces. What is not measured is listed under "missing".
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from crew_process import Machine
+from field_network import FieldNetwork, NamespaceError
+from helpers.worker.crew_churn import simulate
+from helpers.worker.crews import deal
+from helpers.worker.plans import bitwise
+
+from barnraise.errors import PlanError
+from barnraise.planning.crew import CrewTask, Deal, plan_crew
+from barnraise.planning.crew_pricing import describe_machine
+from barnraise.planning.hardware import Hardware
+from barnraise.planning.limits import Limits
+from barnraise.planning.lines import Line
+from barnraise.planning.plan import Plan
+from barnraise.planning.search import make_plan, make_stage_plan
+from barnraise.planning.write_advice import PlanRequest
+from barnraise.spec import ModelSpec
+from barnraise.swap.hardware_probe import probe
+from barnraise.training.crew.roster import CrewRoster
+
+LIMITS = Limits(clipping="exact", precision="float32")
+LAN_LINE = Line("loopback", 10_000, 10_000, 0.0002)
+SLOW_LINE = Line("4 Mb/s", 4, 4, 0.0)
+EXACT_STEPS = 20
+PART_OF_NEED = 0.45  # of one machine's memory
+NEAR_PLAN = 1.001  # times a plan's bytes: what is counted includes the texts of the steps
+FITS_RATE = 0.1  # of the learning rate of the tiny models
+FITS_MODEL = ModelSpec(layers=8, width=512, heads=8, context=64, vocabulary=2048)
+SPEED_MODEL = ModelSpec(layers=12, width=512, heads=8, context=128, vocabulary=1024)
+LINE_MODEL = ModelSpec(layers=4, width=256, heads=8, context=64, vocabulary=512)
+MICRO_BATCHES = 16
+MISSING = ("share_error", "lost_updates", "return_s", "square_cube", "vs_torch_pipeline")
+
+
+@dataclass(frozen=True)
+class CrewCase:
+    """A crew, and how one of its steps is divided.
+
+    Attributes:
+        model: what it trains.
+        counts: blocks of each machine, the lead's first.
+        sequences: of a micro-batch.
+        micro_batches: of a step.
+        bits: of a boundary.
+        limits: of each machine.
+    """
+
+    model: ModelSpec
+    counts: tuple[int, ...]
+    sequences: int = 1
+    micro_batches: int = MICRO_BATCHES
+    bits: int = 32
+    limits: Limits = LIMITS
+
+    def roster(self) -> CrewRoster:
+        """Return the crew's roster."""
+        plan = bitwise.resident_plan(self.model)
+        plan = replace(plan, sequences=self.sequences, micro_batches=self.micro_batches)
+        return deal(plan, self.counts, self.bits)
+
+    def plans(self, hardware: Hardware) -> list[Plan]:
+        """Return the planner's plan of each machine's stage."""
+        step_sequences = self.sequences * self.micro_batches
+        return [
+            make_stage_plan(hardware, self.model, seat.stage, self.limits, step_sequences)
+            for seat in self.roster().seats
+        ]
+
+
+def case_of(model: ModelSpec, dealt: Deal, limits: Limits = LIMITS) -> CrewCase:
+    """Return the crew that the planner has dealt."""
+    counts = tuple(stage.blocks for stage in dealt.stages)
+    return CrewCase(model, counts, dealt.sequences, dealt.micro_batches, 32, limits)
+
+
+class Crew:
+    """A crew of processes on this machine."""
+
+    def __init__(
+        self,
+        case: CrewCase,
+        hardware: Hardware,
+        cleanup: ExitStack,
+        cores: Sequence[int] | None = None,
+        network: FieldNetwork | None = None,
+        counts: bool = False,
+    ) -> None:
+        """Start it, on a core a machine, or in a network's namespaces, if these are given.
+
+        Where `counts` is given, all allocations are counted.
+        """
+        self.plans = case.plans(hardware)
+        roster, numbers = case.roster(), range(len(case.counts))
+        prefixes = [network.command_prefix(n) if network else [] for n in numbers]
+        hosts = [network.host(n) if network else "127.0.0.1" for n in numbers]
+        self.machines = [
+            cleanup.enter_context(Machine(cores[n] if cores else None, prefixes[n]))
+            for n in numbers
+        ]
+        for machine in self.machines if counts else ():
+            machine.request("count_allocations")
+        addresses = {
+            n: self.machines[n].request("listen", number=n, host=hosts[n]) for n in numbers
+        }
+        for n in numbers[1:]:
+            self.machines[n].send(
+                "serve", plan=self.plans[n], roster=roster, number=n, addresses=addresses
+            )
+        self.lead = self.machines[0]
+        self.lead.request("lead", plan=self.plans[0], roster=roster, addresses=addresses)
+
+    def close(self) -> list[tuple[int, int]]:
+        """End it; return the bytes that each machine has counted, and by which it has grown."""
+        own = self.lead.request("close")
+        return [own, *(machine.receive() for machine in self.machines[1:])]
+
+
+def open_alone(plan: Plan, cleanup: ExitStack, core: int | None = None) -> Machine:
+    """Start a machine that trains the whole model alone."""
+    machine = cleanup.enter_context(Machine(core))
+    machine.request("open_alone", plan=plan)
+    return machine
+
+
+# ---- parts ---------------------------------------------------------------------------------------
+
+
+def train_two_rounds(machine: Machine) -> list[Any]:
+    """Return losses, norms, payloads, a validation and the anchor after two rounds."""
+    found: list[Any] = []
+    for first in (0, EXACT_STEPS // 2):
+        trained = machine.request("train", steps=EXACT_STEPS // 2, first=first)
+        found += [trained["losses"], trained["norms"], machine.request("end_round")]
+    return [*found, machine.request("evaluate", sequences=3), machine.request("read_anchor")]
+
+
+def find_exact(hardware: Hardware) -> bool:
+    """Return whether crews of 2, 3 and 4 have the bits of one machine."""
+    model, micro_batches = bitwise.MODEL, 4
+    with ExitStack() as cleanup:
+        alone = open_alone(bitwise.resident_plan(model, micro_batches), cleanup)
+        expected = train_two_rounds(alone)
+    is_exact = True
+    sequences = bitwise.SEQUENCES // micro_batches
+    for counts in ((4, 4), (2, 3, 3), (1, 2, 2, 3)):
+        with ExitStack() as cleanup:
+            crew = Crew(CrewCase(model, counts, sequences, micro_batches), hardware, cleanup)
+            is_same = train_two_rounds(crew.lead) == expected
+            crew.close()
+        print(f"  {len(counts)} machines: {'same bits' if is_same else 'DIFFERENT'}", flush=True)
+        is_exact = is_exact and is_same
+    return is_exact
+
+
+def find_fits(hardware: Hardware, steps: int) -> tuple[bool, float]:
+    """Return whether three machines train what none can alone, and how far they exceed their plans.
+
+    What engines and torch allocate is counted in one crew, and must not exceed the plans. How many
+    MB more than their plans processes grow by, is measured in another one.
+    """
+    no_disk, sequences = replace(hardware, disk=0), 16
+    need = make_plan(no_disk, FITS_MODEL, LIMITS, sequences).host_bytes
+    limits = replace(LIMITS, memory=int(PART_OF_NEED * need))
+    request = PlanRequest(no_disk, FITS_MODEL, limits, sequences)
+    try:
+        request.make_plan()
+        return False, 0.0
+    except PlanError as error:
+        print(f"  alone: {error}", flush=True)
+    machines = [describe_machine(f"machine {n}", LAN_LINE, request) for n in range(3)]
+    dealt = plan_crew(machines, CrewTask(FITS_MODEL, sequences, 32)).deal
+    case = case_of(FITS_MODEL, dealt, limits)
+    used: list[list[int]] = []
+    losses: list[float] = []
+    for counts in (True, False):
+        with ExitStack() as cleanup:
+            crew = Crew(case, no_disk, cleanup, counts=counts)
+            trained = crew.lead.request("train", steps=2 if counts else steps, rate=FITS_RATE)
+            used.append([both[0 if counts else 1] for both in crew.close()])
+            losses = trained["losses"]
+    planned = [plan.host_bytes for plan in case.plans(no_disk)]
+    counted, grown = used
+    print(
+        f"  one machine needs {need / 1e6:.0f} MB, each has {PART_OF_NEED * need / 1e6:.0f} MB; "
+        f"blocks {case.counts}; in MB: planned {_megabytes(planned)}, counted "
+        f"{_megabytes(counted)}, processes grew by {_megabytes(grown)}; loss {losses[0]:.2f} to "
+        f"{losses[-1]:.2f}",
+        flush=True,
+    )
+    is_within = all(c <= NEAR_PLAN * p for c, p in zip(counted, planned, strict=True))
+    over = max(size - plan for size, plan in zip(grown, planned, strict=True))
+    return losses[-1] < losses[0] and is_within, over / 1e6
+
+
+def _megabytes(sizes: Sequence[int]) -> list[float]:
+    return [round(size / 1e6, 1) for size in sizes]
+
+
+def measure_speeds(hardware: Hardware, rounds: int) -> tuple[float, float]:
+    """Return a crew's speed over the sum of its machines' alone, and its planner's relative error.
+
+    A round is a step of two machines alone at the same time, a core each, and one of the crew.
+    """
+    request = PlanRequest(hardware, SPEED_MODEL, LIMITS, MICRO_BATCHES)
+    machines = [describe_machine(f"core {n}", LAN_LINE, request) for n in range(2)]
+    dealt = plan_crew(machines, CrewTask(SPEED_MODEL, MICRO_BATCHES, 32)).deal
+    tokens = MICRO_BATCHES * SPEED_MODEL.context
+    ratios: list[float] = []
+    seconds: list[float] = []
+    with ExitStack() as cleanup:
+        crew = Crew(case_of(SPEED_MODEL, dealt), hardware, cleanup, cores=(0, 1))
+        alone = [open_alone(request.make_plan(), cleanup, core) for core in (0, 1)]
+        for number in range(rounds + 1):
+            for machine in alone:
+                machine.send("train", steps=1, first=number)
+            apart = sum(tokens / machine.receive()["seconds"][0] for machine in alone)
+            step_seconds = crew.lead.request("train", steps=1, first=number)["seconds"][0]
+            if number > 0:  # the first step of each is slower
+                ratios.append(tokens / step_seconds / apart)
+                seconds.append(step_seconds)
+        crew.close()
+    predicted, measured = dealt.step_seconds, median(seconds)
+    print(
+        f"  blocks {list(dealt.counts.values())}, {dealt.micro_batches} micro-batches: "
+        f"{measured:.2f} s a step, predicted {predicted:.2f} s; of the sum of both speeds "
+        f"{[round(ratio, 2) for ratio in ratios]}",
+        flush=True,
+    )
+    return median(ratios), abs(predicted - measured) / measured
+
+
+def measure_eight_bit_gain(hardware: Hardware, rounds: int) -> float:
+    """Return the speed with boundaries in 8 bits over that in 32, over lines of 4 Mb/s.
+
+    Raises:
+        NamespaceError: this process may not shape lines.
+    """
+    ratios: list[float] = []
+    with ExitStack() as cleanup:
+        network = FieldNetwork(2, None, cleanup)
+        network.create()
+        crews = [
+            Crew(CrewCase(LINE_MODEL, (2, 2), bits=bits), hardware, cleanup, network=network)
+            for bits in (32, 8)
+        ]
+        network.shape(SLOW_LINE)
+        for number in range(rounds + 1):
+            exact, short = (
+                crew.lead.request("train", steps=1, first=number)["seconds"][0] for crew in crews
+            )
+            if number > 0:
+                ratios.append(exact / short)
+                print(f"  {exact:.2f} s in 32 bits, {short:.2f} s in 8", flush=True)
+        network.shape(None)
+        for crew in crews:
+            crew.close()
+    return median(ratios)
+
+
+def main() -> None:
+    """Run all parts and print the results."""
+    parser = argparse.ArgumentParser(description="Measure crews of processes.")
+    parser.add_argument("--quick", action="store_true", help="within four minutes")
+    quick = parser.parse_args().quick
+    torch.set_num_threads(1)
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        hardware = replace(probe(Path(folder), "cpu"), cores=1)
+    missing: list[str] = list(MISSING)
+    print("bits …", flush=True)
+    exact = find_exact(hardware)
+    print("memory …", flush=True)
+    fits, excess = find_fits(hardware, 10 if quick else 30)
+    print("speed …", flush=True)
+    efficiency, plan_error = measure_speeds(hardware, 9 if quick else 25)
+    results: dict[str, Any] = {
+        "exact": exact,
+        "fits": fits,
+        "process_over_plan_mb": round(excess),
+        "efficiency": round(efficiency, 3),
+        "plan_error": round(plan_error, 3),
+    }
+    print("slow lines …", flush=True)
+    try:
+        results["eight_bit_gain"] = round(measure_eight_bit_gain(hardware, 5 if quick else 15), 2)
+    except NamespaceError as error:
+        print(f"  {error}", flush=True)
+        missing.append("eight_bit_gain")
+    print("rebalancing, simulated …", flush=True)
+    seeds = range(3)
+    for name, balances in (("oracle", True), ("oracle_without", False)):
+        reached = sum(simulate(seed, balances) for seed in seeds) / len(seeds)
+        results[name] = round(reached, 3)
+    results |= {"missing": missing, "seconds": round(time.perf_counter() - started)}
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()
