@@ -44,7 +44,7 @@ def describe_seats(roster: CrewRoster, connected: Collection[int]) -> list[CrewS
             key=seat.key[:16],
             first_block=blocks[0],
             blocks=len(blocks),
-            share=flops[seat.key] / total_flops,
+            share=round(flops[seat.key] / total_flops, 4),
             connected=number == LEAD or number in connected,
         )
         views.append(view)
