@@ -8,6 +8,17 @@ export type Activity = "preparing" | "joining" | "training" | "paused" | "suspen
 /** A part of the page below its head that some states lack. */
 export type Card = "steps" | "samples" | "charts" | "progress" | "join" | "model" | "machines" | "connections" | "checkpoints";
 
+/** One machine of a crew, and the blocks that it holds. */
+export interface CrewSeat {
+  name: string;
+  first_block: number;
+  blocks: number;
+  /** Of the crew's FLOPs, from 0 to 1. */
+  share: number;
+  /** Whether its lead reaches it. */
+  connected: boolean;
+}
+
 /** What changed since the delta before it. A field without changes is absent. */
 export interface Delta {
   type: "delta";
@@ -100,6 +111,8 @@ export interface Machine {
   agrees: boolean | null;
   /** Why it takes no steps; null while it does, and from machines of older versions. */
   pause: PauseView | null;
+  /** The crew that it leads, itself first; empty if it leads none. */
+  crew: CrewSeat[];
 }
 
 /** Those fields of a machine that changed; the others are absent. */
@@ -131,6 +144,8 @@ export interface MachineChanges {
   agrees?: boolean | null;
   /** Why it takes no steps; null while it does, and from machines of older versions. */
   pause?: PauseView | null;
+  /** The crew that it leads, itself first; empty if it leads none. */
+  crew?: CrewSeat[];
 }
 
 /**

@@ -22,6 +22,7 @@ export function createMachine(id: string, tokens = 0): Machine {
     exchange: null,
     agrees: null,
     pause: null,
+    crew: [],
   };
 }
 

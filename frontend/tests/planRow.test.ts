@@ -1,5 +1,5 @@
 import { describe, expect, test } from "vitest";
-import { compareStepTimes, computeTierShares, describePlan } from "../src/views/planRow";
+import { compareStepTimes, computeTierShares, describePlan, describeSeat } from "../src/views/planRow";
 import { createPlan } from "./messages";
 
 describe("compareStepTimes", () => {
@@ -87,4 +87,12 @@ test("computeTierShares divides the bytes between the tiers", () => {
   expect(computeTierShares(createPlan())).toEqual({ device: 0, host: 0.25, disk: 0.75 });
   const empty = createPlan({ host_bytes: 0, disk_bytes: 0 });
   expect(computeTierShares(empty)).toEqual({ device: 0, host: 0, disk: 0 });
+});
+
+test("describeSeat names the blocks, the share and a machine that is not connected", () => {
+  const seat = { name: "attic", first_block: 3, blocks: 3, share: 0.38, connected: true };
+  expect(describeSeat(seat)).toBe("Blocks 3 to 5, 38 % of the work");
+  expect(describeSeat({ ...seat, blocks: 1, connected: false })).toBe(
+    "Block 3, 38 % of the work, not connected",
+  );
 });

@@ -157,6 +157,14 @@ def test_crew_of_three_forms_trains_and_ends_with_its_run(drill):
     assert status.number > 0 and len(status.seats) == 3
     crew.threads["lead"].join(120)  # the run's budget is spent
     assert not crew.failures, crew.failures
+    head = crew.lead.ledger.head(crew.lead.exchange.author.name)
+    assert {share.key for share in head.crew} == {seat.key for seat in seats[1:]}
+    reported = crew.lead_status["crew"]
+    assert [(seat["key"], seat["blocks"]) for seat in reported] == [
+        (seat.key[:16], seat.blocks) for seat in seats
+    ]
+    stated = sum(share.tokens for share in head.crew) / head.total
+    assert stated == pytest.approx(sum(seat["share"] for seat in reported[1:]), abs=0.01)
     first, last = crew.lead_status["validation_first"], crew.lead_status["validation_last"]
     assert last[0] >= 8_000 and last[1] < first[1] - 0.2
     for name in ("ada", "ben"):

@@ -2,8 +2,8 @@
 // shows the whole plan.
 
 import { cloneTemplate, requireElement, setText } from "../dom";
-import { formatBytes, formatInteger, formatStepTime } from "../format";
-import type { Machine, PlanView } from "../types";
+import { formatBytes, formatInteger, formatPercent, formatStepTime } from "../format";
+import type { CrewSeat, Machine, PlanView } from "../types";
 import { describeExchange } from "./exchangeSummary";
 
 export const SMALL_DEVIATION = 0.15; // as a share of the predicted step
@@ -97,6 +97,21 @@ export function describePlan(plan: PlanView, measured: number | null): Record<st
   };
 }
 
+/** Describe a machine's part of its crew: "Blocks 3 to 5, 38 % of the work". */
+export function describeSeat(seat: CrewSeat): string {
+  const last = seat.first_block + seat.blocks - 1;
+  const first = formatInteger(seat.first_block);
+  const blocks = seat.blocks === 1 ? `Block ${first}` : `Blocks ${first} to ${formatInteger(last)}`;
+  const state = seat.connected ? "" : ", not connected";
+  return `${blocks}, ${formatPercent(seat.share)} of the work${state}`;
+}
+
+function createSeatElement(): HTMLElement {
+  const element = document.createElement("div");
+  element.append(document.createElement("dt"), document.createElement("dd"));
+  return element;
+}
+
 /** Compute each tier's share of all bytes that a plan takes. */
 export function computeTierShares(plan: PlanView): Record<Tier, number> {
   const total = Math.max(1, plan.device_bytes + plan.host_bytes + plan.disk_bytes);
@@ -112,6 +127,7 @@ export class PlanRow {
   readonly element: HTMLElement;
   private readonly facts: HTMLElement[];
   private readonly tiers: HTMLElement[];
+  private readonly crew: HTMLElement;
 
   constructor(
     template: HTMLTemplateElement,
@@ -121,9 +137,10 @@ export class PlanRow {
     this.element.id = id;
     this.facts = [...this.element.querySelectorAll<HTMLElement>("[data-fact]")];
     this.tiers = [...this.element.querySelectorAll<HTMLElement>("[data-tier]")];
+    this.crew = requireElement(this.element, "[data-crew]");
   }
 
-  /** Show a machine's plan and exchange. */
+  /** Show a machine's plan and exchange, and the crew that it leads. */
   fill(plan: PlanView, machine: Machine): void {
     const region = requireElement(this.element, "[role=region]");
     region.setAttribute("aria-label", `How ${machine.name} trains`);
@@ -135,5 +152,17 @@ export class PlanRow {
       tier.hidden = share === 0;
       tier.style.setProperty("--share", share.toFixed(4));
     }
+    this.showCrew(machine.crew);
+  }
+
+  private showCrew(crew: CrewSeat[]): void {
+    this.crew.hidden = crew.length === 0;
+    const list = requireElement(this.crew, "dl");
+    while (list.children.length > crew.length) list.lastElementChild!.remove();
+    crew.forEach((seat, index) => {
+      const element = list.children[index] ?? list.appendChild(createSeatElement());
+      setText(requireElement(element, "dt"), seat.name);
+      setText(requireElement(element, "dd"), describeSeat(seat));
+    });
   }
 }

@@ -187,7 +187,8 @@ def list_checkpoints(request: HttpRequest, name: str) -> list[schemas.Checkpoint
 @router.get("/runs/{name}/credit", auth=READ)
 def list_credit(request: HttpRequest, name: str, after: UUID | None = None) -> schemas.CreditPage:
     """List credited ranges of updates, fifty per page, with the two signatures of each."""
-    credits_ = get_visible_run(request, name).credits.select_related("machine").order_by("-pk")
+    run = get_visible_run(request, name)
+    credits_ = run.credits.filter(lead=None).select_related("machine").order_by("-pk")
     if after:
         credits_ = credits_.filter(pk__lt=after)
     page, following = paginate(credits_, lambda credit: credit.pk)

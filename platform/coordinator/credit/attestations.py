@@ -79,7 +79,7 @@ def lock_credit() -> None:
 
 def extend_delayed_credit() -> None:
     """Credit what others vouched for before the run's count had reached it."""
-    credited = Credit.objects.filter(
+    credited = Credit.authored.filter(
         run=OuterRef("run"), machine=OuterRef("machine"), incarnation=OuterRef("incarnation")
     )
     delayed = VouchedAuthor.objects.filter(
@@ -143,7 +143,7 @@ def _credit_range(head: UpdateWitness, first: int, tokens: int, day: Any) -> Cre
 
 def _load_counted(runs: dict[UUID, Run], authors: Iterable[AuthorMachine]) -> _Counted:
     """Sum up the credit that these authors and these runs have already."""
-    existing = Credit.objects.filter(run__in=runs).order_by()
+    existing = Credit.authored.filter(run__in=runs).order_by()
     left = {pk: run.ledger_tokens for pk, run in runs.items()}
     for pk, tokens in existing.values_list("run").annotate(Sum("tokens")):
         left[pk] -= tokens
@@ -167,7 +167,7 @@ def _retracted_credit(runs: Iterable[UUID]) -> dict[UUID, int]:
     if not verdicts:
         return retracted
     names = ("run", "machine__key", "machine__owner", "incarnation", "first", "last", "tokens")
-    rows = list(Credit.objects.filter(run__in=verdicts).values_list(*names))
+    rows = list(Credit.authored.filter(run__in=verdicts).values_list(*names))
     pseudonyms = volunteer_pseudonyms({owner for _, _, owner, *_ in rows})
     for run, key, owner, incarnation, first, last, tokens in rows:
         author = f"{key}.{incarnation}"

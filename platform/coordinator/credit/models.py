@@ -1,7 +1,7 @@
 """Credit rows: ranges of a machine's updates that machines of other people have confirmed."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 from uuid import UUID
 
 from django.db import connection, models
@@ -17,6 +17,14 @@ RANGE_COLUMNS = (
 )
 
 
+class AuthoredManager(models.Manager["Credit"]):
+    """Rows that name updates: those of their authors."""
+
+    def get_queryset(self) -> models.QuerySet["Credit"]:
+        """Leave out what moves tokens within a crew."""
+        return super().get_queryset().filter(lead=None)
+
+
 class Credit(models.Model):
     """Credit for the updates `first` to `last` of one incarnation, confirmed on one day.
 
@@ -24,11 +32,16 @@ class Credit(models.Model):
     tokens, mirrors have exchanged receipts. `author_header` and `witness_signature` are the two
     signed parts of a `coordinator_messages.Attestation` for the last update, so that anybody can
     check the claim.
+
+    A row with a `lead` moves a day's tokens within the crew of that author, and names no updates:
+    each member's machine has one, and the lead's has one with their negative sum. So all rows of a
+    machine sum to its credit. `authored` are the other rows.
     """
 
     if TYPE_CHECKING:
         run_id: UUID
         machine_id: UUID
+        lead_id: UUID | None
         witness_id: UUID | None
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
@@ -45,12 +58,22 @@ class Credit(models.Model):
     witness = models.ForeignKey(Machine, null=True, on_delete=models.SET_NULL, related_name="+")
     author_header: Any = models.JSONField(null=True)
     witness_signature: Any = models.JSONField(null=True)
+    # The machine whose `incarnation` published what its crew trained.
+    lead = models.ForeignKey(Machine, null=True, on_delete=models.CASCADE, related_name="+")
+
+    objects: ClassVar[models.Manager["Credit"]] = models.Manager()
+    authored: ClassVar[models.Manager["Credit"]] = AuthoredManager()
 
     class Meta:
         constraints = [
             models.UniqueConstraint(
-                fields=["run", "machine", "incarnation", "day"], name="one_range_a_day"
-            )
+                fields=["run", "machine", "incarnation", "day"],
+                condition=models.Q(lead=None),
+                name="one_range_a_day",
+            ),
+            models.UniqueConstraint(
+                fields=["run", "lead", "machine", "incarnation", "day"], name="one_share_a_day"
+            ),
         ]
         indexes = [
             models.Index(fields=["machine", "day"], name="credit_of_a_machine"),
@@ -78,7 +101,8 @@ class Credit(models.Model):
         with connection.cursor() as cursor:
             cursor.execute(
                 f"INSERT INTO {cls._meta.db_table} AS old ({', '.join(names)}) VALUES {marks} "
-                f"ON CONFLICT (run_id, machine_id, incarnation, day) DO UPDATE SET {assignments}",
+                "ON CONFLICT (run_id, machine_id, incarnation, day) WHERE lead_id IS NULL "
+                f"DO UPDATE SET {assignments}",
                 [
                     field.get_db_prep_save(getattr(row, field.attname), connection)
                     for row in rows

@@ -34,6 +34,8 @@ def admit_machine(
     # A crew's member neither reports nor signs: its lead is the run's machine.
     if request.purpose is not enums.JoinPurpose.TRAIN:
         columns["activity"] = enums.Activity.FETCHING
+    if request.purpose is enums.JoinPurpose.CREW:
+        columns["in_crew"] = True
     membership, created = Membership.objects.get_or_create(
         run=run, machine=machine, defaults=columns
     )

@@ -114,6 +114,8 @@ class Membership(models.Model):
         max_length=10, choices=[(a.value, a.value) for a in Activity], default="joining"
     )
     incarnation = models.CharField(max_length=16, blank=True)
+    # Whether it has ever joined as a member of a crew, whose lead's updates then credit it.
+    in_crew = models.BooleanField(default=False, db_default=False)
     # Each incarnation of the machine in this run → how many updates it has published.
     updates_by_incarnation = models.JSONField(default=dict)
     ticket_expires = models.DateTimeField(null=True)

@@ -96,6 +96,20 @@ class LiveRunChanges(LiveRun):
 _make_optional(LiveRunChanges)
 
 
+class LiveCrewSeat(LiveMessage):
+    """One machine of a crew, and the blocks that it holds."""
+
+    model_config = ConfigDict(title="CrewSeat")
+
+    name: str
+    first_block: int
+    blocks: int
+    share: float
+    """Of the crew's FLOPs, from 0 to 1."""
+    connected: bool
+    """Whether its lead reaches it."""
+
+
 class LiveMachine(LiveMessage):
     """One machine of a run: a row of the table on the run's page."""
 
@@ -128,6 +142,8 @@ class LiveMachine(LiveMessage):
     """Whether its weights are those of most machines with the same updates; null if unknown."""
     pause: PauseView | None
     """Why it takes no steps; null while it does, and from machines of older versions."""
+    crew: list[LiveCrewSeat]
+    """The crew that it leads, itself first; empty if it leads none."""
 
 
 class ExchangeChanges(ExchangeView):

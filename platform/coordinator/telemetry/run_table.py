@@ -76,7 +76,7 @@ def machine_rows(run: Run, now: float | None = None) -> list[dict[str, Any]]:
         Rows with id, name, key, person, owner (the person's id), mirror (the key of the mirror
         whose figures these are; "" for this site), alive, counts (`counted_rows`), last_seen,
         agrees (`weights_agree`, of this machine) and all of `MachineFigures`; the rate of a machine
-        that is gone is 0.
+        that is gone is 0. Each seat of a crew has the name of its machine.
     """
     now = time.time() if now is None else now
     live = report_queue.live_rows(run.pk)
@@ -139,7 +139,18 @@ def machine_rows(run: Run, now: float | None = None) -> list[dict[str, Any]]:
         compared = row["alive"] and row["anchor"] and row["vector"] in common
         row["agrees"] = row["anchor"] == common[row["vector"]] if compared else None
     _mark_twins(machines)
+    _name_crews(machines, {key[:16]: machine_name(host, key) for *_, key, host, _, _, _ in members})
     return machines
+
+
+def _name_crews(rows: list[dict[str, Any]], names: dict[str, str]) -> None:
+    """Set the name of each machine of a crew, which its lead reports by the start of its key."""
+    for row in rows:
+        row["crew"] = [
+            {name: value for name, value in seat.items() if name != "key"}
+            | {"name": names.get(seat["key"], seat["key"][:8])}
+            for seat in row.get("crew", ())
+        ]
 
 
 def counted_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -1,5 +1,7 @@
 """Build attestations: machines confirm that they have applied other machines' updates."""
 
+from collections.abc import Sequence
+
 from helpers.updates.headers import build_update
 
 from barnraise.protocol import coordinator_messages, messages
@@ -36,7 +38,9 @@ def altered_witness_of(machine, run, author, changes: dict) -> coordinator_messa
 _chains: dict[tuple[str, str, str], dict[int, messages.Signed]] = {}
 
 
-def sign_header(run, author, seq: int, total: int, life: str) -> messages.Signed:
+def sign_header(
+    run, author, seq: int, total: int, life: str = LIFE, crew: Sequence[messages.CrewShare] = ()
+) -> messages.Signed:
     """Sign the header of an author's update, which names the one before if that was signed too."""
     chain = _chains.setdefault((str(run.pk), author.identity.key, life), {})
     if seq == 1:
@@ -51,6 +55,7 @@ def sign_header(run, author, seq: int, total: int, life: str) -> messages.Signed
         previous=previous,
         tokens=total if seq == 1 else 1,
         total=total,
+        crew=list(crew),
     )
     chain[seq] = author.identity.sign("update", update)
     return chain[seq]

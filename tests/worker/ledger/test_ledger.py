@@ -400,3 +400,16 @@ def test_rebase_on_full_disk_leaves_ledger_empty_and_usable(tmp_path):
     ledger.rebase([header], [fragment])
     assert ledger.base.snapshot() is not None
     ledger.close()
+
+
+def test_crew_that_shrinks_is_inconsistent_also_after_a_restart(tmp_path):
+    members = [messages.CrewShare(key=STRANGER.key, tokens=5)]
+    first, second = sign_chain(AUTHOR, 2, crew=members)
+    ledger = Ledger(tmp_path)
+    assert ledger.append(*first) is Outcome.ADDED
+    ledger.close()
+    ledger = Ledger(tmp_path)
+    assert ledger.head(first[1].author).crew == tuple(members)
+    assert ledger.classify(*altered(second[1], crew=[])) is Outcome.INCONSISTENT
+    assert ledger.append(*second) is Outcome.ADDED
+    ledger.close()

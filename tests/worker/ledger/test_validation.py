@@ -6,8 +6,9 @@ from helpers.updates import headers, tickets
 from hypothesis import given, settings
 
 from barnraise.errors import MessageError
-from barnraise.ledger.ledger import Ledger, Outcome
+from barnraise.ledger.ledger import Ledger, LedgerHead, Outcome
 from barnraise.ledger.validation import UpdateRules, allowed_tokens, validate_claim, validate_header
+from barnraise.planning.update_header import max_crew_members, max_header_bytes
 from barnraise.protocol import messages
 from barnraise.protocol.enums import Standing
 from barnraise.protocol.signing import ORPHANED_TICKET_GRACE_SECONDS, Identity, digest
@@ -124,3 +125,73 @@ def test_newcomer_that_states_another_standing_than_its_ticket_is_refused(standi
         else:
             with pytest.raises(MessageError, match="another standing than its ticket"):
                 validate(update, ticket)
+
+
+# ---- crews
+
+
+MEMBERS = sorted(Identity(bytes([number]) * 32).key for number in range(10, 26))
+
+
+def crew_of(*tokens: int) -> list[messages.CrewShare]:
+    return [
+        messages.CrewShare(key=key, tokens=each) for key, each in zip(MEMBERS, tokens, strict=False)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("crew", "reason"),
+    [
+        (crew_of(60, 41), "states 101 tokens of its crew's members, and 100 in all"),
+        (crew_of(1, 2)[::-1], "once, in order"),
+        (crew_of(1) * 2, "once, in order"),
+        ([messages.CrewShare(key=AUTHOR.key, tokens=1)], "each other member"),
+    ],
+)
+def test_crew_that_is_impossible_is_refused_with_the_reason(crew, reason):
+    update = build_update(ISSUED_MS + 1000, 100, crew=crew)
+    with pytest.raises(MessageError, match=reason):
+        validate(update)
+
+
+def test_crew_of_sixteen_members_is_no_header():
+    with pytest.raises(ValueError, match="crew"):
+        build_update(ISSUED_MS + 1000, 100, crew=crew_of(*[1] * 16))
+
+
+@settings(max_examples=60, deadline=None)
+@given(tokens=st.lists(st.integers(0, 60), max_size=2), total=st.integers(1, 500))
+def test_crew_counts_exactly_if_its_tokens_fit_the_total(tokens, total):
+    update = build_update(ISSUED_MS + 1000, total, crew=crew_of(*tokens))
+    if sum(tokens) <= total:
+        assert validate(update) == update
+    else:
+        with pytest.raises(MessageError, match="of its crew"):
+            validate(update)
+
+
+@settings(max_examples=60, deadline=None)
+@given(before=st.lists(st.integers(0, 9), max_size=15), after=st.lists(st.integers(0, 9)))
+def test_crew_never_shrinks_from_one_update_to_the_next(before, after):
+    first = build_update(ISSUED_MS + 1000, 500, crew=crew_of(*before))
+    head = LedgerHead.from_update(AUTHOR.sign("update", first), first)
+    second = build_update(ISSUED_MS + 2000, 500, total=1000, crew=crew_of(*after[:15]))
+    padded = (after + [0] * 15)[:15]
+    grows = all(new >= old for old, new in zip(before, padded, strict=False))
+    assert head.is_continued_by(second) == grows
+
+
+@pytest.mark.parametrize("fragments", range(3, 20))
+def test_header_of_a_crew_is_no_longer_than_earlier_versions_allow(fragments):
+    update = build_update(
+        2_000_000_000_000,
+        1 << 33,
+        crew=[
+            messages.CrewShare(key=key, tokens=1 << 46)
+            for key in MEMBERS[: max_crew_members(fragments)]
+        ],
+        fragments=[headers.PART.model_copy(update={"size": 1 << 33})] * fragments,
+        total=1 << 50,
+        seq=1 << 30,
+    )
+    assert len(update.model_dump_json()) <= max_header_bytes(fragments)

@@ -84,6 +84,9 @@ TO_SITE = (
                 "micro_batches micro_tokens layers resident clipping crash_safety binding "
                 "predicted_seconds disk_written_per_day sentence"
             ),
+            "the crew that it leads: its machines, their blocks and shares": (
+                "Report: crew; CrewSeatView: key first_block blocks share connected"
+            ),
             "its exchange: bytes, rates, links by the starts of the peers' keys": (
                 "Report: updates_sent updates_received peers peer_bytes_sent peer_bytes_received "
                 "exchange links; ExchangeView: round_steps scheme density bits_per_parameter "
@@ -177,6 +180,9 @@ TO_PEERS = (
                 "UpdatePush: type header ticket has_payloads; Update: run peer incarnation seq "
                 "previous tokens total started_ms time_ms ticket volunteer newcomer fragments; "
                 "FragmentUpdate: digest size sketch"
+            ),
+            "if you lead a crew: its machines' keys, with their shares of the tokens": (
+                "Update: crew; CrewShare: key tokens"
             ),
             "which updates you have, how fast you train and send, and what you ask for": (
                 "PeerState: type vector pruned declined full anchor_vector anchor_digest rate "

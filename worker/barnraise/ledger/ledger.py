@@ -20,7 +20,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
@@ -43,7 +43,7 @@ from barnraise.ledger.retention import RETENTION_SCHEMA, Retention
 from barnraise.ledger.validation import GENESIS_DIGEST, UpdateRules
 from barnraise.ledger.verdict_set import VerdictSet
 from barnraise.protocol.fork_proof import Fork, Proof
-from barnraise.protocol.messages import Signed, Update
+from barnraise.protocol.messages import CrewShare, Signed, Update
 from barnraise.protocol.opinions import SignedOpinions
 from barnraise.protocol.signing import digest
 from barnraise.protocol.verdicts import SignedVerdict
@@ -63,7 +63,7 @@ class Outcome(Enum):
     ADDED = "added"
     DUPLICATE = "duplicate"  # it, or a snapshot that contains it, is here already
     GAP = "gap"  # earlier updates of its author are missing
-    # Its total, start, time or volunteer does not continue its predecessor's.
+    # Its total, crew, start, time or volunteer does not continue its predecessor's.
     INCONSISTENT = "inconsistent"
     DIVERGENT = "divergent"  # its predecessor is not the one here: half of a fork, or false
     FORK = "fork"  # its author signed two updates with one identity, and the other one is here
@@ -90,18 +90,32 @@ class LedgerHead:
     total: int = 0
     started_ms: int = 0
     time_ms: int = 0
+    crew: tuple[CrewShare, ...] = ()
 
     @classmethod
     def from_update(cls, signed: Signed, update: Update) -> "LedgerHead":
         """Return the head that this update is."""
-        return cls(update.seq, digest(signed.body), update.total, update.started_ms, update.time_ms)
+        return cls(
+            update.seq,
+            digest(signed.body),
+            update.total,
+            update.started_ms,
+            update.time_ms,
+            tuple(update.crew),
+        )
 
     def is_continued_by(self, update: Update) -> bool:
         """Return whether the author's next update states what follows from this one."""
         has_right_times = (
             self.seq == 0 or update.started_ms == self.started_ms
         ) and update.time_ms > self.time_ms
-        return has_right_times and update.total == self.total + update.tokens
+        has_right_total = update.total == self.total + update.tokens
+        return has_right_times and has_right_total and self.is_crew_continued_by(update)
+
+    def is_crew_continued_by(self, update: Update) -> bool:
+        """Return whether a later update states at least these tokens of each of these members."""
+        later = update.tokens_by_member
+        return all(later.get(share.key, 0) >= share.tokens for share in self.crew)
 
 
 @dataclass(frozen=True)
@@ -193,6 +207,7 @@ class Ledger:
         for author, head in self._last_heads.items():
             if update := self.update(author, head.seq):
                 self._remember_author(update)
+                self._last_heads[author] = replace(head, crew=tuple(update.crew))
 
     def _remember_author(self, update: Update) -> None:
         """Remember what all updates of an author state alike."""

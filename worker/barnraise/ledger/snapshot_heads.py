@@ -83,6 +83,7 @@ def _validate_chain(signed: Signed, update: Update, ledger: Ledger, rules: Updat
     is_next = update.previous == head.digest and head.is_continued_by(update)
     is_reachable = (
         update.tokens <= update.total - head.total <= count * rules.max_tokens
+        and head.is_crew_continued_by(update)
         and update.started_ms == head.started_ms
         and update.time_ms > head.time_ms
     )

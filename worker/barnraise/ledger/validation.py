@@ -80,6 +80,7 @@ def validate_header(signed: Signed, ticket: Signed | None, rules: UpdateRules) -
             f"{_describe_update(update)} is of a time for which its ticket is not valid"
         )
     validate_claim(update, permission, update.started_ms)
+    validate_crew(update)
     if not has_possible_history(update, permission):
         raise MessageError(
             f"{_describe_update(update)} states a start, or {update.total:,} tokens in all, that "
@@ -103,6 +104,25 @@ def has_possible_history(update: Update, ticket: Ticket) -> bool:
         and update.tokens <= update.total <= most_tokens
         and (update.seq > 1 or begins)
     )
+
+
+def validate_crew(update: Update) -> None:
+    """Raise MessageError if the tokens that an update states of its author's crew are impossible.
+
+    Raises:
+        MessageError: With the reason.
+    """
+    keys = [share.key for share in update.crew]
+    if keys != sorted(set(keys)) or update.peer in keys:
+        raise MessageError(
+            f"{_describe_update(update)} does not name each other member of its crew once, in order"
+        )
+    stated = sum(share.tokens for share in update.crew)
+    if stated > update.total:
+        raise MessageError(
+            f"{_describe_update(update)} states {stated:,} tokens of its crew's members, and "
+            f"{update.total:,} in all"
+        )
 
 
 def run_created_ms(run: str) -> int:

@@ -83,6 +83,19 @@ def head_flops(model: ModelSpec, sequences: int) -> int:
     return 2 * sequences * model.context * model.width * model.vocabulary
 
 
+def fragment_flops(model: ModelSpec, fragment: int) -> int:
+    """Return the FLOPs of a fragment for one sequence, forward and backward, without recomputation.
+
+    The embedding has none.
+    """
+    if fragment == 0:
+        return 0
+    if fragment > model.layers:
+        return 3 * head_flops(model, 1)
+    attention = round((1 + ATTENTION_BACKWARD) * attention_flops(model, 1))
+    return 3 * block_flops(model, 1) + attention
+
+
 def newton_schulz_flops(rows: int, columns: int) -> int:
     """Return the FLOPs in which Muon orthogonalises a matrix: of m × n, m ≤ n, 5·(4m²n + 2m³)."""
     m, n = min(rows, columns), max(rows, columns)

@@ -38,6 +38,7 @@ from barnraise.protocol.verdicts import SignedVerdict, VerdictNames, VerdictSumm
 MAX_FRAME_BYTES = 1 << 20  # of one frame between peers, header included
 MAX_HEADER_BYTES = 1 << 18  # of a frame's JSON header
 MAX_LINE_TEST_BYTES = 2_000_000  # each way, of one test of the line between two peers
+MAX_CREW_MEMBERS = 15  # besides the lead, in an update
 MAX_DIALLED_BACK = 2  # ports of one host at which a peer is dialled back
 HEADER_LENGTH_BYTES = 4  # of the big-endian header length that starts a frame
 
@@ -85,6 +86,13 @@ class FragmentUpdate(Message):
     sketch: Sketch
 
 
+class CrewShare(Message):
+    """A member's part in the updates of its crew's lead: its share of the FLOPs, as tokens."""
+
+    key: PublicKey
+    tokens: Count  # up to and including the update that states them
+
+
 class Update(Message):
     """The header of an update, signed by its author."""
 
@@ -103,6 +111,8 @@ class Update(Message):
     volunteer: Digest = "0" * 64
     # Whether that ticket is a newcomer's (`Standing`), the same in all of the author's updates.
     newcomer: bool = False
+    # What others computed of `total`, where the author leads a crew: ascending by their keys.
+    crew: list[CrewShare] = Field(default=[], max_length=MAX_CREW_MEMBERS)
     # One part for every fragment of the model, in index order.
     fragments: list[FragmentUpdate] = Field(max_length=300)
 
@@ -110,6 +120,11 @@ class Update(Message):
     def author(self) -> str:
         """Return the author: the key and the incarnation of its state folder."""
         return f"{self.peer}.{self.incarnation}"
+
+    @property
+    def tokens_by_member(self) -> dict[str, int]:
+        """Map the keys of the author's crew to their tokens; the author's own is not in it."""
+        return {share.key: share.tokens for share in self.crew}
 
     @property
     def payload_parts(self) -> list[FragmentUpdate]:

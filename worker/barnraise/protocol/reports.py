@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from barnraise.protocol.enums import Activity, PauseReason
+from barnraise.protocol.messages import MAX_CREW_MEMBERS
 from barnraise.protocol.rule_sizes import MAX_HOURS, MAX_PROGRAM_NAME, MAX_PROGRAMS
 from barnraise.protocol.types import (
     Addresses,
@@ -40,7 +41,7 @@ ProgramName = Annotated[PlainText, Field(max_length=MAX_PROGRAM_NAME)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Celsius = Annotated[float, Field(ge=-100, le=300)]
 # The first 16 digits of a peer's key, or of a volunteer's digest.
-KeyStart = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
+KeyStart = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$", max_length=16)]
 
 
 class MeasuredLoss(Message):
@@ -139,6 +140,16 @@ class PauseView(Message):
     until: UnixTime | None = None
 
 
+class CrewSeatView(Message):
+    """One machine of a crew, as its lead sees it."""
+
+    key: KeyStart
+    first_block: int = Field(ge=1, le=100_000)
+    blocks: int = Field(ge=1, le=100_000)
+    share: Share  # of the crew's FLOPs
+    connected: bool  # to the lead
+
+
 class LinkView(Message):
     """A connection to a peer."""
 
@@ -213,6 +224,8 @@ class MachineFigures(Message):
     learning_rate: Rate | None = None  # of the last step
     gradient_norm: Rate | None = None  # before clipping: a mean over about 20 steps
     pause: PauseView | None = None  # null while it trains, and in older versions
+    # The crew that this machine leads, itself first; empty if it leads none.
+    crew: list[CrewSeatView] = Field(default=[], max_length=1 + MAX_CREW_MEMBERS)
 
     def dump_stated(self) -> dict[str, Any]:
         """Return the figures as JSON values, without those that leave earlier ones valid.

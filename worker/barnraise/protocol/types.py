@@ -9,15 +9,18 @@ from barnraise.protocol.public_keys import require_sound_key
 
 # Ed25519, without points of small order and second spellings.
 PublicKey = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$"), AfterValidator(require_sound_key)]
-Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]  # BLAKE3
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$", max_length=64)]  # BLAKE3
 Signature = Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]  # Ed25519
 Id = Annotated[str, Field(pattern=r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")]  # UUIDv7
-Incarnation = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]  # of a machine's state folder
+# Of a machine's state folder.
+Incarnation = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$", max_length=16)]
 
 # The author of updates: key.incarnation.
 Author = Annotated[str, Field(pattern=r"^[0-9a-f]{64}\.[0-9a-f]{16}$")]
 
-Sketch = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]  # a linear checksum of units
+Sketch = Annotated[
+    str, Field(pattern=r"^[0-9a-f]{16}$", max_length=16)
+]  # a linear checksum of units
 
 # host:port, or a relay's URL.
 Address = Annotated[str, Field(pattern=r"^[0-9A-Za-z.:\[\]%/_-]{1,100}$", max_length=100)]
@@ -64,7 +67,7 @@ Slug = Annotated[str, Field(pattern=r"^[\p{L}\p{M}\p{Nd}_-]{0,100}$")]
 EnrolmentCode = Annotated[str, Field(pattern=r"^[0-9A-Z-]{1,20}$")]
 # The name of the worker's wheel, which people copy into a shell.
 WheelName = Annotated[str, Field(pattern=r"^barnraise-[0-9A-Za-z.+_-]{1,80}\.whl$")]
-Version = Annotated[str, Field(pattern=r"^[0-9A-Za-z.+-]{1,40}$")]
+Version = Annotated[str, Field(pattern=r"^[0-9A-Za-z.+-]{1,40}$", max_length=40)]
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 Rate = Annotated[float, Field(ge=0, lt=1e15, allow_inf_nan=False)]  # per second
 MAX_UPLINK = 100e9 / 8  # bytes per second

@@ -18,6 +18,7 @@ from barnraise.protocol.reports import (
     MAX_PAUSE_TEXT,
     MAX_POINTS,
     CheckpointView,
+    CrewSeatView,
     LinkView,
     MeasuredLoss,
     PlanView,
@@ -58,6 +59,7 @@ class TrainingMetrics:
         last_validation: (ledger tokens, loss) of the last validation.
         digests_anchor: whether reports state the anchor's digest; a crew's fragments lie on other
             machines, so that only `record_checkpoint` computes it.
+        crew: the machines of the crew that this one leads.
     """
 
     def __init__(self, key: str) -> None:
@@ -81,6 +83,7 @@ class TrainingMetrics:
         self._last_tokens = 0  # at the last of these steps
         self._points: list[MeasuredLoss] = []  # since the last report
         self.digests_anchor = True
+        self.crew: list[CrewSeatView] = []
         self._first_validation: tuple[int, float] | None = None  # (ledger tokens, loss)
         self.last_validation: tuple[int, float] | None = None
         # The digest of the anchor's version vector, and of the anchor at that vector.
@@ -223,6 +226,7 @@ class TrainingMetrics:
             links=describe_links(stats.neighbours),
             points=points,
             samples=samples,
+            crew=self.crew,
             pause=self.pause.view if self.pause else None,
             pause_sentence=self.reason[:MAX_PAUSE_TEXT] if self.pause else "",
         )

@@ -15,19 +15,22 @@ from coordinator.credit.models import Credit
 from coordinator.eventlog import writer
 from coordinator.eventlog.projection import current_state
 from coordinator.eventlog.registry import AggregateType, Fact, State, require_row
+from coordinator.fleet.models import Membership
 from coordinator.lib.bulk_upsert import bulk_upsert
 from coordinator.runs.models import Run
 
 NO_TOTAL = -1  # the author signed no total
 MAX_AUTHORS = 2000  # whose credit is recorded in one go
-Days = dict[str, dict[str, Any]]  # day → {"first", "last", "tokens", "witness"}
+# day → {"first", "last", "tokens", "witness"}, and "crew" where members have a part of the tokens
+Days = dict[str, dict[str, Any]]
 
 
 class CreditReceipt(Message):
     """Credit for the updates `first` to `last` of one author.
 
     `witness` is the machine of another person that has applied the last one. `total`: the tokens of
-    all updates up to the last, as the author signed them with it.
+    all updates up to the last, as the author signed them with it. `crew`: its parts that the author
+    signed for members of its crew, as far as this site has seen these join the run as such.
     """
 
     day: date
@@ -36,6 +39,23 @@ class CreditReceipt(Message):
     tokens: Count
     witness: PublicKey | None = None
     total: Count | None = None
+    crew: list[messages.CrewShare] = Field(default=[], max_length=messages.MAX_CREW_MEMBERS)
+
+
+class _CrewCount:
+    """What an author had signed for its crew, up to the receipts so far."""
+
+    def __init__(self) -> None:
+        self._total = 0
+        self._stated: dict[str, int] = {}
+
+    def split(self, tokens: int, total: int, crew: Mapping[str, int]) -> dict[str, int]:
+        """Return the members' parts of tokens that count, by what grew since the last receipt."""
+        grown = {key: max(0, stated - self._stated.get(key, 0)) for key, stated in crew.items()}
+        whole = max(1, total - self._total, sum(grown.values()))
+        self._total = max(self._total, total)
+        self._stated |= {key: self._stated.get(key, 0) + more for key, more in grown.items()}
+        return {key: tokens * more // whole for key, more in grown.items() if tokens * more > whole}
 
 
 def fold(facts: Sequence[Fact]) -> State | None:
@@ -45,14 +65,16 @@ def fold(facts: Sequence[Fact]) -> State | None:
     They are laid along each other by (first, longest, fewest tokens), and of each only the part
     that earlier ranges leave open counts: by the totals that the author signed at both ends of that
     part, or else by its share of the updates. No update counts twice, however often receipts name
-    it, and none for more than was signed.
+    it, and none for more than was signed. Members of the author's crew have their parts of what
+    counts.
     """
     receipts = {_sort_key(fact.payload) for fact in facts}
     days: Days = {}
     reach = 0  # the last update that counted
     reach_total = NO_TOTAL  # the author's total at that update
     counted = 0  # tokens that counted
-    for first, negative_last, tokens, day, witness, total in sorted(receipts):
+    crew_count = _CrewCount()
+    for first, negative_last, tokens, day, witness, total, crew in sorted(receipts):
         last = -negative_last
         begin = max(first, reach + 1)
         if last < begin:
@@ -64,13 +86,19 @@ def fold(facts: Sequence[Fact]) -> State | None:
             share = min(share, max(0, total - counted))
         row = days.setdefault(day.isoformat(), {"first": begin, "tokens": 0})
         row.update(last=last, tokens=row["tokens"] + share, witness=witness or None)
+        for key, part in crew_count.split(share, total, dict(crew)).items():
+            parts = row.setdefault("crew", {})
+            parts[key] = parts.get(key, 0) + part
         reach = last
         reach_total = total
         counted += share
     return {"days": days}
 
 
-def _sort_key(receipt: CreditReceipt) -> tuple[int, int, int, date, str, int]:
+SortKey = tuple[int, int, int, date, str, int, tuple[tuple[str, int], ...]]
+
+
+def _sort_key(receipt: CreditReceipt) -> SortKey:
     """Return the key by which ranges are laid along each other."""
     total = NO_TOTAL if receipt.total is None else receipt.total
     return (
@@ -80,24 +108,76 @@ def _sort_key(receipt: CreditReceipt) -> tuple[int, int, int, date, str, int]:
         receipt.day,
         receipt.witness or "",
         total,
+        tuple((share.key, share.tokens) for share in receipt.crew),
     )
 
 
-def store(credit_id: str, state: State | None) -> None:
+def store(credit_id: str, state: State | None) -> list[str]:
     """Write the days' rows.
 
     What this site has counted and not yet published stays on top of the state. That is not
     published because of this write: mirrors that answered each other's receipts with their own
     would never come to rest.
+
+    Returns:
+        Members of the author's crew whose machines this site does not know yet.
     """
     run, key, incarnation = credit_id.split(":")
     machine = require_row(Machine.objects.filter(key=key), f"machine:{key}")
     require_row(Run.objects.filter(pk=run), f"run:{run}")
-    _write_days(run, machine, incarnation, state["days"] if state else {})
+    days = state["days"] if state else {}
+    _write_days(run, machine, incarnation, days)
+    members = dict(Machine.objects.filter(key__in=_member_keys(days)).values_list("key", "pk"))
+    author = (run, machine.pk, incarnation)
+    Credit.objects.filter(run=run, lead=machine, incarnation=incarnation).delete()
+    Credit.objects.bulk_create(_crew_rows(author, days, members))
+    return [f"machine:{key}" for key in sorted(_member_keys(days) - members.keys())]
+
+
+def _member_keys(days: Days) -> set[str]:
+    """Return the keys of all members that have a part of an author's tokens."""
+    return {key for values in days.values() for key in values.get("crew", ())}
+
+
+def _crew_rows(
+    author: tuple[str, UUID, str], days: Days, machines: Mapping[str, UUID]
+) -> list[Credit]:
+    """Build the rows that move tokens from an author to its crew's members.
+
+    The part of a member that this site does not know yet stays with the author.
+
+    Args:
+        author: run, machine and incarnation.
+        days: the author's state.
+        machines: machines by their keys.
+    """
+    run, lead, incarnation = author
+    rows = []
+    for day, values in days.items():
+        crew = values.get("crew", {})
+        parts = {machines[key]: tokens for key, tokens in crew.items() if key in machines}
+        parts.pop(lead, None)
+        if parts:
+            parts[lead] = -sum(parts.values())
+        rows += [
+            Credit(
+                run_id=run,
+                lead_id=lead,
+                machine_id=machine,
+                incarnation=incarnation,
+                day=day,
+                first=1,
+                last=0,
+                tokens=tokens,
+                published_tokens=tokens,
+            )
+            for machine, tokens in parts.items()
+        ]
+    return rows
 
 
 def _write_days(run: str, machine: Machine, incarnation: str, days: Days) -> None:
-    rows = Credit.objects.filter(run=run, machine=machine, incarnation=incarnation)
+    rows = Credit.authored.filter(run=run, machine=machine, incarnation=incarnation)
     locked = list(rows.order_by("day").select_for_update(of=("self",)))
     reach = _last_update(days)
     covered = sum(values["tokens"] for values in days.values())
@@ -220,13 +300,14 @@ def store_batch(states: dict[str, State]) -> set[str]:
     keys = {key for _, key, _ in places.values()}
     for state in states.values():
         keys |= {values["witness"] for values in state["days"].values()}
+        keys |= _member_keys(state["days"])
     machines = dict(Machine.objects.filter(key__in=keys - {None}).values_list("key", "pk"))
     run_ids = {run for run, _, _ in places.values()}
     runs = {str(pk) for pk in Run.objects.filter(pk__in=run_ids).values_list("pk", flat=True)}
     authors = [machines[key] for _, key, _ in places.values() if key in machines]
     existing = {
         (str(run), machine, incarnation)
-        for run, machine, incarnation in Credit.objects.filter(
+        for run, machine, incarnation in Credit.authored.filter(
             run__in=runs, machine__in=authors
         ).values_list("run_id", "machine_id", "incarnation")
     }
@@ -235,9 +316,12 @@ def store_batch(states: dict[str, State]) -> set[str]:
     for credit_id, (run, key, incarnation) in places.items():
         if run not in runs or key not in machines or (run, machines[key], incarnation) in existing:
             continue
+        if not _member_keys(states[credit_id]["days"]) <= machines.keys():
+            continue
         written.add(credit_id)
         author = (run, machines[key], incarnation)
         rows += _published_rows(author, states[credit_id]["days"], machines)
+        rows += _crew_rows(author, states[credit_id]["days"], machines)
     bulk_upsert(rows)
     return written
 
@@ -252,7 +336,7 @@ def record_credit_events() -> int:
     for run, key, incarnation in list(authors.distinct()[:MAX_AUTHORS]):
         credit_id = f"{run}:{key}:{incarnation}"
         with writer.log_transaction():
-            rows = Credit.objects.filter(run=run, machine__key=key, incarnation=incarnation)
+            rows = Credit.authored.filter(run=run, machine__key=key, incarnation=incarnation)
             locked = list(rows.order_by("day").select_for_update(of=("self",)))
             recorded += _record_receipts(credit_id, locked)
             # The state may be less than these rows, where other mirrors published the same updates.
@@ -269,13 +353,15 @@ def _record_receipts(credit_id: str, rows: list[Credit]) -> int:
     ]
     for row, (first, last, tokens) in fresh:
         if last >= first:
+            header = _header_of_last(row)
             receipt = {
                 "day": row.day,
                 "first": first,
                 "last": last,
                 "tokens": max(0, tokens),
                 "witness": row.witness.key if row.witness else None,
-                "total": _signed_total(row),
+                "total": header.total if header else None,
+                "crew": _joined_members(row, header.crew) if header else [],
             }
             writer.record("credit.receipt", credit_id, receipt)
         Credit.objects.filter(pk=row.pk).update(
@@ -284,12 +370,22 @@ def _record_receipts(credit_id: str, rows: list[Credit]) -> int:
     return len(fresh)
 
 
-def _signed_total(row: Credit) -> int | None:
-    """Return the author's total at the row's last update, if the stored header is of it."""
+def _header_of_last(row: Credit) -> messages.Update | None:
+    """Return the header of the row's last update; None if the stored header is of another one."""
     if not row.author_header:
         return None
     header = messages.Update.model_validate_json(row.author_header["body"])
-    return header.total if header.seq == row.last else None
+    return header if header.seq == row.last else None
+
+
+def _joined_members(row: Credit, crew: Sequence[messages.CrewShare]) -> list[dict[str, Any]]:
+    """Return the parts of those members who joined the run as members of a crew."""
+    if not crew:
+        return []
+    keys = [share.key for share in crew]
+    joined = Membership.everywhere.filter(run=row.run_id, in_crew=True, machine__key__in=keys)
+    joined_keys = set(joined.values_list("machine__key", flat=True))
+    return [share.model_dump() for share in crew if share.key in joined_keys]
 
 
 AGGREGATE_TYPE = AggregateType(

@@ -8,7 +8,14 @@ import pytest
 from django.db.models import F
 from django.utils import timezone
 from helpers.effort import examples
-from helpers.mirrors.event_histories import DIGESTS, HISTORIES, assert_one_state, fold, histories
+from helpers.mirrors.event_histories import (
+    DIGESTS,
+    HISTORIES,
+    assert_one_state,
+    fold,
+    fold_history,
+    histories,
+)
 from helpers.mirrors.event_log_builder import LogBuilder
 from helpers.mirrors.rebuild_site import (
     all_events,
@@ -16,11 +23,15 @@ from helpers.mirrors.rebuild_site import (
     rebuild_in_one_batch,
     replicated_rows,
 )
-from helpers.updates.attestations import witness_of
+from helpers.updates.attestations import sign_attestation, sign_header, true_statement, witness_of
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from barnraise.protocol.enums import JoinPurpose
+from barnraise.protocol.messages import CrewShare
+from barnraise.protocol.signing import Identity
 from coordinator.credit import attestations, tasks
+from coordinator.credit.leaderboard import leaderboard, volunteer_record
 from coordinator.credit.models import Credit
 from coordinator.credit.replicated.credits import (
     UnpublishedRange,
@@ -32,6 +43,7 @@ from coordinator.eventlog import ingest, projection
 from coordinator.eventlog.models import LogEvent
 from coordinator.eventlog.registry import DependencyMissingError
 from coordinator.eventlog.truncate import truncate_log
+from coordinator.runs.models import Run
 
 DAY = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -368,5 +380,158 @@ def test_state_is_stored_once_its_machine_and_run_exist(mirrors):
         assert list(Credit.objects.values_list("first", "last", "tokens")) == [(1, 4, 400)]
         store(name, {"days": days})
     assert store_batch(all_states) == set(), "`store` compares rows that exist"
+    store(name, None)
+    assert not Credit.objects.exists()
+
+
+# ---- crews
+
+MEMBERS = sorted(Identity(bytes([number]) * 32).key for number in range(60, 63))
+
+
+def crew_up_to(seq: int, count: int = 3) -> list[dict]:
+    """Return what some members computed of an author's updates: a tenth, two and three tenths."""
+    return [
+        {"key": key, "tokens": tokens_up_to(seq) * (number + 1) // 10}
+        for number, key in enumerate(MEMBERS[:count])
+    ]
+
+
+crew_receipt = st.builds(
+    lambda payload, count: (
+        payload
+        | {
+            "tokens": tokens_up_to(payload["last"]) - tokens_up_to(payload["first"] - 1),
+            "total": tokens_up_to(payload["last"]),
+            "crew": crew_up_to(payload["last"], count),
+        }
+    ),
+    receipt,
+    st.integers(0, 3),
+)
+lying_crew = st.lists(
+    st.builds(
+        lambda key, tokens: {"key": key, "tokens": tokens},
+        st.sampled_from(MEMBERS),
+        st.integers(0, 900),
+    ),
+    max_size=3,
+)
+
+
+def parts_of_crew(days) -> dict[str, int]:
+    """Return the tokens of each member, over all days."""
+    parts: dict[str, int] = {}
+    for values in days.values():
+        assert sum(values.get("crew", {}).values()) <= values["tokens"]
+        for key, tokens in values.get("crew", {}).items():
+            assert tokens > 0
+            parts[key] = parts.get(key, 0) + tokens
+    return parts
+
+
+@HISTORIES
+@given(histories("credit", {"receipt": crew_receipt}), st.integers())
+def test_crews_receipts_give_one_state_and_no_more_than_signed(facts, seed):
+    assert_one_state("credit", facts, seed)
+    days = fold("credit", facts)["days"]
+    signed = {share["key"]: share["tokens"] for share in crew_up_to(30)}
+    for key, tokens in parts_of_crew(days).items():
+        assert tokens <= signed[key]
+
+
+@HISTORIES
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=8, unique=True))
+def test_members_have_what_was_signed_if_receipts_are_complete(ends):
+    drafts = [
+        {
+            "day": f"2026-01-0{1 + number % 3}",
+            "first": first + 1,
+            "last": last,
+            "tokens": tokens_up_to(last) - tokens_up_to(first),
+            "total": tokens_up_to(last),
+            "crew": crew_up_to(last),
+        }
+        for number, (first, last) in enumerate(zip([0, *sorted(ends)], sorted(ends), strict=False))
+    ]
+    history = [(number, "receipt", draft) for number, draft in enumerate(drafts)]
+    days = fold_history("credit", *history)["days"]
+    parts = parts_of_crew(days)
+    assert sum(values["tokens"] for values in days.values()) == tokens_up_to(max(ends))
+    for share in crew_up_to(max(ends)):
+        assert share["tokens"] - len(ends) <= parts.get(share["key"], 0) <= share["tokens"]
+
+
+@HISTORIES
+@given(
+    histories(
+        "credit",
+        {
+            "receipt": st.builds(
+                lambda payload, total, crew: payload | {"total": total, "crew": crew},
+                receipt,
+                st.none() | st.integers(0, 500),
+                lying_crew,
+            )
+        },
+    ),
+    st.integers(),
+)
+def test_receipts_that_lie_of_crews_move_no_more_than_counts(facts, seed):
+    assert_one_state("credit", facts, seed)
+    parts_of_crew(fold("credit", facts)["days"])
+
+
+def total_by_machine() -> dict:
+    """Return machine → its credit."""
+    sums: dict = {}
+    for machine, tokens in Credit.objects.values_list("machine", "tokens"):
+        sums[machine] = sums.get(machine, 0) + tokens
+    return sums
+
+
+@pytest.mark.django_db
+def test_crews_tokens_go_to_members_who_joined_as_such(mirrors, volunteer, person):
+    carl = volunteer(person("carl@example.org", name="Carl"), 4)
+    dora = volunteer(mirrors.author.machine.owner, 5)
+    assert carl.request_join(mirrors.run, purpose=JoinPurpose.CREW).status_code == 200
+    dora.join(mirrors.run)
+    stranger = Identity(bytes([60]) * 32).key
+    keys = [carl.identity.key, dora.identity.key, stranger]
+    for seq in (2, 2, 5):
+        crew = [CrewShare(key=key, tokens=tokens_up_to(seq) // 4) for key in sorted(keys)]
+        head = sign_header(
+            mirrors.run, mirrors.author, seq, tokens_up_to(seq), mirrors.incarnation, crew
+        )
+        statement = true_statement(mirrors.run, head)
+        attestation = sign_attestation(mirrors.witness.identity, head, statement)
+        attestations.record_attestations([(mirrors.member, [attestation])])
+        tasks.record_events()
+    quarter, whole = tokens_up_to(5) // 4, tokens_up_to(5)
+    credited = total_by_machine()
+    assert quarter - 2 <= credited[carl.machine.pk] <= quarter
+    assert credited[mirrors.author.machine.pk] == whole - credited[carl.machine.pk]
+    assert set(credited) == {carl.machine.pk, mirrors.author.machine.pk}
+    assert tasks.record_events() == 0 and mirrors.credited_tokens() == whole
+    carls = volunteer_record(carl.machine.owner)
+    assert (carls.tokens, carls.updates) == (credited[carl.machine.pk], 0)
+    names = {row.name: row.tokens for row in leaderboard("people")}
+    assert names["Carl"] == carls.tokens and sum(names.values()) == whole
+    assert Run.objects.get().credits.filter(lead=None).count() == 1
+    both = replicated_rows(), projection.state_hash()
+    assert rebuild_in_one_batch(all_events(), all_private_data()) == both
+
+
+@pytest.mark.django_db
+def test_part_of_a_member_who_is_unknown_here_stays_until_it_is_known(mirrors, volunteer, person):
+    carl = volunteer(person("carl@example.org", name="Carl"), 4)
+    unknown = MEMBERS[0]
+    crew = {carl.identity.key: 30, unknown: 20}
+    days = {"2026-01-01": {"first": 1, "last": 4, "tokens": 99, "witness": None, "crew": crew}}
+    name = f"{mirrors.run.pk}:{mirrors.author.identity.key}:{'a' * 16}"
+    assert store_batch({name: {"days": days}}) == set()
+    for _ in range(2):
+        assert store(name, {"days": days}) == [f"machine:{unknown}"]
+        assert total_by_machine() == {carl.machine.pk: 30, mirrors.author.machine.pk: 69}
     store(name, None)
     assert not Credit.objects.exists()

@@ -175,3 +175,39 @@ def test_ticket_of_the_future_waits_while_the_present_one_is_valid(tmp_path):
     assert not machine.author.should_keep_ticket(sign_ticket(100, issued=machine.now + 1))
     machine.now = messages.Ticket.model_validate_json(machine.ticket.body).expires + 1
     assert not machine.author.should_keep_ticket(sign_ticket(100, issued=machine.now + 3600))
+
+
+CREW = [Identity(bytes([number]) * 32).key for number in range(10, 30)]
+
+
+def test_lead_states_members_tokens_by_their_flops_across_restarts(machine):
+    machine.author.set_crew({SELF.key: 50, CREW[0]: 30, CREW[1]: 20})
+    assert machine.publish(99).tokens_by_member == {CREW[0]: 29, CREW[1]: 19}
+    machine.restart()
+    assert machine.publish(90).tokens_by_member == {CREW[0]: 29, CREW[1]: 19}
+    machine.author.set_crew({SELF.key: 1, CREW[1]: 1})
+    assert machine.publish(90).tokens_by_member == {CREW[0]: 29, CREW[1]: 64}
+    assert [share.key for share in machine.published[-1].crew] == sorted(CREW[:2])
+
+
+def test_lead_has_the_part_for_which_the_header_has_no_room(machine):
+    machine.author.set_crew(dict.fromkeys([SELF.key, *CREW[:3]], 1))
+    assert machine.publish(80).tokens_by_member == dict.fromkeys(CREW[:2], 20)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    flops=st.lists(st.integers(1, 10**18), min_size=2, max_size=3),
+    rounds=st.lists(st.integers(0, 100), min_size=1, max_size=5),
+)
+def test_lead_states_shares_that_every_peer_accepts(flops, rounds):
+    with tempfile.TemporaryDirectory() as folder:
+        machine = TrainingMachine(Path(folder))
+        machine.author.set_crew(dict(zip([SELF.key, *CREW], flops, strict=False)))
+        for tokens in rounds:
+            machine.publish(tokens)
+        shares = machine.published[-1].tokens_by_member
+        for key, own in zip(CREW, flops[1:], strict=False):
+            exact = sum(rounds) * own / sum(flops)
+            assert exact - len(rounds) - 1 < shares[key] <= exact + 1
+        machine.ledger.close()

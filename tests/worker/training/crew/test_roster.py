@@ -7,7 +7,9 @@ from helpers.worker.crews import deal
 from helpers.worker.plans import bitwise
 
 from barnraise.errors import MessageError
+from barnraise.planning.cost_model import head_flops
 from barnraise.planning.plan import PipelineStage
+from barnraise.training.crew.crew_status import describe_seats
 
 PLAN = bitwise.resident_plan(bitwise.MODEL, 4)
 ROSTER = deal(PLAN, (2, 3, 3))
@@ -54,3 +56,22 @@ def test_neighbours_are_the_lead_and_those_next_in_the_ring():
 def test_roster_that_is_no_pipeline_is_refused(roster, reason):
     with pytest.raises(MessageError, match=reason):
         roster.validate()
+
+
+def test_shares_of_flops_count_the_head_and_not_the_embedding():
+    flops = list(ROSTER.flops_by_key.values())
+    assert list(ROSTER.flops_by_key) == [seat.key for seat in ROSTER.seats]
+    assert flops[1] == flops[2] and flops[1] % 3 == 0
+    head = 3 * head_flops(PLAN.model, 1)
+    assert flops[0] == flops[1] // 3 * 2 + head
+
+
+def test_seats_describe_the_lead_first_and_shares_that_sum_to_one():
+    lead, second, third = describe_seats(ROSTER, {2})
+    assert [(seat.first_block, seat.blocks) for seat in (lead, second, third)] == [
+        (1, 2),
+        (3, 3),
+        (6, 3),
+    ]
+    assert [seat.connected for seat in (lead, second, third)] == [True, False, True]
+    assert lead.share + second.share + third.share == pytest.approx(1, abs=1e-3)

@@ -4,7 +4,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from barnraise.errors import ExcludedError
@@ -16,8 +16,15 @@ from barnraise.ledger.validation import (
     to_milliseconds,
 )
 from barnraise.ledger.verdict_set import VerdictSet
+from barnraise.planning.update_header import max_crew_members
 from barnraise.protocol.enums import Standing
-from barnraise.protocol.messages import FragmentUpdate, Signed, Ticket, Update
+from barnraise.protocol.messages import (
+    CrewShare,
+    FragmentUpdate,
+    Signed,
+    Ticket,
+    Update,
+)
 from barnraise.protocol.opinions import Doubt, Opinions, SignedOpinions
 from barnraise.protocol.signing import Identity, digest
 from barnraise.spec import RunSpec
@@ -67,6 +74,7 @@ class LocalAuthor:
         self._warned = False
         self.incarnation = config.incarnation
         self._signed: dict[str, int] = {}  # author → the last update that this process signed
+        self._crew_flops: Mapping[str, int] = {}
         self.unstated_tokens = 0  # trained and published, but beyond what the ticket allowed
         self.set_ticket(config.ticket)
 
@@ -98,6 +106,15 @@ class LocalAuthor:
                 self._rename("the coordinators know this machine's owner by another pseudonym")
             elif self.name in self._ledger.volunteers and was_newcomer != self._is_newcomer:
                 self._rename("the coordinators know this machine's owner by another standing")
+
+    def set_crew(self, flops: Mapping[str, int]) -> None:
+        """State, in updates from now on, what others computed of them.
+
+        Args:
+            flops: of a step, by the keys of all machines of the crew, this one's among them.
+        """
+        with self._lock:
+            self._crew_flops = flops
 
     @property
     def name(self) -> str:
@@ -165,6 +182,7 @@ class LocalAuthor:
             ticket=self._ticket_digest,
             volunteer=self._ticket.volunteer,
             newcomer=self._is_newcomer,
+            crew=self._share_among_crew(head.crew, stated, max_crew_members(len(parts))),
             fragments=parts,
         )
         is_retracted = self._ledger.verdicts.is_retracted(self.name, update.seq)
@@ -259,6 +277,21 @@ class LocalAuthor:
                 )
 
     # ---- the caller of these holds the lock
+
+    def _share_among_crew(
+        self, before: Sequence[CrewShare], tokens: int, most: int
+    ) -> list[CrewShare]:
+        """Return the tokens of at most so many members after an update of so many tokens.
+
+        The lead has what remains of divisions, and the part of a member for which the header has no
+        room, for instance because others trained with this author before.
+        """
+        shares = {share.key: share.tokens for share in before}
+        total_flops = max(1, sum(self._crew_flops.values()))
+        for key, flops in self._crew_flops.items():
+            if key != self.key and (key in shares or len(shares) < most):
+                shares[key] = shares.get(key, 0) + tokens * flops // total_flops
+        return [CrewShare(key=key, tokens=shares[key]) for key in sorted(shares)]
 
     def _now_ms(self) -> int:
         return to_milliseconds(self._config.clock())

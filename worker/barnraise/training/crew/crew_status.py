@@ -1,10 +1,13 @@
 """The crew as one of its machines sees it, in a file that `barnraise crew status` reads."""
 
+from collections.abc import Collection
 from pathlib import Path
 
 from pydantic import ValidationError
 
+from barnraise.protocol.reports import CrewSeatView
 from barnraise.protocol.types import Count, Id, Message, ShortText, UnixTime
+from barnraise.training.crew.roster import LEAD, CrewRoster
 
 STATUS_FILE = "crew.json"
 
@@ -28,6 +31,24 @@ class CrewStatus(Message):
     bytes_received: Count
     seats: list[SeatStatus]
     at: UnixTime
+
+
+def describe_seats(roster: CrewRoster, connected: Collection[int]) -> list[CrewSeatView]:
+    """Describe a crew's machines for its lead's reports; `connected` are numbers of the others."""
+    flops = roster.flops_by_key
+    total_flops = sum(flops.values())
+    views: list[CrewSeatView] = []
+    for number, seat in enumerate(roster.seats):
+        blocks = [i for i in seat.stage.fragments if 0 < i <= roster.model.layers]
+        view = CrewSeatView(
+            key=seat.key[:16],
+            first_block=blocks[0],
+            blocks=len(blocks),
+            share=round(flops[seat.key] / total_flops, 4),
+            connected=number == LEAD or number in connected,
+        )
+        views.append(view)
+    return views
 
 
 def read_crew_status(folder: Path) -> CrewStatus | None:

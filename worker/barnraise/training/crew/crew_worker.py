@@ -34,6 +34,7 @@ from barnraise.training.crew.crew_fragments import CrewFragments
 from barnraise.training.crew.crew_gathering import LAN_LINE, CrewGathering
 from barnraise.training.crew.crew_links import CrewLinks
 from barnraise.training.crew.crew_orders import CrewOrders
+from barnraise.training.crew.crew_status import describe_seats
 from barnraise.training.crew.forming_messages import Seating
 from barnraise.training.crew.roster import LEAD
 from barnraise.training.crew.stage_engine import StageEngine
@@ -128,6 +129,7 @@ class CrewWorker(Worker):
         self._crew_source = transport.add_protocol(PROTOCOL)
         self._has_fresh_anchor = True
         super().__init__(joined, leaving, *machine, on_status, transport)
+        self.exchange.author.set_crew(self.roster.flops_by_key)
         self.metrics.digests_anchor = False
 
     # ---- planning ------------------------------------------------------------------------------
@@ -232,6 +234,7 @@ class CrewWorker(Worker):
 
     def exchange_updates(self) -> None:
         """Apply what peers have sent. A crew serves no snapshots: they would cross its lines."""
+        self.metrics.crew = describe_seats(self.roster, self.orders.links.connected())
         self.apply_arrivals()
         self.anchor.set_vouched(self.ledger.verdicts.vouched)
 

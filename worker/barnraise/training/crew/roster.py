@@ -5,6 +5,7 @@ from functools import cached_property
 
 from barnraise.errors import MessageError
 from barnraise.mixing.payloads import payload_size
+from barnraise.planning.cost_model import fragment_flops
 from barnraise.planning.crew import MAX_MEMBERS
 from barnraise.planning.plan import PipelineStage
 from barnraise.spec import ModelSpec
@@ -82,6 +83,14 @@ class CrewRoster:
     def holders(self) -> dict[int, int]:
         """Map each fragment to the number of the machine that holds it."""
         return {i: n for n, seat in enumerate(self.seats) for i in seat.stage.fragments}
+
+    @property
+    def flops_by_key(self) -> dict[str, int]:
+        """Map the machines' keys to their FLOPs for one sequence, forward and backward."""
+        return {
+            seat.key: sum(fragment_flops(self.model, i) for i in seat.stage.fragments)
+            for seat in self.seats
+        }
 
     def find_seat(self, key: str) -> int | None:
         """Return the number of the machine with this key; None if it is not in the crew."""
