@@ -1,9 +1,11 @@
 """Test what a site says that it bears, and how it learns of its web processes."""
 
+import os
 import subprocess
 import sys
 
 import pytest
+from helpers.paths import ROOT
 
 from coordinator.telemetry.site_capacity import (
     bearable_machines,
@@ -62,4 +64,6 @@ def test_process_that_uvicorn_started_finds_its_number():
         "print(subprocess.check_output([sys.executable, '-c', sys.argv[1]], text=True))"
     )
     command = [sys.executable, "-c", starter, child, "--workers", "3"]
-    assert subprocess.check_output(command, text=True).strip() == "3"
+    paths = os.pathsep.join(str(ROOT / folder) for folder in ("platform", "worker"))
+    environment = os.environ | {"PYTHONPATH": paths}
+    assert subprocess.check_output(command, text=True, env=environment).strip() == "3"

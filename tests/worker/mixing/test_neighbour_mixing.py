@@ -19,7 +19,8 @@ from barnraise.mixing.neighbour_mixing import (
     NeighbourMixing,
     Patience,
 )
-from barnraise.mixing.payloads import check_weights, payload_size
+from barnraise.mixing.payload_size import payload_size
+from barnraise.mixing.payloads import check_weights
 from barnraise.peering.limits.back_off import BackOff
 from barnraise.peering.transports.iroh_transport import IrohTransport
 from barnraise.planning.mixing_topology import ALTERNATING, COMPLETE, EXPONENTIAL, RING

@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from barnraise.mixing.payloads import are_finite, decode_weights, encode_weights, payload_size
+from barnraise.mixing.payload_size import payload_size
+from barnraise.mixing.payloads import are_finite, decode_weights, encode_weights
 from barnraise.spec import MIXING_BITS
 
 

@@ -8,20 +8,14 @@ import math
 import torch
 from torch import Tensor
 
+from barnraise.mixing.payload_size import payload_size
 from barnraise.planning.quantization_scheme import CHUNK
 from barnraise.spec import DIVERGENCE_LIMIT, UNIT_BITS
 
-SCALE_BYTES = 4
 # A published model with a larger weight counts as diverged, so no replica may have one either.
 MAX_WEIGHT = DIVERGENCE_LIMIT / (1 << UNIT_BITS)
 MAX_GROWTH = 8.0  # of a neighbour's weights, in the root of their mean square, over one's own
 STEPS = 127  # from zero to a chunk's largest magnitude, in 8 bits
-
-
-def payload_size(count: int, bits: int) -> int:
-    """Return the bytes of so many weights in 32, 16 or 8 bits."""
-    scales = SCALE_BYTES * -(-count // CHUNK) if bits == 8 else 0
-    return scales + count * bits // 8
 
 
 Payload = bytes | bytearray | memoryview

@@ -23,7 +23,8 @@ import torch
 from barnraise.errors import PlanError
 from barnraise.mixing.mesh_links import MeshLinks
 from barnraise.mixing.neighbour_mixing import MixingSettings, NeighbourMixing
-from barnraise.mixing.payloads import check_weights, decode_weights, payload_size
+from barnraise.mixing.payload_size import payload_size
+from barnraise.mixing.payloads import check_weights, decode_weights
 from barnraise.planning.card_choice import SHARDED, SWAP
 from barnraise.planning.hardware import Hardware
 from barnraise.planning.limits import Limits

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from barnraise.errors import MessageError
-from barnraise.mixing.payloads import payload_size
+from barnraise.mixing.payload_size import payload_size
 from barnraise.planning.cost_model import fragment_flops
 from barnraise.planning.crew import MAX_MEMBERS
 from barnraise.planning.plan import PipelineStage
