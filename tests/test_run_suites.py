@@ -11,12 +11,20 @@ from pathlib import Path
 
 import pytest
 
+@pytest.mark.xdist_group("of two")
 @pytest.mark.parametrize("number", range({tests}))
 def test_fails_at_first(number):
     mark = Path(__file__).with_name(f"failed-{{number}}")
     times = len(mark.read_text()) if mark.exists() else 0
     mark.write_text("x" * (times + 1))
     assert times >= {failures}
+"""
+STEADY = """
+from pathlib import Path
+
+def test_steady():
+    with Path(__file__).with_name("steady").open("a") as mark:
+        mark.write("x")
 """
 RUN = """
 import os, sys
@@ -42,6 +50,7 @@ sys.exit(run_suites.main())
 )
 def test_failed_tests_run_again_alone(tmp_path, tests, failures, code, outcome, times):
     (tmp_path / "test_unsteady.py").write_text(TEST.format(tests=tests, failures=failures))
+    (tmp_path / "test_steady.py").write_text(STEADY)
     program = RUN.format(helpers=str(TESTS / "helpers"), folder=str(tmp_path))
     run = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120
@@ -51,3 +60,4 @@ def test_failed_tests_run_again_alone(tmp_path, tests, failures, code, outcome, 
     if outcome:
         assert sum(line.startswith(outcome) for line in named) == tests, run.stdout
     assert {len(mark.read_text()) for mark in tmp_path.glob("failed-*")} == {times}
+    assert (tmp_path / "steady").read_text() == "x", "what passed is not run again"

@@ -14,6 +14,7 @@ unsteady, and the run passes. A test that is named twice needs a repair.
 import argparse
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -43,6 +44,7 @@ MARKERS = {"worker": UNIT, "fast": UNIT, "default": "not slow", "all": ""}
 PROCESSES_PER_CORE = {"worker": 2, "fast": 2, "default": 3, "all": 3}
 SOME_FAILED = 1  # pytest's exit code; others say that it was interrupted or could not begin
 MAX_REPEATED = 3  # failed tests; more are no accident
+GROUP_SUFFIX = re.compile(r"@[^@\]]*$")
 END_SECONDS = 20.0  # from SIGTERM on, which tests may take to stop their servers
 
 
@@ -157,9 +159,18 @@ def run_python_tests(tier: str, rest: list[str], children: ChildCommands) -> tup
 
 
 def read_failed(cache: Path) -> list[str]:
-    """Return the tests that failed, which pytest lists in its cache."""
+    """Return the tests that failed, which pytest lists in its cache.
+
+    With processes that each run groups of tests, a test's name ends with its group's. Alone it has
+    another name, and pytest would run all tests because it finds none of the list: so the list is
+    written again, without groups.
+    """
     path = cache / "v" / "cache" / "lastfailed"
-    return sorted(json.loads(path.read_text())) if path.exists() else []
+    if not path.exists():
+        return []
+    failed = sorted({GROUP_SUFFIX.sub("", test) for test in json.loads(path.read_text())})
+    path.write_text(json.dumps(dict.fromkeys(failed, True)))
+    return failed
 
 
 def compile_tests(environment: dict[str, str], children: ChildCommands) -> None:
