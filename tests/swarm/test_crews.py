@@ -253,7 +253,7 @@ def test_seventeenth_machine_is_refused(drill, monkeypatch):
 
 
 def read_names(crew: CrewDrill) -> list[str]:
-    """Return who has applied, by the log of this process."""
+    """Return the names of the members that run and have not failed."""
     return [name for name in crew.threads if name not in ("lead", *crew.failures)]
 
 

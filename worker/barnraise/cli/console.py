@@ -110,7 +110,7 @@ class TerminalLogHandler(logging.Handler):
             errors.print(Text.assemble((time, "log.time"), message), soft_wrap=True)
             if record.exc_info and record.exc_info[0] is not None:
                 errors.print(Traceback.from_exception(*record.exc_info))
-        except Exception:
+        except Exception:  # a message that cannot be printed ends no training
             self.handleError(record)
 
 

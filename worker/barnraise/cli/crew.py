@@ -2,7 +2,7 @@
 
 import platform
 import time
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.markup import escape
@@ -31,9 +31,6 @@ from barnraise.planning.hardware import printable_name
 from barnraise.protocol.enums import JoinPurpose
 from barnraise.training.crew.crew_code import parse_code
 from barnraise.training.crew.crew_status import CrewStatus, read_crew_status
-
-if TYPE_CHECKING:
-    pass
 
 FRESH_SECONDS = 30.0  # an older status is that of a crew that has ended
 
@@ -83,7 +80,7 @@ def join_crew(
 
 @crew.command("status")
 def show_status(home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """Show the crew that this machine is in: who holds which blocks, and who is connected."""
+    """Show this machine's crew: the blocks of each machine, and which machines are connected."""
     state_dir = open_state_dir(home)
     found = [(folder.name, read_crew_status(folder.path)) for folder in list_run_folders(state_dir)]
     now = time.time()

@@ -200,8 +200,10 @@ class PipelineShape:
     @property
     def most_members(self) -> int:
         """Return how many members these micro-batches are enough for."""
-        is_smallest = self.sequences == 1  # a step has no more micro-batches than sequences
-        return MAX_MEMBERS if is_smallest else self.micro_batches // LEAST_MICRO_BATCHES
+        if self.sequences == 1:
+            # Micro-batches cannot be smaller, so that a step cannot have more of them.
+            return MAX_MEMBERS
+        return self.micro_batches // LEAST_MICRO_BATCHES
 
     def lay_stage(
         self, machine: CrewMachine, index: int, first_block: int, blocks: int

@@ -110,7 +110,7 @@ class ShardedEngine(Engine):
         """Do nothing: a step's update is applied when the step ends."""
 
     def close(self) -> None:
-        """Free the model on all ranks; who has started the group ends it."""
+        """Free the model on all ranks; the caller that started the group ends it."""
         super().close()
         with contextlib.suppress(BarnraiseError):  # a rank that was lost has no memory any longer
             self._group.release()
