@@ -17,7 +17,6 @@ from barnraise.planning.pause_times import find_pause_end
 from barnraise.protocol import coordinator_messages, enums
 from coordinator.accounts.models import Enrolment, Machine, UserError
 from coordinator.accounts.requests import AuthenticatedRequest
-from coordinator.fleet.crew_places import find_crew_places
 from coordinator.fleet.machine_state import MachinePause, measured_hardware
 from coordinator.fleet.marked_names import twin_names
 from coordinator.fleet.models import Membership
@@ -81,7 +80,6 @@ def show_machine(request: AuthenticatedRequest, pk: uuid.UUID) -> HttpResponse:
         # A GPU that no sensor measures has no curves.
         "has_gpu": bool(system and (system.gpu, system.gpu_memory_total) != (None, None)),
         "memberships": memberships,
-        "crew_places": find_crew_places(memberships),
         "current": current,
         "condition": condition,
         "system": system,

@@ -9,7 +9,7 @@ from helpers.site.pages import open_client, text
 from barnraise.protocol import coordinator_messages
 from barnraise.protocol.enums import JoinPurpose
 from barnraise.protocol.reports import CrewSeatView
-from coordinator.fleet.crew_places import find_crew_places
+from coordinator.fleet.crew_places import find_crew_place
 from coordinator.fleet.models import Membership
 from coordinator.telemetry.rollup import drain_queue
 from coordinator.telemetry.run_table import counted_rows, machine_rows
@@ -64,16 +64,20 @@ def test_members_page_names_the_crew_while_its_lead_reports(crew):
     page = text(client.get(f"/machines/{member.machine.pk}/"))
     assert f"member of the crew that {lead.machine.name} of Bob leads" in page
     assert "holds blocks 3 to 4." in page
-    assert not find_crew_places(Membership.objects.filter(machine=lead.machine))
+    assert "In a crew" in page and "in a crew" in page and "ot reporting" not in page
+    listed = text(client.get("/machines/"))
+    assert f"In the crew of {lead.machine.name}" in listed and "Not reporting" not in listed
+    assert find_crew_place(Membership.objects.get(machine=lead.machine)) is None
     long_ago = timezone.now() - timedelta(days=1)
     Membership.objects.filter(machine=lead.machine).update(last_seen=long_ago)
-    assert "crew" not in text(client.get(f"/machines/{member.machine.pk}/"))
+    page = text(client.get(f"/machines/{member.machine.pk}/"))
+    assert "crew" not in page and "Not reporting" in page
 
 
 def test_machine_that_did_not_join_as_member_is_in_no_crew(crew):
     _, _, member = crew
     drain_queue()
     own = Membership.objects.filter(machine=member.machine)
-    assert find_crew_places(own)
+    assert find_crew_place(own.get())
     own.update(in_crew=False)
-    assert not find_crew_places(own)
+    assert find_crew_place(own.get()) is None

@@ -51,6 +51,14 @@ def test_status_shows_who_holds_what_and_who_is_connected(tmp_path, monkeypatch)
     }
 
 
+def test_status_of_the_machine_names_its_crew_while_it_trains(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    write_status(tmp_path, time.time())
+    assert "in a crew; barnraise crew status" in invoke("status", "--home", str(tmp_path))
+    write_status(tmp_path, time.time() - 3600)
+    assert "not trained yet" in invoke("status", "--home", str(tmp_path))
+
+
 def test_status_without_a_crew_says_how_to_start_one(tmp_path):
     write_status(tmp_path, time.time() - 3600)  # of a crew that has ended
     with pytest.raises(StateError, match="join RUN --crew` starts one"):

@@ -32,8 +32,6 @@ from barnraise.protocol.enums import JoinPurpose
 from barnraise.training.crew.crew_code import parse_code
 from barnraise.training.crew.crew_status import CrewStatus, read_crew_status
 
-FRESH_SECONDS = 30.0  # an older status is that of a crew that has ended
-
 crew = HelpfulTyper(help="Train as one volunteer with other machines, each with a part.")
 
 
@@ -83,8 +81,7 @@ def show_status(home: HomeOption = None, as_json: JsonOption = False) -> None:
     """Show this machine's crew: the blocks of each machine, and which machines are connected."""
     state_dir = open_state_dir(home)
     found = [(folder.name, read_crew_status(folder.path)) for folder in list_run_folders(state_dir)]
-    now = time.time()
-    crews = [(name, status) for name, status in found if status and now - status.at < FRESH_SECONDS]
+    crews = [(name, status) for name, status in found if status]
     if as_json:
         print_json([status.model_dump(mode="json") | {"name": name} for name, status in crews])
         return

@@ -20,6 +20,7 @@ from barnraise.formats import format_byte_rate, format_bytes, format_duration, f
 from barnraise.protocol.enums import Activity
 from barnraise.protocol.reports import ExchangeView
 from barnraise.state_dir import StateDir
+from barnraise.training.crew.crew_status import read_crew_status
 from barnraise.training.local_control import find_other_worker
 from barnraise.training.local_status import LocalStatus
 
@@ -74,7 +75,9 @@ def _print_run(folder: RunFolder, limits: str, is_ascii: bool) -> None:
     run_status = folder.status
     running = folder.is_running
     if run_status is None:
-        out.print(Text.assemble((folder.name, "bold"), "  not trained yet"))
+        crew = read_crew_status(folder.path)
+        state = "in a crew; barnraise crew status" if crew else "not trained yet"
+        out.print(Text.assemble((folder.name, "bold"), f"  {state}"))
     else:
         shown = run_status.model_copy(update={"warning": ""})
         out.print(build_panel(shown, limits, "", out.width, is_ascii, running))

@@ -28,6 +28,7 @@ from barnraise.protocol.enums import Activity
 from barnraise.protocol.mirror_list import MirrorEntry
 from coordinator.accounts import sign_up
 from coordinator.accounts.models import Machine
+from coordinator.fleet.crew_places import find_crew_place
 from coordinator.fleet.models import Membership
 from coordinator.replication import mirror_list
 from coordinator.runs.models import Run
@@ -304,6 +305,7 @@ register.filter("size", format_bytes)
 register.filter("percent", format_share)
 register.filter("loss", format_loss)
 register.filter("duration", format_duration)
+register.filter("crew_place", find_crew_place)
 
 
 @register.filter

@@ -1,5 +1,6 @@
 """The crew as one of its machines sees it, in a file that `barnraise crew status` reads."""
 
+import time
 from collections.abc import Collection
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from barnraise.protocol.types import Count, Id, Message, ShortText, UnixTime
 from barnraise.training.crew.roster import LEAD, CrewRoster
 
 STATUS_FILE = "crew.json"
+FRESH_SECONDS = 30.0  # an older status is that of a crew that has ended
 
 
 class SeatStatus(Message):
@@ -52,8 +54,9 @@ def describe_seats(roster: CrewRoster, connected: Collection[int]) -> list[CrewS
 
 
 def read_crew_status(folder: Path) -> CrewStatus | None:
-    """Return the status that a crew's machine has written in a run's folder; None without one."""
+    """Return the status that a crew's machine has just written in a run's folder, if it has."""
     try:
-        return CrewStatus.model_validate_json((folder / STATUS_FILE).read_bytes())
+        status = CrewStatus.model_validate_json((folder / STATUS_FILE).read_bytes())
     except (OSError, ValidationError):
         return None
+    return status if time.time() - status.at < FRESH_SECONDS else None
