@@ -14,6 +14,7 @@ from rich.text import Text
 
 from barnraise.cli import console
 from barnraise.cli.console import SafeConsole, SafeFormatter, TerminalLogHandler, new_table
+from barnraise.peering.limits.repeated_warnings import RepeatedWarnings
 
 
 @pytest.fixture
@@ -40,6 +41,17 @@ def test_log_line_has_the_time_and_says_its_level_at_most_once(terminal, level, 
     time, _, rest = terminal.getvalue().rstrip().partition(" ")
     assert len(time) == 8 and time.count(":") == 2
     assert rest.strip() == expected
+
+
+def test_what_strangers_do_is_in_the_log_file_and_not_on_the_terminal(terminal, monkeypatch):
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    monkeypatch.setattr(logging.getLogger(), "level", logging.INFO)
+    file = io.StringIO()
+    console.configure_logging(logging.StreamHandler(file))
+    RepeatedWarnings().warn("proof", "an incoming TCP connection was refused")
+    RepeatedWarnings(logging.getLogger("barnraise")).warn("name", "your name has no address")
+    assert "refused" not in terminal.getvalue() and "your name" in terminal.getvalue()
+    assert "refused" in file.getvalue() and "your name" in file.getvalue()
 
 
 def test_long_log_line_is_wrapped_below_its_message(terminal):

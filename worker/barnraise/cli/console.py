@@ -17,6 +17,7 @@ from rich.text import Text
 from rich.traceback import Traceback
 
 from barnraise.coordinator_client.redaction import SecretFilter
+from barnraise.peering.limits.repeated_warnings import STRANGERS_LOGGER
 from barnraise.protocol.types import replace_controls
 
 
@@ -133,7 +134,8 @@ def configure_logging(log_file: logging.Handler | None = None) -> None:
         handler = logging.StreamHandler()
         handler.setFormatter(SafeFormatter())
     elif log_file is not None:
-        handler.addFilter(lambda record: record.name != STATUS_LOGGER)  # a panel shows it
+        # A panel shows the status, and what strangers do is for whoever searches the log.
+        handler.addFilter(lambda record: record.name not in (STATUS_LOGGER, STRANGERS_LOGGER))
     handlers = [handler] if log_file is None else [handler, log_file]
     for each in handlers:
         each.addFilter(SecretFilter())

@@ -122,7 +122,7 @@ class MeshLinks:
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = threading.Condition()
         self._has_logged_refusal = False  # for want of room
-        self._repeats = RepeatedWarnings(log)
+        self._repeats = RepeatedWarnings()
         self._state: tuple[int, Payload] = (0, b"")  # step and weights that joining machines get
         self._beacon: MixingFrame | None = None  # of the current step; a new link begins with it
         self._fetch: _StateFetch | None = None

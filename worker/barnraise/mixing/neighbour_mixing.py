@@ -114,7 +114,7 @@ class NeighbourMixing:
         self._links = links
         self._settings = settings
         self._should_stop = should_stop
-        self._repeats = RepeatedWarnings(log)
+        self._repeats = RepeatedWarnings()
         self.has_diverged = False
         self._sent: Tensor | None = None  # float32 [n], as the neighbours decode it
         self._group: tuple[str, ...] = ()

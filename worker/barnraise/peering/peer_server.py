@@ -186,7 +186,7 @@ class PeerServer:
         self._announced_names = AnnouncedNames(config.announced, self.reachability)
         self._port_mapping = config.port_mapping
         self._greetings = IncomingGreetings()
-        self._repeats = RepeatedWarnings(log)
+        self._repeats = RepeatedWarnings()
         self._is_offline = False
         self._tasks: set[asyncio.Task[Any]] = set()
         self._message_handlers: dict[type[Message], MessageHandler] = {}

@@ -270,7 +270,7 @@ class IncompleteTable:
             ReservedTotal(int(INCOMPLETE_SHARE * disk_budget), MAX_INCOMPLETE),
             MAX_INCOMPLETE_OF_VOLUNTEER,
         )
-        self._repeats = RepeatedWarnings(log)
+        self._repeats = RepeatedWarnings()
         self._will_delete = False  # whether a look for unneeded payloads is on its way
         self.pieces = PieceSources()
         self.buffered_bytes = 0

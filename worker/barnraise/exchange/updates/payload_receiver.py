@@ -116,7 +116,7 @@ class PayloadReceiver:
         self._sizes = sizes
         self._sample = parts.sample
         self._complete = complete
-        self._repeats = RepeatedWarnings(log)
+        self._repeats = RepeatedWarnings()
 
     def request(self, incomplete: IncompleteUpdate, digest: str, source: str) -> BlobRequest:
         """Request the rest of a payload; all of it if peers have sent false bytes together."""

@@ -89,7 +89,7 @@ class UpdateReceiver:
                 on_false=self._on_false,
             ),
         )
-        self._repeats = RepeatedWarnings(log)
+        self._repeats = RepeatedWarnings()
         # Headers and their tickets, whose signatures are not verified again → their updates.
         self._validated: dict[tuple[Signed, Signed], Update] = {}
         self._unneeded = TokenBuckets(SERVICE_LIMITS[Service.UNNEEDED_HEADERS]["peer"])

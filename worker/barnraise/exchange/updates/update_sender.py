@@ -93,7 +93,7 @@ class UpdateSender:
         self._wake = wake
         self.traffic = UpdateTraffic(), UpdateTraffic()
         self._served = ServedPieces()
-        self._repeats = RepeatedWarnings(log)
+        self._repeats = RepeatedWarnings()
 
     def message_handlers(self) -> MessageHandlers:
         """Return what receives each type of message."""

@@ -7,14 +7,18 @@ from collections.abc import Callable
 from barnraise.protocol.table_sizes import SOME, store_newest
 
 QUIET_SECONDS = 60.0  # in which warnings of one kind are logged once
+# Of warnings about other machines: they stand in the log file, and not on a volunteer's terminal.
+STRANGERS_LOGGER = "barnraise.strangers"
 
 
 class RepeatedWarnings:
     """Warnings that a stranger can cause as often as they like."""
 
-    def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
-        """Log to `log`; `clock` returns seconds."""
-        self._log = log
+    def __init__(
+        self, log: logging.Logger | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Log to `log`, or to that of strangers; `clock` returns seconds."""
+        self._log = log or logging.getLogger(STRANGERS_LOGGER)
         self._clock = clock
         self._logged: dict[str, tuple[float, int]] = {}  # kind → when it was logged, repetitions
 

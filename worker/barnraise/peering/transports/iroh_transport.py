@@ -74,7 +74,7 @@ class IrohTransport:
         self._incoming: dict[bytes, asyncio.Queue[Channel]] = {ALPN: asyncio.Queue(_MAX_UNACCEPTED)}
         self._tls = TlsEndpoint(Identity(secret), self._offer)
         self._limits: IncomingLimits[asyncio.Task[None]] = IncomingLimits(Service.QUIC_CONNECTIONS)
-        self._repeats = RepeatedWarnings(log)
+        self._repeats = RepeatedWarnings()
         self._tasks: set[asyncio.Task] = set()
         self.probes_received = 0
         self.key = str(iroh.SecretKey.from_bytes(secret).public())

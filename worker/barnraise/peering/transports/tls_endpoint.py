@@ -52,7 +52,7 @@ class TlsEndpoint:
         self._protocols: list[bytes] = []
         self._listeners: list[socket.socket] = []
         self._limits: IncomingLimits[asyncio.Task[None]] = IncomingLimits(Service.TLS_CONNECTIONS)
-        self._repeats = RepeatedWarnings(log)
+        self._repeats = RepeatedWarnings()
         self._tasks: set[asyncio.Task[None]] = set()
         self._channels: WeakSet[TlsChannel] = WeakSet()
 
