@@ -25,6 +25,20 @@ class TextFacts:
             return None
         return (self.train_tokens + self.held_out_tokens) / self.counts.bytes
 
+    @property
+    def left_out(self) -> str:
+        """What of the text is not used, by its kinds; "" if all of it is."""
+        if self.counts is None:
+            return ""
+        kinds = (
+            (self.counts.duplicates, "copy", "copies"),
+            (self.counts.skipped_rows, "row without text", "rows without text"),
+            (self.counts.left_out, "file", "files"),
+        )
+        return ", ".join(
+            f"{count:,} {one if count == 1 else many}" for count, one, many in kinds if count
+        )
+
 
 def read_text_facts(run: Run) -> TextFacts | None:
     """Return the figures of a run's text, or None while it is not prepared."""

@@ -47,9 +47,17 @@ def test_page_shows_the_counts_of_the_text(signed_in, draft, post_manifest):
     run = draft(ada)
     assert post_manifest(run, ada, counts=COUNTS).status_code == 200
     page = client.get(f"/runs/{run.slug}/").content.decode()
-    for shown in ("in 3 files", "1 copy", "4 rows", "2 files", "held out"):
+    for shown in ("in 3 files", "1 copy, 4 rows without text, 2 files", "held out"):
         assert shown in page, shown
     assert "asked for" not in page
+
+
+def test_text_that_is_used_whole_has_nothing_left_out(signed_in, draft, post_manifest):
+    client, ada = signed_in()
+    run = draft(ada)
+    whole = COUNTS.model_copy(update={"left_out": 0, "duplicates": 0, "skipped_rows": 0})
+    assert post_manifest(run, ada, counts=whole).status_code == 200
+    assert "Left out" not in client.get(f"/runs/{run.slug}/").content.decode()
 
 
 def test_small_share_of_a_text_is_not_written_as_nothing(signed_in, draft):
