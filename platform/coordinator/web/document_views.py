@@ -9,8 +9,8 @@ from django.conf import settings
 from django.db.models import Exists, OuterRef
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import render
-from django.utils.html import format_html
-from django.utils.safestring import SafeString
+from django.utils.html import format_html, strip_tags
+from django.utils.safestring import SafeString, mark_safe
 from django.views.decorators.http import require_safe
 
 from coordinator.lib.ttl_cache import TtlCache
@@ -22,6 +22,7 @@ from coordinator.telemetry import samples
 FOLDER = Path(settings.ROOT) / "docs"
 FIRST = "README.md"
 HEADING = re.compile(r"(?m)^#(#+ )")  # the page has a heading above those of the document
+RENDERED_HEADING = re.compile(r"<(h[3-6])>(.*?)</h[3-6]>")
 LINK = re.compile(r"!?\[([^\]]*)\]\(([^)\s]+)\)")  # of Markdown: its text and its target
 PROOF_SECONDS = 60.0
 
@@ -78,9 +79,16 @@ def _load_documents() -> dict[str, tuple[str, SafeString]]:
     for path in FOLDER.rglob("*.md"):
         title, _, text = path.read_text("utf-8").partition("\n")
         text = LINK.sub(partial(_keep_link, path.parent), HEADING.sub(r"\1", text))
-        html = markdown.render_document(text)
+        html = mark_safe(RENDERED_HEADING.sub(_add_anchor, markdown.render_document(text)))
         documents[path.relative_to(FOLDER).as_posix()] = (title.lstrip("# "), html)
     return documents
+
+
+def _add_anchor(heading: re.Match[str]) -> str:
+    """Give a heading the anchor that links of documents name, as GitHub forms it."""
+    tag, content = heading.groups()
+    words = re.sub(r"[^\w\- ]", "", strip_tags(content).lower())
+    return f'<{tag} id="{words.replace(" ", "-")}">{content}</{tag}>'
 
 
 def _keep_link(folder: Path, link: re.Match[str]) -> str:
