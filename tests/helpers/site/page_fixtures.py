@@ -1,8 +1,9 @@
 """Examples of everything that a page shows; `create_examples` runs in a process of the site.
 
-Two people, four machines that reported for a day, an active run, a finished one, a draft; a team,
-invitations, a token, a webhook, notifications, an announcement. Names contain what a page must be
-able to show: markup, right-to-left text, emoji, and many characters.
+Two people, four machines that reported for a day, a fifth one in the crew of the first, an active
+run, a finished one, a draft; a team, invitations, a token, a webhook, notifications, an
+announcement. Names contain what a page must be able to show: markup, right-to-left text, emoji, and
+many characters.
 """
 
 import json
@@ -20,6 +21,7 @@ from helpers.updates.headers import build_update
 
 from barnraise.protocol import coordinator_messages
 from barnraise.protocol import reports as reports_module
+from barnraise.protocol.enums import JoinPurpose
 from barnraise.protocol.signing import Identity, digest
 from coordinator.accounts.models import Enrolment, Machine, Team, TeamInvitation, User
 from coordinator.audit.models import AuditEntry
@@ -69,12 +71,17 @@ random_numbers = random.Random(5)
 
 @dataclass(frozen=True)
 class ActiveRun:
-    """A run in training with its machines, their keys and their memberships, in one order."""
+    """A run in training with its machines, their keys and their memberships, in one order.
+
+    The first machine leads a crew, with a machine of the other person and one that is gone.
+    """
 
     run: runs.Run
     machines: list[Machine]
     identities: list[Identity]
     members: list[Membership]
+    crew: list[reports_module.CrewSeatView]
+    crew_machine: Machine
 
 
 def create_machine(owner: User, name: str, seed: int) -> tuple[Machine, Identity]:
@@ -216,8 +223,18 @@ def create_active_run(ida: User, jonas: User) -> ActiveRun:
         version="0.1.0", addresses=["192.0.2.7:41000"], hardware=HARDWARE
     )
     members = [admit_machine(run, machine, request) for machine in machines]
+    crew_machine, crew_identity = create_machine(jonas, "hayloft of the very long name 🧵", 9)
+    request = request.model_copy(update={"purpose": JoinPurpose.CREW})
+    admit_machine(run, crew_machine, request)
     advance_run(run)
-    return ActiveRun(run, machines, identities, members)
+    keys = (identities[0].key, crew_identity.key, "9" * 64)
+    crew = [
+        reports_module.CrewSeatView(
+            key=key[:16], first_block=4 * index + 1, blocks=4, share=1 / 3, connected=index < 2
+        )
+        for index, key in enumerate(keys)
+    ]
+    return ActiveRun(run, machines, identities, members, crew, crew_machine)
 
 
 def store_reports(active: ActiveRun) -> None:
@@ -243,6 +260,7 @@ def store_reports(active: ActiveRun) -> None:
         ]
         now = time.time()
         fields = {
+            "crew": [] if index else active.crew,
             "seq": REPORTS_A_DAY + 1,
             "at": now,
             "peers": 2 if index else 1,
@@ -358,6 +376,7 @@ def create_examples() -> str:
         "audit_entry": AuditEntry.objects.first().pk,
         "cancelled_run": cancelled_run.slug,
         "code": create_enrolment().code,
+        "crew_machine": active.crew_machine.pk,
         "draft": draft.slug,
         "empty_run": empty_run.slug,
         "finished_run": finished_run.slug,
