@@ -75,6 +75,7 @@ class StateFacts:
     rate: float = 0.0  # tokens/s
     has_loss: bool = False
     alive: int = 0  # machines that report
+    paused: int = 0  # those of them that take no steps
     has_model: bool = False  # a machine has announced weights
     updates: int = 1  # published
     has_score: bool = False  # of the run's tasks
@@ -140,16 +141,10 @@ def _write_notice(facts: StateFacts, has_trained: bool) -> str:
             return "A draft: it starts once it is launched."
         case RunStatus.RECRUITING:
             return "Open to machines: training starts when they are ready."
-        case RunStatus.TRAINING if not has_trained:
+        case RunStatus.TRAINING if not has_trained and not facts.paused:
             return f"{machines} joined: the first loss appears in a moment."
         case RunStatus.TRAINING:
-            left = facts.budget - facts.tokens
-            time_left = ""
-            if 0 < left < MAX_SECONDS_LEFT * facts.rate:
-                time_left = f", about {format_duration(left / facts.rate)} left"
-            sentence = f"{machines} train{'s' if facts.alive == 1 else ''}{time_left}."
-            waits = facts.alive > 0 and facts.updates == 0
-            return f"{sentence} {BEFORE_FIRST_EXCHANGE}" if waits else sentence
+            return _describe_training(facts)
         case RunStatus.PAUSED if facts.alive:
             verb = "waits" if facts.alive == 1 else "wait"
             return f"Paused. {machines} {verb} with all the progress."
@@ -163,6 +158,22 @@ def _write_notice(facts: StateFacts, has_trained: bool) -> str:
             return "Cancelled. Machines keep what they have trained."
         case RunStatus.CANCELLED:
             return "Cancelled before it trained."
+
+
+def _describe_training(facts: StateFacts) -> str:
+    """Write how many machines train and how many are paused, and when the budget is spent."""
+    paused, training = facts.paused, facts.alive - facts.paused
+    are_paused = f"{paused:,} {'is' if paused == 1 else 'are'} paused"
+    if paused and training <= 0:
+        return f"No machine trains now: {are_paused}, for the reason that stands in the table."
+    sentence = f"{training:,} machine{' trains' if training == 1 else 's train'}"
+    if paused:
+        sentence += f", {are_paused}"
+    left = facts.budget - facts.tokens
+    if 0 < left < MAX_SECONDS_LEFT * facts.rate:
+        sentence += f", about {format_duration(left / facts.rate)} left"
+    waits = facts.alive > 0 and facts.updates == 0
+    return f"{sentence}. {BEFORE_FIRST_EXCHANGE}" if waits else f"{sentence}."
 
 
 def _describe_total(facts: StateFacts) -> str:

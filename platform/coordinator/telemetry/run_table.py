@@ -2,6 +2,7 @@
 
 import time
 from collections import Counter, defaultdict
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -32,6 +33,7 @@ from coordinator.telemetry.run_state import StateFacts, describe_state
 from coordinator.telemetry.task_scores import last_share
 
 FINAL_CHECKPOINTS = 4  # the newest; the first that anybody reports is the final one
+TAKES_NO_STEPS = (Activity.PAUSED, Activity.SUSPENDED)
 # By run: how many people confirm the final weights.
 _confirmations: TtlCache[object, int] = TtlCache(10.0)
 
@@ -229,7 +231,8 @@ def run_summary(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "waiting": waiting,
         "delayed_since": heartbeats.delayed_since(),
     }
-    state = describe_state(state_facts(figures))
+    paused = sum(row["alive"] and row["activity"] in TAKES_NO_STEPS for row in counted)
+    state = describe_state(replace(state_facts(figures), paused=paused))
     return figures | {
         "tiles": list(state.tiles),
         "cards": list(state.cards),

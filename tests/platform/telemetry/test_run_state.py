@@ -16,6 +16,7 @@ FACTS = st.builds(
     has_loss=st.booleans(),
     has_score=st.booleans(),
     alive=st.integers(0, 3000),
+    paused=st.integers(0, 3000),
     has_model=st.booleans(),
     confirmed_by=st.integers(0, 3),
 )
@@ -45,6 +46,11 @@ def test_state_shows_nothing_that_it_cannot_have(facts):
         (StateFacts(RunStatus.DRAFT), "A draft: it starts once it is launched."),
         (StateFacts(RunStatus.TRAINING, 1000, 10_000, 10.0, True, 1), "about 15 min left."),
         (StateFacts(RunStatus.TRAINING, 1000, 10_000, 0.0, True, 3), "3 machines train."),
+        (StateFacts(RunStatus.TRAINING, 1, 9, 0.0, True, 3, 1), "2 machines train, 1 is paused."),
+        (
+            StateFacts(RunStatus.TRAINING, 1, 9, 0.0, True, 1, 1),
+            "No machine trains now: 1 is paused",
+        ),
         (
             StateFacts(RunStatus.TRAINING, 1000, 10_000, 0.0, True, 4, updates=0),
             "4 machines train. The shared weights are still those of the start",
