@@ -26,7 +26,7 @@ from barnraise.protocol.coordinator_messages import (
 from barnraise.protocol.enums import Role, RunStatus, SigningRight
 from barnraise.protocol.messages import Ticket
 from barnraise.protocol.signing import Identity, digest
-from barnraise.spec import ModelSpec, RunSpec, TextSpec
+from barnraise.spec import ModelSpec, RunSpec, Start, TextSpec
 from barnraise.state_dir import StateDir
 from barnraise.training import join
 
@@ -271,13 +271,16 @@ def test_draft_is_looked_at_often_at_first_and_then_as_often_as_reported():
     ("source", "launching", "signing", "words"),
     [
         ("stdlib", True, SigningRight.UNCONFIRMED, "once you confirm at PAGE"),
-        ("files", True, SigningRight.UNCONFIRMED, "`barnraise prepare a-run FOLDER`"),
+        ("files", True, SigningRight.UNCONFIRMED, "`barnraise prepare a-run TEXT`"),
+        ("model", True, SigningRight.UNCONFIRMED, "`barnraise prepare a-run --model FOLDER`"),
         ("stdlib", True, SigningRight.REFUSED, "is launched: waiting for a machine of its owner"),
         ("stdlib", False, SigningRight.ALLOWED, "is not launched yet"),
     ],
 )
 def test_wait_for_a_draft_is_told_by_what_it_lacks(source, launching, signing, words):
-    spec = RunSpec(MODEL, TextSpec(source=source, tokenizer="bytes")).to_json()
+    start = Start(model="folder") if source == "model" else Start()
+    text = TextSpec(source="stdlib" if source == "model" else source, tokenizer="bytes")
+    spec = RunSpec(MODEL, text, start=start).to_json()
     run = RunView(
         id=RUN, slug="a-run", name="A", status=RunStatus.DRAFT, launching=launching, spec=spec
     )

@@ -203,11 +203,13 @@ def describe_wait(reply: JoinReply, confirmation_page: str) -> str:
     """Return what a machine without a ticket waits for, and where its owner confirms it. Pure."""
     run = reply.run
     if run.manifest is None and reply.signing is SigningRight.UNCONFIRMED:
-        if RunSpec.from_json(run.spec).text.source == "files":
-            name = run.slug or run.id
+        spec = RunSpec.from_json(run.spec)
+        files = " TEXT" if spec.text.source == "files" else ""
+        files += " --model FOLDER" if spec.start.model == "folder" else ""
+        if files:
             return (
-                f"'{run.name}' waits for its text: `barnraise prepare {name} FOLDER` prepares it, "
-                "on the machine that has the files"
+                f"'{run.name}' waits for its text: `barnraise prepare {run.slug or run.id}{files}` "
+                "prepares it, on the machine that has the files"
             )
         return (
             f"'{run.name}' waits for its text. This machine prepares it once you confirm at "
