@@ -7,7 +7,7 @@ from example_hardware import cpu_machine
 
 from barnraise.cli.plan import PlanningOptions, assume_gpu
 from barnraise.errors import PlanError
-from barnraise.planning.card_choice import TAKEN, choose_cards
+from barnraise.planning.card_choice import TAKEN, UNMEASURED, choose_cards
 from barnraise.planning.hardware import Hardware
 from barnraise.planning.limits import Limits
 from barnraise.planning.rank_plans import plan_ranks
@@ -54,17 +54,20 @@ def test_slow_links_make_collectives_the_bottleneck():
 
 
 def test_choice_prices_all_engines_and_states_why_each_was_not_taken():
+    """Ranks are faster here, but need NCCL, which only the owner chooses."""
     machine = cards(24, 24)
     choice = choose_cards(machine, SMALL, step_sequences=32)
     engines = [each.engine for each in choice.choices]
     assert engines == ["swap", "swap", "swap", "sharded", "sharded, tensor 2"]
     (taken,) = [each for each in choice.choices if each.verdict == TAKEN]
-    assert taken.engine == "sharded" and choice.plan.ranks == ("cuda", "cuda:1")
-    assert taken.tokens_per_second == max(each.tokens_per_second for each in choice.choices)
-    assert len(choice.refused) == 4 and all("slower, limited by" in why for why in choice.refused)
-    assert "on 2 GPUs, each with a part of the state" in describe_plan(choice.plan)
-    view = build_plan_view(choice.plan, machine)
-    assert view.device == "2 × GPU 24 GB" and view.device_bytes == 2 * choice.plan.device_bytes
+    assert taken.engine == "swap" and not choice.plan.ranks
+    fastest = max(choice.choices, key=lambda each: each.tokens_per_second)
+    assert fastest.engine == "sharded" and fastest.verdict == UNMEASURED
+    sharded = choose_cards(machine, SMALL, Limits(engine="sharded"), 32)
+    assert sharded.plan.tokens_per_second == fastest.tokens_per_second
+    assert "on 2 GPUs, each with a part of the state" in describe_plan(sharded.plan)
+    view = build_plan_view(sharded.plan, machine)
+    assert view.device == "2 × GPU 24 GB" and view.device_bytes == 2 * sharded.plan.device_bytes
     assert build_choices_table(choice).row_count == len(engines)
 
 

@@ -73,7 +73,7 @@ class ResourceOptions:
         Text,
         _limit_option(
             "How several GPUs work: swap (one copy of the state in RAM), sharded (each has a part "
-            "of it) or auto."
+            "of it) or auto, which is swap until NCCL has been measured."
         ),
     ] = None
     tensor: Annotated[

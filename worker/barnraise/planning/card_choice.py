@@ -2,7 +2,7 @@
 
 Each choice is planned as if the machine had those cards only, and the fastest one is taken. Cards
 join in the order of their speed alone: one that slows the others down ends the list of those that
-pay.
+pay. Ranks on GPUs are priced, but only the owner chooses them: NCCL has not been measured yet.
 """
 
 import sys
@@ -26,6 +26,7 @@ NO_RANKS = (
     "the sharded engine shares a model among several GPUs, and there is one: leave out --engine "
     "sharded (`barnraise limits --engine auto` if it is saved), or start a cluster with torchrun"
 )
+UNMEASURED = "not chosen without --engine sharded: NCCL, which it needs, has not been measured yet"
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ def choose_cards(
     advise: bool = True,
     optimizer: str = ADAMW,
 ) -> CardChoice:
-    """Find the fastest plan among those on one card, on several, and of ranks.
+    """Find the fastest plan among those on one card and on several, or of ranks if chosen.
 
     Raises:
         PlanError: the model fits in no way; the sentence is about the card that fits it best.
@@ -129,16 +130,18 @@ def choose_cards(
     ]
     for cards in several[: step_sequences - 1]:
         ways.append(_Way(cards, _price(cards, model, options)))
-    # Ranks on cards need NCCL, which is there on Linux only.
-    if limits.engine != SWAP and hardware.device == "cuda" and sys.platform == "linux":
-        ways += _price_ranks(several, model, options)
     taken = max(ways, key=lambda way: way.speed)
     if isinstance(taken.result, PlanError):
         plan = make_plan(ranked[0], model, advise=advise, **options)  # raises it with advice
         taken = _Way(ranked[0], plan)
     assert isinstance(taken.result, Plan)
-    choices = tuple(way.describe(taken) for way in ways)
-    return CardChoice(taken.result, taken.hardware, choices)
+    choices = [way.describe(taken) for way in ways]
+    # Ranks on cards need NCCL, which is there on Linux only.
+    if limits.engine != SWAP and hardware.device == "cuda" and sys.platform == "linux":
+        for way in _price_ranks(several, model, options):
+            priced = way.describe(taken)
+            choices.append(replace(priced, verdict=UNMEASURED) if way.speed else priced)
+    return CardChoice(taken.result, taken.hardware, tuple(choices))
 
 
 def _choose_sharded(hardware: Hardware, model: ModelSpec, options: dict[str, Any]) -> CardChoice:

@@ -57,7 +57,7 @@ class Limits:
         deterministic: whether a GPU gives the same bits each time, which takes longer.
         compiled: whether torch.compile joins a block's kernels; the first step takes minutes.
         engine: how several cards work: over one copy of the state in RAM ("swap"), each with a part
-            of the state ("sharded"), or as the planner chooses ("auto").
+            of the state ("sharded"), or as the planner chooses ("auto"), which so far is "swap".
         tensor: how many cards split each block with "sharded"; None: as the planner chooses.
         announce: HOST:PORT at which peers reach this machine: of a port that is forwarded.
         port_mapping: whether the router is asked to forward the port.
