@@ -94,7 +94,7 @@ def test_duration_of_an_operation_does_not_depend_on_earlier_ones(plan, kept_inp
     steps = StepSimulation(replace(plan, boundaries="host", kept_inputs=kept_inputs), machine)
     for op in (op for operations in programs_of(steps.plan) for op in operations):
         alone = StepSimulation(steps.plan, machine)
-        assert steps.operation_seconds(op) == alone.operation_seconds(op)
+        assert steps.price(op) == alone.price(op)
 
 
 def slow_disk_plan(**changes) -> Plan:
@@ -148,12 +148,12 @@ def test_work_on_a_gpu_is_priced_at_its_memory_and_not_at_the_ram(monkeypatch):
     backward = Operation(OperationKind.BACKWARD, LaneName.COMPUTE, (1,))
     for op in (norm, backward):
         seconds = [
-            StepSimulation(plan, replace(GPU, stream=stream)).operation_seconds(op)
+            StepSimulation(plan, replace(GPU, stream=stream)).price(op).seconds
             for stream in (1e9, 1e12)
         ]
         assert seconds[0] == seconds[1], "the speed of RAM does not matter to a GPU"
         on_cpu = [
-            StepSimulation(tiny_plan(), replace(MACHINE, stream=stream)).operation_seconds(op)
+            StepSimulation(tiny_plan(), replace(MACHINE, stream=stream)).price(op).seconds
             for stream in (1e9, 1e12)
         ]
         assert on_cpu[0] > on_cpu[1]

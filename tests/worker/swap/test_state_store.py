@@ -293,12 +293,16 @@ def test_fragment_sequence_is_equal_in_memory_and_on_disk(tmp_path):
 
 
 def test_bytes_written_today_reduce_what_is_left(tmp_path):
-    store = StateStore(small_plan("exact"), tmp_path)
-    assert store.writes_left_today(None) is None and store.writes_left_today(10**6) == 10**6
+    plan = replace(small_plan("exact"), written_per_step=10**6)
+    store = StateStore(plan, tmp_path)
+    assert store.may_write_step(), "there is no limit"
+    store.plan = replace(plan, daily_write_limit=10**6)
+    assert store.may_write_step()
     data = record(store, "moments", 1, 0, 1)
     store.write("moments", 1, 0, data)
-    assert store.writes_left_today(10**6) == 10**6 - data.numel()
-    assert store.writes_left_today(data.numel() - 1) == 0
+    assert not store.may_write_step()
+    store.plan = replace(plan, daily_write_limit=10**6 + data.numel())
+    assert store.may_write_step()
     store.commit("one")
     store.close()
     again = StateStore(small_plan("exact"), tmp_path)

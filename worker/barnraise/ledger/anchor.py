@@ -392,6 +392,14 @@ def load_initial_fragment(spec: RunSpec, index: int, blobs: BlobStore) -> torch.
     return None if data is None else fragment_from_bytes(data)
 
 
+def load_initial_fragments(spec: RunSpec, blobs: BlobStore) -> Iterator[torch.Tensor]:
+    """Yield the fragments, int32 [n], with which a run begins; their blobs must be here."""
+    for fragment in spec.model.fragments():
+        units = load_initial_fragment(spec, fragment.index, blobs)
+        assert units is not None, "the caller has fetched and verified them"
+        yield units
+
+
 @cache
 def _sketch_table() -> np.ndarray:
     return _mix(np.arange(_BLOCK, dtype=np.uint64) * np.uint64(_GOLDEN)) | np.uint64(1)

@@ -19,7 +19,6 @@ from barnraise.spec.architecture import (
     BF16_BYTES,
     FP32_BYTES,
     GPU_GRADIENT_CHUNK,
-    MicroBatch,
     stream_bytes,
 )
 from barnraise.spec.architectures import architecture_of
@@ -106,32 +105,6 @@ def newton_schulz_flops(rows: int, columns: int) -> int:
 # Bytes that torch's allocator hands out; see `spec/architecture.py`.
 
 
-def saved_bytes(
-    model: ModelSpec, sequences: int, dtype: str = "float32", device: str = "cpu"
-) -> int:
-    """Return the bytes that a block's forward with gradients leaves allocated."""
-    return architecture_of(model).saved_bytes(model, MicroBatch(sequences, dtype, device=device))
-
-
-def forward_peak_bytes(
-    model: ModelSpec, sequences: int, dtype: str = "float32", threads: int = 1, device: str = "cpu"
-) -> int:
-    """Return the peak of a block's forward without gradients, its input not counted."""
-    batch = MicroBatch(sequences, dtype, threads, device)
-    return architecture_of(model).forward_peak_bytes(model, batch)
-
-
-def backward_peak_bytes(
-    model: ModelSpec, sequences: int, dtype: str = "float32", threads: int = 1, device: str = "cpu"
-) -> int:
-    """Return the peak of a block's recomputation and backward.
-
-    Not counted are its input, its output's gradient, its parameters and their gradients.
-    """
-    batch = MicroBatch(sequences, dtype, threads, device)
-    return architecture_of(model).backward_peak_bytes(model, batch)
-
-
 def deterministic_bytes(model: ModelSpec, sequences: int) -> int:
     """Return what a deterministic attention backward takes on a GPU, besides the usual peak."""
     splits = -(-MULTIPROCESSORS // (sequences * model.heads))
@@ -194,11 +167,6 @@ def loss_rows(vocabulary: int, device: str = "cpu", with_gradients: bool = True)
 def loss_words(width: int, device: str = "cpu") -> int:
     """Return the number of words whose rows of the table's gradient are computed at once."""
     return LOSS_WORDS if device == "cpu" else max(LOSS_WORDS, GPU_GRADIENT_CHUNK // width)
-
-
-def embed_peak_bytes(model: ModelSpec, sequences: int) -> int:
-    """Return the peak of the look-up."""
-    return architecture_of(model).embed_peak_bytes(model, sequences)
 
 
 def newton_schulz_bytes(m: int, n: int) -> int:
@@ -281,13 +249,6 @@ def launch_seconds(hw: Hardware, block_kernels: int, bare_kernels: int) -> float
     """Return the seconds in which a GPU's host starts an operation; 0 if not measured."""
     launches = OPERATION_LAUNCHES + KERNEL_LAUNCHES * block_kernels + bare_kernels
     return launches / hw.launches if hw.launches else 0.0
-
-
-def adam_seconds(
-    hw: Hardware, parameters: int, dtype: str = "float32", bits: int = 32, where: str = "host"
-) -> float:
-    """Return the seconds of AdamW over so many parameters."""
-    return parameters / hw.update_rate(where, dtype, bits)
 
 
 def optimizer_threads(threads: int) -> int:

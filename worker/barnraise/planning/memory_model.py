@@ -10,6 +10,7 @@ from barnraise.planning import cost_model
 from barnraise.planning.plan import GPU_TILE, Plan, round_to_pages
 from barnraise.planning.program import ADDED_SLOTS
 from barnraise.spec import MAX_PROMPT_TOKENS, MAX_PROMPTS
+from barnraise.spec.architecture import MicroBatch
 from barnraise.spec.architectures import architecture_of
 
 HELD_OUT = 32  # sequences over which the validation loss is taken
@@ -250,9 +251,10 @@ def evaluating_on_device(plan: Plan) -> int:
     tokens = 8 * (model.context + 1)
     table = 4 * plan.fragments[0].size
     block = 4 * plan.fragments[1].size
-    forward = cost_model.forward_peak_bytes(model, 1, device=plan.device)
+    architecture = architecture_of(model)
+    forward = architecture.forward_peak_bytes(model, MicroBatch(1, device=plan.device))
     head = cost_model.head_peak_bytes(model, 1, device=plan.device, with_gradients=False)
-    embedding = table + cost_model.embed_peak_bytes(model, 1)
+    embedding = table + architecture.embed_peak_bytes(model, 1)
     in_head = _head_weight_bytes(plan) + stream + head
     in_ends = max(embedding, in_head) if plan.ends else 0
     return tokens + max(in_ends, block + stream + forward)
@@ -277,13 +279,13 @@ def activations(plan: Plan) -> int:
     # Each micro-batch passes from group to group, and its kept inputs wait.
     waiting = (near + 1) * plan.micro_batches * stream + _copied_inputs(plan) * stream
 
-    saved = cost_model.saved_bytes(model, plan.sequences, plan.dtype, plan.device)
+    architecture = architecture_of(model)
+    batch = MicroBatch(plan.sequences, plan.dtype, plan.threads, plan.device)
+    saved = architecture.saved_bytes(model, batch)
     graphs = retained * plan.micro_batches * saved
     if retained:
         graphs += plan.micro_batches * stream
-    backward = cost_model.backward_peak_bytes(
-        model, plan.sequences, dtype=plan.dtype, threads=plan.threads, device=plan.device
-    )
+    backward = architecture.backward_peak_bytes(model, batch)
     if plan.deterministic:
         backward += cost_model.deterministic_bytes(model, plan.sequences)
     head = 0
@@ -291,9 +293,7 @@ def activations(plan: Plan) -> int:
         head = cost_model.head_peak_bytes(
             model, plan.sequences, dtype=plan.dtype, device=plan.device
         )
-    forward = cost_model.forward_peak_bytes(
-        model, plan.sequences, dtype=plan.dtype, threads=plan.threads, device=plan.device
-    )
+    forward = architecture.forward_peak_bytes(model, batch)
     retained_backward = backward - saved + stream if retained else 0
     with_graphs = graphs + max(head, forward, retained_backward)
 
@@ -360,7 +360,8 @@ def _evaluating_bytes(plan: Plan) -> int:
     if plan.device != "cpu":  # which computes; here are the streams, and what is unpacked for it
         return streams + max(unpacked_table, unpacked_block)
     block = 4 * plan.fragments[1].size
-    forward = cost_model.forward_peak_bytes(model, plan.sequences, threads=plan.threads)
+    batch = MicroBatch(plan.sequences, threads=plan.threads)
+    forward = architecture_of(model).forward_peak_bytes(model, batch)
     head = cost_model.head_peak_bytes(model, plan.sequences, with_gradients=False)
     in_block = max(unpacked_block, block + forward)
     in_head = max(unpacked_table, _head_weight_bytes(plan) + head)

@@ -19,6 +19,8 @@ from barnraise.planning.limits import Limits
 from barnraise.planning.plan import Plan, tile_elements
 from barnraise.planning.rank_rules import explain_optimizer, explain_ranks
 from barnraise.spec import ADAMW, ModelSpec
+from barnraise.spec.architecture import MicroBatch
+from barnraise.spec.architectures import architecture_of
 
 SHARDED_BYTES = 16  # a parameter: fp32 weight, both moments and the gradient
 GATHERED_BLOCKS = 2  # whole at once: the one that computes, and the next
@@ -152,7 +154,7 @@ def _explain_shortage(plan: Plan, hardware: Hardware, limits: Limits) -> str:
 
 def rank_bytes(plan: Plan) -> int:
     """Return the bytes of the memory in which a rank computes."""
-    model, batch = plan.model, (plan.model, plan.sequences, plan.dtype)
+    model = plan.model
     first, *blocks, last = plan.fragments
     shards = len(plan.ranks) // plan.tensor
     in_blocks = sum(fragment.size for fragment in blocks) // plan.tensor
@@ -163,11 +165,13 @@ def rank_bytes(plan: Plan) -> int:
     block = blocks[0].size // plan.tensor
     whole = GATHERED_BLOCKS * (narrow + 4) * block + (narrow + 4) * ends
     stream = cost_model.stream_bytes(model, plan.sequences)
-    saved = cost_model.saved_bytes(*batch, plan.device)
+    architecture = architecture_of(model)
+    batch = MicroBatch(plan.sequences, plan.dtype, plan.threads, plan.device)
+    saved = architecture.saved_bytes(model, batch)
     kept = plan.retained_blocks * saved + (model.layers - plan.retained_blocks + 2) * stream
     working = max(
-        cost_model.backward_peak_bytes(*batch, plan.threads, plan.device),
-        cost_model.head_peak_bytes(*batch, plan.threads, plan.device)
+        architecture.backward_peak_bytes(model, batch),
+        cost_model.head_peak_bytes(model, plan.sequences, plan.dtype, plan.threads, plan.device)
         + 4 * model.vocabulary * model.width,
     )
     # A fragment is gathered from all ranks between steps.

@@ -61,14 +61,6 @@ class Price:
     ram: float = 0.0
 
 
-@dataclass
-class _Waiting:
-    """An operation of the optimizer that its lane has not begun."""
-
-    op: Operation
-    ready: float
-
-
 class Timeline:
     """Place programs in time, one after the other, by the rules of `program.Hazards`.
 
@@ -99,7 +91,8 @@ class Timeline:
         self._launched = 0.0  # when the thread that launches has started what came so far
         self._changed: dict[Resource, float] = {}  # when a buffer's last change ends
         self._used: dict[Resource, float] = {}  # when its last use since that change ends
-        self._waiting: list[_Waiting] = []
+        # The optimizer's operations that its lane has not begun, and when each can begin.
+        self._waiting: list[tuple[Operation, float]] = []
         self._touched: set[Resource] = set()  # by what is waiting
         # Copies that may slow others: (begin, end, part of RAM), in order, by lane.
         self._copies: dict[tuple[LaneName, int], deque[tuple[float, float, float]]] = {}
@@ -114,7 +107,7 @@ class Timeline:
             ready = self._ready(op)
             self._launched += self._price(op).launch
             if op.lane is LaneName.OPTIMIZER:
-                self._waiting.append(_Waiting(op, ready))
+                self._waiting.append((op, ready))
                 self._touched.update(touched)
             else:
                 spans.append(self._place(op, ready))
@@ -123,7 +116,7 @@ class Timeline:
     def finish(self, kind: OperationKind | None = None) -> list[Span]:
         """Return the spans of the optimizer's operations until none, or none of a kind, waits."""
         spans: list[Span] = []
-        while any(kind in (None, waiting.op.kind) for waiting in self._waiting):
+        while any(kind in (None, op.kind) for op, _ in self._waiting):
             spans.append(self._place_optimizer())
         return spans
 
@@ -144,19 +137,19 @@ class Timeline:
                 ready = used_until
         return ready
 
-    def _urgency(self, waiting: _Waiting) -> int:
+    def _urgency(self, waiting: tuple[Operation, float]) -> int:
         """Return how soon the next forward needs a fragment; the least is the most urgent."""
-        blocks = waiting.op.blocks
+        blocks = waiting[0].blocks
         return blocks[0] if blocks and blocks[0] != self._last else 0
 
     def _place_optimizer(self) -> Span:
         """Place the most urgent operation that can begin when the optimizer's lane is free."""
         free = self._lane_free.get((LaneName.OPTIMIZER, 0), 0.0)
-        soonest = max(free, min(each.ready for each in self._waiting))
-        chosen = min((w for w in self._waiting if w.ready <= soonest), key=self._urgency)
+        soonest = max(free, min(ready for _, ready in self._waiting))
+        chosen = min((each for each in self._waiting if each[1] <= soonest), key=self._urgency)
         self._waiting.remove(chosen)
-        span = self._place(chosen.op, chosen.ready)
-        self._touched = {r for w in self._waiting for r in (*w.op.uses, *w.op.changes)}
+        span = self._place(*chosen)
+        self._touched = {r for op, _ in self._waiting for r in (*op.uses, *op.changes)}
         return span
 
     def _place(self, op: Operation, ready: float) -> Span:
@@ -299,17 +292,11 @@ class StepSimulation:
     @property
     def shared_memory_seconds(self) -> float:
         """Return the seconds of RAM's traffic: of the updates, and of copies to devices."""
-        if not self.plan.staged:
-            return 0.0
         seconds = 0.0
         for span in self.spans:
             price = self.price(span.op)
-            if span.op.lane is LaneName.OPTIMIZER:
-                seconds += price.seconds
-            elif span.op.lane is LaneName.COMPUTE:
-                seconds += price.ram * (price.moved_in + price.moved_out)
-            else:
-                seconds += price.ram * price.seconds
+            computes = span.op.lane is LaneName.COMPUTE
+            seconds += price.ram * (price.moved_in + price.moved_out if computes else price.seconds)
         return seconds
 
     @cached_property
@@ -360,11 +347,6 @@ class StepSimulation:
         if key not in self._prices:
             self._prices[key] = self._price(op)
         return self._prices[key]
-
-    def operation_seconds(self, op: Operation) -> float:
-        """Return the seconds that an operation takes of its lane if nothing else is done."""
-        price = self.price(op)
-        return max(price.seconds, price.launch, price.moved_in, price.moved_out)
 
     @cached_property
     def _first_near_input(self) -> int:
@@ -449,25 +431,19 @@ class StepSimulation:
     def _computation_seconds(self, op: Operation) -> float:
         """Return the seconds of a computation for all micro-batches of its device in a step."""
         plan, hardware = self.plan.device_plans[op.device], self._machines[op.device]
-        model = plan.model
+        batch = hardware, plan.model, plan.sequences
         match op.kind:
             case OperationKind.EMBED | OperationKind.EMBED_BACKWARD:
-                return plan.micro_batches * cost_model.embed_seconds(
-                    hardware, model, plan.sequences
-                )
+                seconds = cost_model.embed_seconds(*batch)
             case OperationKind.FORWARD:
-                forward = cost_model.block_forward_seconds(
-                    hardware, model, plan.sequences, dtype=plan.dtype
-                )
-                return plan.micro_batches * len(op.blocks) * forward
+                seconds = len(op.blocks) * cost_model.block_forward_seconds(*batch, plan.dtype)
             case OperationKind.BACKWARD:
-                return plan.micro_batches * self._backward_seconds(op)
+                seconds = self._backward_seconds(op)
             case OperationKind.HEAD:
-                return plan.micro_batches * cost_model.head_seconds(
-                    hardware, model, plan.sequences, dtype=plan.dtype
-                )
+                seconds = cost_model.head_seconds(*batch, plan.dtype)
             case _:
                 raise AssertionError(op)
+        return plan.micro_batches * seconds
 
     def _launch_seconds(self, op: Operation) -> float:
         """Return the seconds in which the host starts a GPU's operation, with all its kernels.
@@ -515,17 +491,11 @@ class StepSimulation:
         of the group, all but one of these blocks also run a whole forward, which gives the inputs
         of the others.
         """
-        plan, hardware = self.plan, self._machines[op.device]
-        model = plan.model
-        forward = cost_model.block_forward_seconds(
-            hardware, model, plan.sequences, dtype=plan.dtype
-        )
-        backward = cost_model.block_backward_seconds(
-            hardware, model, plan.sequences, dtype=plan.dtype, deterministic=plan.deterministic
-        )
-        recompute = cost_model.block_recompute_seconds(
-            hardware, model, plan.sequences, dtype=plan.dtype
-        )
+        plan = self.plan
+        batch = self._machines[op.device], plan.model, plan.sequences, plan.dtype
+        forward = cost_model.block_forward_seconds(*batch)
+        backward = cost_model.block_backward_seconds(*batch, plan.deterministic)
+        recompute = cost_model.block_recompute_seconds(*batch)
         recomputed = plan.recomputed_blocks(op.blocks)
         repeated = max(0, recomputed - 1) if plan.kept_inputs == "group" else 0
         return repeated * forward + recomputed * recompute + len(op.blocks) * backward
@@ -538,9 +508,7 @@ class StepSimulation:
         where = "device" if plan.updates_on_device(i) else "host"
         # Of a matrix, AdamW's rate is not asked for: all its traffic is in Muon's own price.
         adam_elements = sum(layout.second_moments for layout in layouts)
-        seconds = cost_model.adam_seconds(
-            hardware, adam_elements, plan.dtype, plan.moments_bits, where
-        )
+        seconds = adam_elements / hardware.update_rate(where, plan.dtype, plan.moments_bits)
         if where == "host" and plan.device != "cpu":  # the rate was measured with all threads
             seconds *= plan.threads / cost_model.optimizer_threads(plan.threads)
         shapes = [(m.rows, m.columns) for layout in layouts for m in layout.matrices]

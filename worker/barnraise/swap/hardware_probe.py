@@ -96,12 +96,7 @@ def probe(folder: Path, device: str | None = None, cache: Path | None = None) ->
     Raises:
         StateError: The folder cannot hold the scratch file.
     """
-    from barnraise.swap.device import (
-        choose_device,
-        free_memory,
-        total_memory,
-        use_device,
-    )
+    from barnraise.swap.device import choose_device, total_memory, use_device
 
     device = device or choose_device().name
     try:
@@ -116,17 +111,16 @@ def probe(folder: Path, device: str | None = None, cache: Path | None = None) ->
         if cache:
             save_measurement(cache, folder, device, hardware)
     disk = shutil.disk_usage(folder)
-    return dataclasses.replace(
+    sized = dataclasses.replace(
         hardware,
         memory=memory_bytes(),
-        memory_available=available_memory(),
         device_index=int(number or 0),
         device_memory=total_memory(device),
-        device_memory_free=free_memory(device),
         disk=disk.free,
         disk_size=disk.total,
         processor=printable_name(cpu_name()),
     )
+    return measure_free(sized)
 
 
 def measure_free(hardware: Hardware) -> Hardware:
@@ -434,17 +428,6 @@ def attention_calls(
     return calls
 
 
-def _allocate_pages(elements: int) -> "Tensor":
-    """Return fp32 in pages like the engine's: large ones where the system has them."""
-    import torch
-
-    pages = mmap.mmap(-1, 4 * elements)
-    if Path("/sys/kernel/mm/transparent_hugepage").exists():
-        pages.madvise(mmap.MADV_HUGEPAGE)
-    # Write to every page: untouched ones are all the same page of zeros.
-    return torch.frombuffer(pages, dtype=torch.float32).fill_(1e-3)
-
-
 def memory_calls(device: str) -> Calls:
     """Return the operations that the speed of memory limits.
 
@@ -455,7 +438,11 @@ def memory_calls(device: str) -> Calls:
     import torch
     from torch.nn.functional import gelu, layer_norm
 
-    a, b, c = (_allocate_pages(RAM_ELEMENTS) for _ in range(3))
+    from barnraise.swap.arena import map_pages
+
+    # Write to every page: untouched ones are all the same page of zeros.
+    pages = [map_pages(4 * RAM_ELEMENTS, huge=True) for _ in range(3)]
+    a, b, c = (page.view(torch.float32).fill_(1e-3) for page in pages)
     if device == "cuda":
         host_buffer, device_buffer = a.pin_memory(), a.to(device)
     else:

@@ -39,14 +39,9 @@ class LaneEvent:
         self.error: BaseException | None = None
 
     @property
-    def is_issued(self) -> bool:
-        """Whether the lane has run the task; its stream may still be working on it."""
-        return self._issued.is_set()
-
-    @property
     def is_finished(self) -> bool:
         """Whether the task is complete, on the stream too."""
-        return self.is_issued and (self._cuda_event is None or self._cuda_event.query())
+        return self._issued.is_set() and (self._cuda_event is None or self._cuda_event.query())
 
     def complete(
         self, cuda_event: "StreamEvent | None" = None, error: BaseException | None = None

@@ -193,7 +193,7 @@ class StateStore:
         slot = 0
         if self._slot_count(kind) == 2:
             slot = 1 - self._committed.get(key, (1, 0))[0]
-        elif kind != "gradient" and self.header is not None and not self.is_invalid(kind):
+        elif kind != "gradient" and self.header is not None and kind not in self.invalid_kinds:
             self.mark_invalid(kind)
         if record.device.type != "cpu":
             record = page_aligned(record.numel()).copy_(record)
@@ -245,10 +245,6 @@ class StateStore:
         self._committed = {key: slot for key, slot in self._newest.items() if key[0] != "gradient"}
         self._write_manifest()
 
-    def is_invalid(self, kind: str) -> bool:
-        """Return whether the manifest marks this kind as invalid."""
-        return kind in self.invalid_kinds
-
     def mark_invalid(self, kind: str) -> None:
         """Mark this kind as invalid in the manifest, with the kinds that are useless without it."""
         with self._lock:
@@ -275,11 +271,11 @@ class StateStore:
     def _offset_of(self, kind: str, i: int, t: int, slot: int) -> int:
         return self._offsets[kind, i, t] + slot * self._sizes[kind, i, t]
 
-    def writes_left_today(self, daily: int | None) -> int | None:
-        """Return the bytes that may still be written on this UTC day; None without a limit."""
-        if daily is None:
-            return None
-        return max(0, daily - (self.written_today if self._day == _utc_date() else 0))
+    def may_write_step(self) -> bool:
+        """Return whether the plan's limit of writes leaves enough of this UTC day for a step."""
+        daily = self.plan.daily_write_limit
+        written = self.written_today if self._day == _utc_date() else 0
+        return daily is None or self.plan.written_per_step <= max(0, daily - written)
 
     def close(self) -> None:
         """Free the memory and close the file; nothing of the state can be read after it."""
@@ -347,7 +343,7 @@ class StateStore:
                     if slot:
                         self._committed[kind, i, t] = (slot[0], slot[1])
         self._newest = {
-            key: slot for key, slot in self._committed.items() if not self.is_invalid(key[0])
+            key: slot for key, slot in self._committed.items() if key[0] not in self.invalid_kinds
         }
         self._load_memory_records()
 

@@ -24,8 +24,11 @@ from barnraise.errors import (
     UnsupportedModelError,
 )
 from barnraise.ledger.blob_store import BlobStore
+from barnraise.planning.hardware import Hardware
+from barnraise.planning.limits import Limits
 from barnraise.planning.lines import HOME_LINE
 from barnraise.planning.speedup import estimate_speedup
+from barnraise.planning.write_advice import PlanRequest
 from barnraise.protocol.coordinator_messages import (
     Directive,
     JoinReply,
@@ -86,6 +89,13 @@ class JoinedRun:
         """
         machines = len(self.peers) + 1
         return estimate_speedup(self.spec, tokens_per_second, HOME_LINE, machines).sentence
+
+    def request_plan(self, hardware: Hardware, limits: Limits) -> PlanRequest:
+        """Return what a plan of this run is made for on a machine."""
+        recipe = self.spec.recipe
+        return PlanRequest(
+            hardware, self.spec.model, limits, recipe.step_sequences, recipe.optimizer
+        )
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,7 @@ class TrainingMetrics:
             running means over about twenty steps.
         plan: how this machine trains; set once the plan is made.
         last_validation: (ledger tokens, loss) of the last validation.
+        checkpoint: the last anchor that was recorded; None before the first.
         digests_anchor: whether reports state the anchor's digest; a crew's fragments lie on other
             machines, so that only `record_checkpoint` computes it.
         crew: the machines of the crew that this one leads.
@@ -89,7 +90,7 @@ class TrainingMetrics:
         # The digest of the anchor's version vector, and of the anchor at that vector.
         self._digests: tuple[str, str | None] = ("0" * 64, None)
         self._next_digest_at = 0.0  # when the digest may be computed again
-        self._checkpoint: CheckpointView | None = None
+        self.checkpoint: CheckpointView | None = None
         self._samples: SamplesView | None = None  # since the last report
         self._last_step_at: float | None = None  # when the last step ended
         self._measured_steps = 0  # steps that `step_seconds` averages
@@ -150,7 +151,7 @@ class TrainingMetrics:
         known_digest = self._digests[1] if vector == self._digests[0] else None
         anchor_digest = known_digest or anchor.digest()
         self._digests = (vector, anchor_digest)
-        self._checkpoint = CheckpointView(
+        self.checkpoint = CheckpointView(
             tokens=anchor.tokens,
             vector=vector,
             digest=anchor_digest,
@@ -158,11 +159,6 @@ class TrainingMetrics:
             size=size,
         )
         return anchor_digest
-
-    @property
-    def checkpoint(self) -> CheckpointView | None:
-        """The last anchor that was recorded; None before the first."""
-        return self._checkpoint
 
     def set_training(self) -> None:
         """Record that the worker trains now."""
@@ -220,7 +216,7 @@ class TrainingMetrics:
             plan=self.plan,
             step_seconds=self.step_seconds,
             exchange=stats.summary,
-            checkpoint=self._checkpoint,
+            checkpoint=self.checkpoint,
             learning_rate=self.learning_rate,
             gradient_norm=self.gradient_norm,
             links=describe_links(stats.neighbours),

@@ -6,11 +6,12 @@ where only one can be asked that one's. The caller may compare its digest with t
 lists.
 """
 
+import math
 import time
 
 from barnraise.errors import StateError
 from barnraise.protocol.enums import Activity, JoinPurpose
-from barnraise.protocol.polling import LOOP_POLL_SECONDS, NETWORK_POLL_SECONDS
+from barnraise.protocol.polling import NETWORK_POLL_SECONDS
 from barnraise.training.train import Worker
 
 PEER_SECONDS = 20.0  # a fetcher waits this long for a peer that can be asked
@@ -83,12 +84,12 @@ class ModelServer(Worker):
     def train(self) -> None:
         """Serve the peers' requests. Take no step."""
         self.exchange.announce_completion()
-        has_finished = self.run_ended or self.budget_reached
+        status = self.status_publisher
+        has_finished = status.run_ended or status.has_spent_budget(self.anchor)
         self.metrics.set_idle(Activity.FINISHED if has_finished else Activity.PAUSED)
-        while not (self.leaving.wait(LOOP_POLL_SECONDS) or self.reporter.refused):
-            self.resync_if_behind()
-            self.run_between_steps()
-            self.engine.apply_queued()
+        self.exchange_until(
+            lambda: self.leaving.is_set() or self.reporter.refused is not None, math.inf
+        )
 
     def drain(self) -> None:
         """Save the state."""

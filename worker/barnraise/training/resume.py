@@ -24,6 +24,7 @@ from torch import Tensor
 
 from barnraise.errors import StateError
 from barnraise.exchange.snapshots.snapshot_client import load_base_snapshot
+from barnraise.exchange.updates.local_author import LocalAuthor
 from barnraise.ledger.anchor import Anchor, compute_sketch
 from barnraise.ledger.ledger import Ledger
 from barnraise.planning.plan import Plan
@@ -33,6 +34,7 @@ from barnraise.swap.executor import EngineProgress
 from barnraise.swap.muon_moments import find_optimizer, refuse_other_optimizer, view_moments
 from barnraise.swap.state_store import TRAINING_KINDS, FragmentSequence, StateStore, read_manifest
 from barnraise.training.checkpoint import CheckpointSlots, StateHeader, remove_folder
+from barnraise.training.join import JoinedRun
 from barnraise.training.paused_round import PausedRound
 from barnraise.training.training_engine import TrainingEngine
 
@@ -140,6 +142,44 @@ class SavedState:
         if self._is_on_disk:
             self._is_on_disk = False
             remove_folder(self.state)
+
+    def save_paused(self, engine: TrainingEngine, store: StateStore, header: StateHeader) -> bool:
+        """Make the state durable in the middle of a round, for a pause that frees its memory.
+
+        Returns:
+            Whether the disk has room for it.
+        """
+        if self.plan.on_disk:
+            engine.commit(closing=True)
+            return True
+        if not self.paused_round.has_room():
+            log.warning("the disk has no room for this model's state: a pause keeps its memory")
+            return False
+        self.paused_round.save(store, header)
+        return True
+
+    def find_continued(
+        self, ledger: Ledger, recipe: Recipe, author: LocalAuthor
+    ) -> StateHeader | None:
+        """Return the header of the saved state if the ledger continues it; else remove the state.
+
+        A folder that was put together from two backups may hold a state with updates that its
+        ledger has lost. Then the ledger and the peers count: the state is discarded, and this
+        machine goes on under a new incarnation.
+        """
+        header = self.header
+        if header is not None and self.align_with_ledger(ledger, recipe):
+            return self.header
+        if header is not None:
+            log.warning(
+                "the state and the ledger of %s do not belong together: starting from the ledger",
+                header.run,
+            )
+            own_head = header.heads.get(author.name)
+            if own_head is not None:
+                author.on_own_update(own_head)
+        self.clear()  # what is damaged as well
+        return None
 
     def align_with_ledger(self, ledger: Ledger, recipe: Recipe) -> bool:
         """Make the saved state fit the ledger, if that is possible.
@@ -349,6 +389,23 @@ class DiskState(Mapping[str, Tensor]):
     def close(self) -> None:
         """Close the state's files."""
         self._store.close()
+
+
+def compose_header(
+    joined: JoinedRun, anchor: Anchor, author: str, progress: EngineProgress
+) -> StateHeader:
+    """Return the header of a state: what its tensors belong to."""
+    return StateHeader(
+        run=joined.run,
+        spec=joined.spec_digest,
+        step=progress.position,
+        last_seq=anchor.vector.get(author, 0),
+        tokens=anchor.tokens,
+        heads=anchor.heads,
+        retracted=anchor.retracted,
+        sketches=anchor.expected_sketches or [],
+        progress=progress_fields(progress),
+    )
 
 
 def progress_fields(progress: EngineProgress) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from barnraise.peering.addresses.nat_type import describe_nat
 from barnraise.planning.limits import Limits
 from barnraise.planning.plan import Plan
 from barnraise.protocol.coordinator_messages import Directive
-from barnraise.protocol.enums import Activity
+from barnraise.protocol.enums import Activity, RunStatus
 from barnraise.protocol.messages import Signed
 from barnraise.protocol.reports import LimitsView
 from barnraise.protocol.signing import digest
@@ -138,6 +138,31 @@ class StatusPublisher:
         """Return why this machine has no place in the run any longer; None if it has."""
         exchange = self._exchange
         return self._reporter.refused or exchange.author.exclusion or exchange.copied_key
+
+    def has_spent_budget(self, anchor: Anchor) -> bool:
+        """Return whether the run's token budget is spent, as far as this machine's ledger shows."""
+        return anchor.tokens >= self.token_budget
+
+    def describe_suspension(self, anchor: Anchor) -> str:
+        """Return why the run, or this machine in it, is suspended, as a sentence; "" if not."""
+        if self.has_spent_budget(anchor) and self._exchange.grows_too_fast:
+            return (
+                "the budget is spent, but the ledger grew faster than the machines of this run can "
+                "train by their tickets: this machine waits for the run's owner, who can exclude a "
+                "volunteer or end the run"
+            )
+        return self._exchange.author.suspension or ""
+
+    @property
+    def run_ended(self) -> bool:
+        """Return whether the run, or this machine's part in it, has ended."""
+        has_ended = self._reporter.directive.status in (RunStatus.FINISHED, RunStatus.CANCELLED)
+        return has_ended or self.refusal is not None
+
+    def describe_end(self) -> str:
+        """Return why this machine has nothing to do in the run, for its owner; "" while it has."""
+        status = f"'{self._joined.name}' is {self._reporter.directive.status}"
+        return (self.refusal or status) if self.run_ended else ""
 
     def _describe_reach(self) -> str:
         """Return how peers reach this machine, in a sentence that is logged when it changes."""

@@ -10,34 +10,29 @@ import math
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import replace
 from enum import Enum
-from typing import Any
 
 from safetensors import SafetensorError
 from torch import Tensor
 
 from barnraise.coordinator_client.machine_monitor import MachineMonitor, OwnersLogHandler
 from barnraise.coordinator_client.reporter import Reporter, ReportSpool
-from barnraise.errors import StateError, TextError
-from barnraise.exchange.exchange import Exchange, ExchangeConfig
+from barnraise.errors import StateError
 from barnraise.exchange.snapshots.snapshot_client import Snapshot, load_base_snapshot
-from barnraise.ledger.anchor import Anchor, FragmentStorage, Withdrawal, load_initial_fragment
+from barnraise.ledger.anchor import Anchor, FragmentStorage, load_initial_fragments
 from barnraise.ledger.blob_store import BlobStore
 from barnraise.ledger.ledger import Ledger
-from barnraise.ledger.milestones import Milestone
-from barnraise.peering.transports.iroh_transport import IrohTransport
 from barnraise.peering.transports.transport import Transport
 from barnraise.planning.crew import advise_crew
 from barnraise.planning.hardware import Hardware, return_freed_memory
 from barnraise.planning.limits import Limits
-from barnraise.planning.memory_model import HELD_OUT
 from barnraise.planning.plan import Plan
 from barnraise.planning.render import build_plan_view, find_cards
 from barnraise.planning.round_schedule import RoundSchedule
-from barnraise.planning.write_advice import PlanRequest, describe_write_limit
+from barnraise.planning.write_advice import describe_write_limit
 from barnraise.protocol.enums import Activity, JoinPurpose, PauseReason, RunStatus
 from barnraise.protocol.polling import (
     LOOP_POLL_SECONDS,
@@ -51,6 +46,7 @@ from barnraise.swap.lr_schedule import learning_rate_scale
 from barnraise.swap.sharded.cluster import open_sharded_engine
 from barnraise.swap.state_store import FragmentSequence, StateStore
 from barnraise.text.batches import TokenDataset
+from barnraise.training.anchor_evaluator import AnchorEvaluator
 from barnraise.training.card_memory import claim_card_memory
 from barnraise.training.checkpoint import StateHeader
 from barnraise.training.cpu_share import CpuShare
@@ -66,11 +62,12 @@ from barnraise.training.pauses import Pause, choose_pause, frees_memory
 from barnraise.training.plan_change import find_other_plan
 from barnraise.training.prefetch import Prefetch, reserve_text
 from barnraise.training.replay_monitor import ReplayMonitor
-from barnraise.training.resume import SavedState, progress_fields
+from barnraise.training.resume import SavedState, compose_header
+from barnraise.training.round_publication import publish_round
+from barnraise.training.run_exchange import create_exchange
 from barnraise.training.running_mark import RunningMark
-from barnraise.training.samples import SampleWriter, is_elected
 from barnraise.training.status import StatusPublisher, describe_limits
-from barnraise.training.training_engine import Encoder, TrainingEngine
+from barnraise.training.training_engine import TrainingEngine
 
 log = logging.getLogger("barnraise")
 
@@ -103,12 +100,10 @@ class Worker:
     join_purpose = JoinPurpose.TRAIN
     ends_with_run = True  # else it has something to do after the run's end
     has_room_to_pause = True  # on its disk, for the state of a pause that frees the memory
-    # `initialise_state` sets these two, and `prepare` the others.
+    # `initialise_state` sets these two, and `prepare` the text.
     store: StateStore
     engine: TrainingEngine
     text: TokenDataset
-    held_out: list[Any]
-    _sample_writer: SampleWriter | None
 
     def __init__(
         self,
@@ -132,25 +127,21 @@ class Worker:
         Raises:
             PlanError: The model, or the run's text, does not fit this machine.
         """
-        identity = joined.coordinator.identity
         self.joined = joined
         self.spec = joined.spec
         self.leaving = leaving
-        self.key = identity.key
+        self.key = joined.coordinator.identity.key
         self.limits = limits or Limits()
         self.phase = WorkerPhase.PLANNED
-        recipe = self.spec.recipe
         state_limits = self.limits
         if self.join_purpose is JoinPurpose.TRAIN:
             blobs = BlobStore(joined.folder.path / "blobs", sweep=False)
             state_limits = reserve_text(self.limits, joined.manifest, blobs)
         self.plan = self.plan_training(hardware, state_limits)
-        self._plan_request = PlanRequest(
-            hardware, self.spec.model, state_limits, recipe.step_sequences, recipe.optimizer
-        )
+        self._plan_request = joined.request_plan(hardware, state_limits)
         if advice := describe_write_limit(self._plan_request, self.plan):
             log.warning("%s", advice)
-            if not (self.plan.is_stage or recipe.mixes_weights):
+            if not (self.plan.is_stage or self.spec.recipe.mixes_weights):
                 log.warning("%s", advise_crew(joined.run))
         if self.plan.deterministic:
             require_determinism()
@@ -168,31 +159,15 @@ class Worker:
         self.reporter = Reporter(
             joined.coordinator, joined.run, joined.machine, joined.directive, spool, self.monitor
         )
-        exchange_config = ExchangeConfig(
-            spec=self.spec,
-            run=joined.run,
-            identity=identity,
-            incarnation=joined.folder.label.incarnation,
-            ticket=joined.ticket,
-            mirrors=frozenset(self.spec.roots),
-            clock=joined.coordinator.now,
-            reincarnate=joined.folder.renew_incarnation,
-            announced=self.limits.announce,
-            port_mapping=self.limits.port_mapping,
-            relays=self.limits.relay,
-        )
-        self.exchange = Exchange(
-            exchange_config, self.ledger, transport or IrohTransport(identity.secret)
-        )
-        if self.limits.uplink is not None:
-            self.exchange.set_uplink_limit(self.limits.uplink)
-        if self.limits.download is not None:
-            self.exchange.set_download_limit(self.limits.download)
+        self.exchange = create_exchange(joined, self.limits, self.ledger, transport)
         self.anchor = Anchor([], self.ledger.last_updates())  # empty until `initialise_state`
         self.metrics = TrainingMetrics(self.key)
         self.metrics.plan = build_plan_view(self.plan, hardware)
         self.status_publisher = StatusPublisher(
             joined, self.plan, self.metrics, self.reporter, self.exchange, self.ledger
+        )
+        self._evaluator = AnchorEvaluator(
+            joined, self.metrics, self.exchange, self.ledger, self.is_leaving
         )
         self.prefetch = Prefetch(
             joined,
@@ -201,10 +176,9 @@ class Worker:
             self.metrics,
             leaving,
             self.poll_should_stop,
-            self._describe_end,
+            lambda: self.status_publisher.describe_end() if self.ends_with_run else "",
         )
         self._on_status = on_status
-        self._milestone = -1  # number of the last evaluation, in multiples of `evaluate_every`
         self._open_state = ExitStack()  # closes the engine, once there is one
         self._memory_watch: MemoryWatch | None = None
         self._rules: RuleWatch | None = None
@@ -214,7 +188,6 @@ class Worker:
         self._looked_for_pause_at = 0.0  # monotonic; in the middle of a step
         self._running_mark = RunningMark(joined.folder.path)
         self._leaving_since: float | None = None  # monotonic; when the loop noticed it
-        self._logged_probation = ""
         log.info("the plan: %s", self.metrics.plan.sentence)
         if gain := joined.describe_gain(self.plan.step_tokens / self.plan.step_seconds):
             log.info("%s", gain)
@@ -225,11 +198,7 @@ class Worker:
         Raises:
             PlanError: The model does not fit the machine.
         """
-        recipe = self.spec.recipe
-        request = PlanRequest(
-            hardware, self.spec.model, limits, recipe.step_sequences, recipe.optimizer
-        )
-        choice = request.choose_cards(advise=True)
+        choice = self.joined.request_plan(hardware, limits).choose_cards(advise=True)
         for other in choice.refused:
             log.info("not chosen: %s", other)
         return choice.plan
@@ -329,7 +298,8 @@ class Worker:
             is_complete = self.train_locally(round_schedule)
             if self.is_freed:
                 return  # it leaves during a pause, whose state has the unfinished round
-            fragments_due = round_schedule.fragments_due(self._run_time()) if is_complete else None
+            now = self.joined.coordinator.now()
+            fragments_due = round_schedule.fragments_due(now) if is_complete else None
 
             if self.engine.round_tokens:
                 # Publish what the round changed.
@@ -411,8 +381,8 @@ class Worker:
 
     def is_round_over(self, round_schedule: RoundSchedule) -> bool:
         """Return whether this machine publishes now."""
-        step_tokens = self.spec.step_tokens
-        return round_schedule.is_over(self.engine.round_tokens // step_tokens, self._run_time())
+        steps = self.engine.round_tokens // self.spec.step_tokens
+        return round_schedule.is_over(steps, self.joined.coordinator.now())
 
     def sample_micro_batches(self, step: int) -> list[Tensor]:
         """Return the token ids of a step, int64 [sequences, context + 1] for each micro-batch."""
@@ -425,49 +395,15 @@ class Worker:
     def publish_round(
         self, round_schedule: RoundSchedule, fragments_due: Collection[int] | None = None
     ) -> None:
-        """Publish what the replica has learnt since the last update.
-
-        Args:
-            round_schedule: how the update is compressed, and where the next round begins.
-            fragments_due: indices of the fragments whose round ends; None: of all fragments.
-        """
-        if self.exchange.author.suspension:
-            self.engine.reset_round()  # nothing that this machine publishes would count
-            return
-        self.log_probation()
-        tokens = self.engine.round_tokens
-        weight = self.exchange.compute_weight(self.metrics.tokens_per_second)
-        parts = self.engine.end_round(
-            Encoder(round_schedule.scheme),
-            weight,
+        """Publish what the replica has learnt since the last update; see `round_publication`."""
+        publish_round(
+            self.exchange,
+            self.engine,
+            self.anchor,
+            round_schedule,
+            self.metrics.tokens_per_second,
             fragments_due,
-            round_schedule.carries_residual,
-            round_schedule.has_momentum(self.exchange.rounds_published),
         )
-        with self.exchange.new_update(tokens) as update:
-            for part in parts:
-                update.add(part.fragment, part.payload, part.units)
-                del part  # free it before the next fragment's part is computed
-        if update.withdrawal is None:
-            self.anchor.record(update.header)
-        else:
-            self.withdraw_round(update.withdrawal)
-
-    def withdraw_round(self, withdrawal: Withdrawal) -> None:
-        """Take a round out of the anchor that would not count: of a newcomer, or just suspended.
-
-        Peers compare what a newcomer has learnt; optimizers and error feedback go on.
-        """
-        self.engine.queue_updates(self.exchange.withdraw(withdrawal))
-        self.engine.apply_queued()
-        self.exchange.on_withdrawn(withdrawal)
-
-    def log_probation(self) -> None:
-        """Log when it begins, and when it ends, that this newcomer's updates do not count yet."""
-        reason = self.exchange.author.probation or ""
-        if reason != self._logged_probation:
-            log.info("%s", reason or "what this machine trains counts from now on")
-            self._logged_probation = reason
 
     def save_checkpoint(self, closing: bool = False) -> None:
         """Make the state durable, right after a round: the replica is (nearly) the anchor then.
@@ -524,48 +460,8 @@ class Worker:
                 self.leaving.wait(NETWORK_POLL_SECONDS)
 
     def evaluate_if_due(self, at_once: bool = False) -> None:
-        """Evaluate the anchor on the held-out text, every `evaluate_every` tokens of the ledger."""
-        milestone = self.anchor.tokens // self.spec.recipe.evaluate_every
-        self._milestone = min(self._milestone, milestone)  # tokens may have been taken out
-        if milestone > self._milestone or at_once:
-            self._milestone = milestone
-            started = time.monotonic()
-            loss = self.engine.evaluate(self.held_out, self.is_leaving)
-            if math.isnan(loss) and self.is_leaving():
-                return
-            self.metrics.record_validation(self.anchor.tokens, loss)
-            self.write_samples(time.monotonic() - started)
-            self.record_checkpoint()
-            self.exchange.remember_vector(self.anchor)
-            if self.exchange.needs_listed_anchors:
-                self.joined.coordinator.request_anchors()
-
-    def record_checkpoint(self) -> None:
-        """Record a digest of the whole anchor, by which sites and peers compare their models."""
-        anchor_bytes = 4 * sum(fragment.size for fragment in self.plan.fragments)
-        digest = self.metrics.record_checkpoint(self.anchor, anchor_bytes)
-        milestone = Milestone(self.anchor.vector, self.anchor.retracted)
-        self.ledger.milestones.record(digest, milestone)
-
-    def write_samples(self, evaluation_seconds: float) -> None:
-        """Write samples with the anchor, if the run has prompts and it is this machine's turn.
-
-        What the run's owner has chosen for it never ends the training.
-
-        Args:
-            evaluation_seconds: writing takes about as long as the evaluation before, at most.
-        """
-        neighbours = [neighbour.key for neighbour in self.exchange.stats.neighbours]
-        if self._sample_writer and is_elected(self.key, neighbours, self._milestone):
-            try:
-                samples = self._sample_writer.write(
-                    self.engine, self.anchor.tokens, evaluation_seconds, self.leaving.is_set
-                )
-            except TextError as error:
-                log.warning("this machine writes no more samples: %s", error)
-                self._sample_writer = None
-            else:
-                self.metrics.record_samples(samples)
+        """Evaluate the anchor every `evaluate_every` tokens of the ledger, and at the run's end."""
+        self._evaluator.evaluate_if_due(self.engine, self.anchor, at_once)
 
     def report_status(self, at_once: bool = False) -> None:
         """Publish the status to the coordinator, the status file and the peers, when it is due."""
@@ -591,7 +487,7 @@ class Worker:
         self.wait_while_suspended()
         if self._is_turn_over():
             self.leaving.set()
-        return not self.budget_reached and self.wait_while_paused()
+        return not self.status_publisher.has_spent_budget(self.anchor) and self.wait_while_paused()
 
     def wait_while_suspended(self) -> None:
         """Wait while the run, or this machine in it, is suspended.
@@ -602,28 +498,18 @@ class Worker:
         trained.
         """
         logged = ""
-        while reason := self._suspension_reason():
+        while reason := self.status_publisher.describe_suspension(self.anchor):
             if reason != logged:
                 logged = reason
                 log.error("%s", reason)
             is_alone = reason == self.exchange.author.suspension
             activity = Activity.PAUSED if is_alone else Activity.SUSPENDED
             self.metrics.set_idle(activity, OWNER_PAUSE)
-            if self.leaving.wait(LOOP_POLL_SECONDS) or self.run_ended:
+            if self.leaving.wait(LOOP_POLL_SECONDS) or self.status_publisher.run_ended:
                 break
             self.engine.apply_queued()
             self.run_between_steps()
         self.metrics.set_training()
-
-    def _suspension_reason(self) -> str:
-        """Return why the run, or this machine in it, is suspended, as a sentence; "" if not."""
-        if self.budget_reached and self.exchange.grows_too_fast:
-            return (
-                "the budget is spent, but the ledger grew faster than the machines of this run can "
-                "train by their tickets: this machine waits for the run's owner, who can exclude a "
-                "volunteer or end the run"
-            )
-        return self.exchange.author.suspension or ""
 
     def wait_while_paused(self) -> bool:
         """Wait while there is a reason to pause. The exchange goes on.
@@ -649,7 +535,7 @@ class Worker:
                 self.exchange.set_offline(is_offline)
             # A worker that has freed its memory shall cost its machine nothing.
             poll_seconds = PERSON_POLL_SECONDS if self.is_freed else LOOP_POLL_SECONDS
-            if self.leaving.wait(poll_seconds) or self.run_ended:
+            if self.leaving.wait(poll_seconds) or self.status_publisher.run_ended:
                 break
             if self._frees_memory(pause, time.monotonic() - started):
                 self.free_memory()
@@ -661,7 +547,7 @@ class Worker:
             self.reopen_state()
             self.is_freed = self.metrics.is_resting = False
         self.metrics.set_training()
-        return not (self.leaving.is_set() or self.run_ended)
+        return not (self.leaving.is_set() or self.status_publisher.run_ended)
 
     def _serve_while_paused(self, pause: Pause) -> None:
         """Exchange updates and report, as far as that is possible in this pause."""
@@ -675,7 +561,7 @@ class Worker:
 
     def find_pause(self) -> Pause | None:
         """Return why this machine is to take no step now; None if it may take one."""
-        if self.disk_quota_exhausted:
+        if not (self.is_freed or self.store.may_write_step()):
             return QUOTA_PAUSE
         if self.status_publisher.refusal is not None:
             return None
@@ -694,18 +580,12 @@ class Worker:
         """Save the state as it is, in the middle of the round, and free its memory."""
         self.engine.flush()
         self.engine.apply_queued()
-        if self.plan.on_disk:
-            self.engine.commit(closing=True)
-        elif self.saved_state.paused_round.has_room():
-            header = self.state_header(self.engine.progress)
-            self.saved_state.paused_round.save(self.store, header)
-        else:
-            log.warning("the disk has no room for this model's state: a pause keeps its memory")
-            self.has_room_to_pause = False
-            return
-        self._drop_engine()
-        self.is_freed = self.metrics.is_resting = True
-        return_memory()
+        header = self.state_header(self.engine.progress)
+        self.has_room_to_pause = self.saved_state.save_paused(self.engine, self.store, header)
+        if self.has_room_to_pause:
+            self._drop_engine()
+            self.is_freed = self.metrics.is_resting = True
+            return_memory()
 
     def resync_if_behind(self) -> None:
         """Replace the anchor by the peers' where they no longer store updates that this one lacks.
@@ -760,32 +640,6 @@ class Worker:
         self._running_mark.write(plan.host_bytes)
         self.reopen_state()
 
-    @property
-    def budget_reached(self) -> bool:
-        """Return whether the run's token budget is spent, as far as this machine's ledger shows."""
-        return self.anchor.tokens >= self.status_publisher.token_budget
-
-    @property
-    def run_ended(self) -> bool:
-        """Return whether the run, or this machine's part in it, has ended."""
-        has_ended = self.reporter.directive.status in (RunStatus.FINISHED, RunStatus.CANCELLED)
-        return has_ended or self.status_publisher.refusal is not None
-
-    def _describe_end(self) -> str:
-        """Return why this machine has nothing to do in the run, for its owner; "" while it has."""
-        if not (self.ends_with_run and self.run_ended):
-            return ""
-        status = f"'{self.joined.name}' is {self.reporter.directive.status}"
-        return self.status_publisher.refusal or status
-
-    @property
-    def disk_quota_exhausted(self) -> bool:
-        """Return whether another step would exceed today's (UTC) quota of disk writes."""
-        if self.is_freed:
-            return False
-        left = self.store.writes_left_today(self.plan.daily_write_limit)
-        return left is not None and left < self.plan.written_per_step
-
     # ---- preparation --------------------------------------------------------------------------
 
     def prepare(self) -> None:
@@ -805,17 +659,14 @@ class Worker:
             return
         self.initialise_state(header, snapshot)
         if self.prefetch.fetch_text():
-            self._open_text()
+            self.text = TokenDataset(self.joined.manifest, self.blobs.path)
+            self._evaluator.open_text(self.text, self.plan)
         if is_new and not self.leaving.is_set():
             self._replay_updates(peers_vector)
         if self.leaving.is_set():
             self.save_checkpoint(closing=True)
             return
         self.evaluate_if_due()  # the loss of the anchor from which this machine starts
-        validation = self.metrics.last_validation
-        if self.spec.start.has_weights and validation and validation[0] == 0:
-            loss = validation[1]
-            log.info("the run begins at a loss of %.4f nats a token on the held-out text", loss)
 
     def initialise_state(
         self, header: StateHeader | None, snapshot: Snapshot | None = None
@@ -836,7 +687,7 @@ class Worker:
             self.anchor.load(snapshot.fragments, snapshot.heads, snapshot.retracted)
             _log_snapshot(self.anchor.tokens, snapshot.confirmed)
         elif header is None:
-            self.anchor.load(self._initial_fragments(), {})
+            self.anchor.load(load_initial_fragments(self.spec, self.blobs), {})
         self.exchange.start(self.anchor.vector, self.anchor.retracted)
         progress = self.saved_state.read_progress(self.store)
         self.engine = self.open_engine(self.store, self.anchor, progress)
@@ -867,48 +718,9 @@ class Worker:
             return open_sharded_engine(self.plan, self.spec.recipe, store, anchor, progress)
         return Engine(self.plan, self.spec.recipe, store, anchor, self._describe_state, progress)
 
-    def _initial_fragments(self) -> Iterator[Tensor]:
-        """Yield the fragments, int32 [n], with which the run begins."""
-        for fragment in self.plan.fragments:
-            units = load_initial_fragment(self.spec, fragment.index, self.blobs)
-            assert units is not None, "`prepare` has fetched and verified them"
-            yield units
-
     def load_saved_state(self) -> StateHeader | None:
-        """Return the header of the saved state, if the ledger continues it.
-
-        A folder that was put together from two backups may hold a state with updates that its
-        ledger has lost. Then the ledger and the peers count: the state is discarded, and this
-        machine goes on under a new incarnation.
-        """
-        header = self.saved_state.header
-        if header is not None and self.saved_state.align_with_ledger(self.ledger, self.spec.recipe):
-            return self.saved_state.header
-        if header is not None:
-            log.warning(
-                "the state and the ledger of %s do not belong together: starting from the ledger",
-                header.run,
-            )
-            own_head = header.heads.get(self.exchange.author.name)
-            if own_head is not None:
-                self.exchange.author.on_own_update(own_head)
-        self.saved_state.clear()  # what is damaged as well
-        return None
-
-    def _open_text(self) -> None:
-        """Open the fetched text for training, evaluation and samples."""
-        manifest = self.joined.manifest
-        self.text = TokenDataset(manifest, self.blobs.path)
-        self.held_out = self.text.validation_batches(HELD_OUT, self.spec.model.context)
-        self._sample_writer = None
-        if manifest.prompts:
-            tokenizer = self.blobs.read(manifest.tokenizer) if manifest.tokenizer else None
-            try:
-                self._sample_writer = SampleWriter(
-                    manifest.prompts, tokenizer, self.spec.model.vocabulary, self.spec.seed
-                )
-            except TextError as error:
-                log.warning("this machine writes no samples: %s", error)
+        """Return the header of the saved state, if the ledger continues it."""
+        return self.saved_state.find_continued(self.ledger, self.spec.recipe, self.exchange.author)
 
     def _replay_updates(self, target: dict[str, int]) -> None:
         """Receive the updates up to a version vector before the first round."""
@@ -916,23 +728,13 @@ class Worker:
 
         def is_done() -> bool:
             has_caught_up = monitor.observe(self.ledger.vector(), time.monotonic())
-            return has_caught_up or self.leaving.is_set() or self.run_ended
+            return has_caught_up or self.leaving.is_set() or self.status_publisher.run_ended
 
         self.exchange_until(is_done, math.inf)
 
     def state_header(self, progress: EngineProgress) -> StateHeader:
         """Return the header of the state at `progress`: what its tensors belong to."""
-        return StateHeader(
-            run=self.joined.run,
-            spec=self.joined.spec_digest,
-            step=progress.position,
-            last_seq=self.anchor.vector.get(self.exchange.author.name, 0),
-            tokens=self.anchor.tokens,
-            heads=self.anchor.heads,
-            retracted=self.anchor.retracted,
-            sketches=self.anchor.expected_sketches or [],
-            progress=progress_fields(progress),
-        )
+        return compose_header(self.joined, self.anchor, self.exchange.author.name, progress)
 
     def _describe_state(self, progress: EngineProgress) -> str:
         return self.state_header(progress).model_dump_json()
@@ -947,7 +749,10 @@ class Worker:
         its peers have the same updates.
         """
         self.exchange.announce_completion()
-        run_finished = self.budget_reached or self.reporter.directive.status is RunStatus.FINISHED
+        run_finished = (
+            self.status_publisher.has_spent_budget(self.anchor)
+            or self.reporter.directive.status is RunStatus.FINISHED
+        )
         if self.leaving.is_set() or not run_finished:
             self.finish(Activity.LEFT)
             self._wait_for_delivery()
@@ -1002,10 +807,6 @@ class Worker:
             return self.leaving.is_set() or now - last_difference > patience
 
         self.exchange_until(is_done, FINISH_SECONDS)
-
-    def _run_time(self) -> float:
-        """Return the run's time: seconds since 1970 by the coordinator's clock."""
-        return self.joined.coordinator.now()
 
 
 def _log_snapshot(tokens: int, confirmed: bool) -> None:

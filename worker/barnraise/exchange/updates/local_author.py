@@ -72,6 +72,7 @@ class LocalAuthor:
         self._lock = threading.Lock()  # no update is signed while the name changes
         self._trains_since_ms = self._now_ms()  # what was published before is not trained since
         self._warned = False
+        self._logged_probation = ""
         self.incarnation = config.incarnation
         self._signed: dict[str, int] = {}  # author → the last update that this process signed
         self._crew_flops: Mapping[str, int] = {}
@@ -238,6 +239,13 @@ class LocalAuthor:
             "people whose updates count, have found for some rounds that its updates agree with "
             "theirs"
         )
+
+    def log_probation(self) -> None:
+        """Log when it begins, and when it ends, that this newcomer's updates do not count yet."""
+        reason = self.probation or ""
+        if reason != self._logged_probation:
+            log.info("%s", reason or "what this machine trains counts from now on")
+            self._logged_probation = reason
 
     @property
     def _is_newcomer(self) -> bool:

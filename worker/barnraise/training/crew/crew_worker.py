@@ -238,22 +238,7 @@ class CrewWorker(Worker):
         self.apply_arrivals()
         self.anchor.set_vouched(self.ledger.verdicts.vouched)
 
-    def record_checkpoint(self) -> None:
-        """Record a digest of the anchor at the run's end only: it crosses the crew's lines."""
-        if self.anchor.tokens >= self.spec.recipe.token_budget:
-            super().record_checkpoint()
-
-    def write_samples(self, evaluation_seconds: float) -> None:
-        """Write none: no machine of a crew has the whole model."""
-
 
 def describe_request(joined: JoinedRun, hardware: Hardware, limits: Limits) -> PlanRequest:
     """Return what a machine is asked to plan for a run's crew."""
-    recipe = joined.spec.recipe
-    return PlanRequest(
-        replace(hardware, others=()),
-        joined.spec.model,
-        limits,
-        recipe.step_sequences,
-        recipe.optimizer,
-    )
+    return joined.request_plan(replace(hardware, others=()), limits)
