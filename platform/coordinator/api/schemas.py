@@ -12,6 +12,7 @@ from ninja import Field, Schema
 from barnraise.protocol.messages import Signed
 from barnraise.protocol.types import PlainText
 from barnraise.spec import PRESETS
+from coordinator.runs.drafts import NewRun
 
 Text = Annotated[str, Field(max_length=200)]
 Number = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,14}$")]  # of an update, as a JSON key
@@ -74,7 +75,7 @@ class RunIn(Schema):
         1, ge=1, le=10_000, description="Machines to wait for before training starts"
     )
     report_every: float = Field(
-        5.0, ge=0.2, le=3600, description="Seconds between a machine's reports"
+        NewRun.report_every, ge=0.2, le=3600, description="Seconds between a machine's reports"
     )
     launch: bool = False
 

@@ -48,7 +48,7 @@ from coordinator.telemetry.checkpoints import list_confirmed_anchors
 from coordinator.telemetry.report_pace import report_pace
 from coordinator.telemetry.rollup import drain_queue
 from coordinator.telemetry.task_scores import record_score
-from coordinator.web.worker_wheel import find_wheel
+from coordinator.web.worker_wheel import find_wheel, read_pins
 
 MAX_CLOCK_DIFFERENCE = 600  # seconds between a machine's clock and ours when it enrols
 ENROLMENT_POLL_SECONDS = 1.0
@@ -73,7 +73,11 @@ def get_worker_release(request: HttpRequest) -> messages.Signed:
     if wheel is None:
         raise ApiError(404, "this site offers no worker to download")
     release = coordinator_messages.WorkerRelease(
-        version=wheel.version, file=wheel.name, size=wheel.size, sha256=wheel.sha256
+        version=wheel.version,
+        file=wheel.name,
+        size=wheel.size,
+        sha256=wheel.sha256,
+        constraints=read_pins(),
     )
     return site_identity.identity().sign("worker_release", release)
 

@@ -19,7 +19,7 @@ class NewRun:
 
     name: str
     spec: RunSpec
-    report_every: float = 10.0  # seconds between a machine's reports
+    report_every: float = 5.0  # seconds between a machine's reports
     quorum: int = 1  # machines that must be alive before training starts
     join_policy: JoinPolicy = OPEN_TO_ALL
     parent: Any = None  # the `Run` that this one is a copy of

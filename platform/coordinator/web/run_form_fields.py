@@ -20,6 +20,7 @@ from barnraise.spec import (
     preset,
 )
 from coordinator.accounts.models import User
+from coordinator.runs.drafts import NewRun
 from coordinator.runs.join_policy import Access, Visibility
 from coordinator.runs.models import Run
 from coordinator.runs.reference_machines import REFERENCE_MACHINES
@@ -156,7 +157,7 @@ CHOICES: dict[str, list[tuple[str, str]]] = {  # the first is the default
 RUN_FIELDS: dict[str, tuple[int | float, str, str]] = {
     "quorum": (1, "Minimum machines", "Training starts once this many have joined."),
     "report_every": (
-        5.0,
+        NewRun.report_every,
         "Report interval",
         "Seconds between two reports of a machine.",
     ),

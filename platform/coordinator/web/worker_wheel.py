@@ -41,6 +41,12 @@ def read_constraints() -> bytes | None:
         return None
 
 
+def read_pins() -> list[str]:
+    """Return the lines of the constraints that pin a version; [] if none were built."""
+    lines = (read_constraints() or b"").decode().splitlines()
+    return [line for line in lines if not line.startswith("#")]
+
+
 @lru_cache(maxsize=4)
 def _describe(path: Path, modified_ns: int, size: int) -> WorkerWheel:
     """Read and digest the file; another time of modification makes the cache read it again."""

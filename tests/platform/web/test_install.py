@@ -10,6 +10,7 @@ import pytest
 from django.test import Client
 from helpers.paths import ROOT, WORKER
 from packaging.requirements import Requirement
+from pydantic import ValidationError
 
 from barnraise.protocol.coordinator_messages import WorkerRelease
 from barnraise.protocol.messages import Signed
@@ -34,7 +35,7 @@ def offered_wheel(settings, tmp_path, built_frontend) -> Path:
     settings.WHEEL_DIR = tmp_path
     wheel = tmp_path / "barnraise-1.2.3-py3-none-any.whl"
     wheel.write_bytes(b"a wheel")
-    (tmp_path / "constraints.txt").write_text("numpy==2.4.6\n")
+    (tmp_path / "constraints.txt").write_text("# Tested.\nnumpy==2.4.6\n")
     return wheel
 
 
@@ -80,18 +81,19 @@ def test_pages_offer_the_wheel_of_this_site(offered_wheel, valkey):
     assert sha256 in client.get("/download/").content.decode()
     sent = client.get(f"/download/{offered_wheel.name}")
     assert sent.content == b"a wheel" and sent["ETag"] == f'"{sha256}"'
-    assert client.get("/download/constraints.txt").content == b"numpy==2.4.6\n"
+    assert client.get("/download/constraints.txt").content == b"# Tested.\nnumpy==2.4.6\n"
     for name in ("barnraise-1.2.2-py3-none-any.whl", "settings.py", "..%2fsettings.py"):
         assert client.get(f"/download/{name}").status_code == 404
 
 
 @pytest.mark.django_db
-def test_site_signs_the_version_and_digest_of_its_wheel(offered_wheel, valkey):
+def test_site_signs_version_digest_and_constraints_of_its_wheel(offered_wheel, valkey):
     signed = Signed.model_validate_json(Client().get("/api/v1/worker").content)
     own_key = site_identity.identity().key
     release = open_signed(signed, "worker_release", WorkerRelease, own_key)
     assert (release.version, release.file, release.size) == ("1.2.3", offered_wheel.name, 7)
     assert release.sha256 == hashlib.sha256(b"a wheel").hexdigest()
+    assert release.constraints == ["numpy==2.4.6"]
 
 
 @pytest.mark.django_db
@@ -116,6 +118,12 @@ def test_constraints_are_the_pins_without_extras_and_comments():
     pinned = [line for line in requirements.splitlines() if line and line[0] != "#"]
     constraints = format_constraints(requirements).splitlines()[1:]
     assert len(constraints) == len(pinned)
+    release = WorkerRelease(
+        version="1.0", file="barnraise-1.whl", size=1, sha256=DIGEST, constraints=constraints
+    )
+    for foreign in ("numpy @ https://elsewhere/x.whl", "--index-url=https://elsewhere", "numpy>=2"):
+        with pytest.raises(ValidationError):
+            WorkerRelease.model_validate({**dict(release), "constraints": [foreign]})
     for needed in map(Requirement, PROJECT["dependencies"]):
         (tested,) = [line for line in map(Requirement, constraints) if line.name == needed.name]
         (version,) = tested.specifier

@@ -1,6 +1,7 @@
 """Test `barnraise update`: it believes its site's signature, never an older version, and asks."""
 
 import sys
+from pathlib import Path
 
 import pytest
 from helpers.worker.command_line import RUN, invoke
@@ -17,6 +18,7 @@ from barnraise.protocol.signing import Identity
 from barnraise.state_dir import StateDir
 
 SHA256 = "5d" * 32
+PINS = ["numpy==2.4.6", 'uvloop==0.23.0 ; sys_platform != "win32"']
 
 
 @pytest.fixture
@@ -26,7 +28,9 @@ def site():
 
     def offer(body: bytes):
         file = f"barnraise-{coordinator.version}-py3-none-any.whl"
-        release = WorkerRelease(version=coordinator.version, file=file, size=1, sha256=SHA256)
+        release = WorkerRelease(
+            version=coordinator.version, file=file, size=1, sha256=SHA256, constraints=PINS
+        )
         return coordinator.signer.sign("worker_release", release)
 
     coordinator.routes["GET /worker"] = offer
@@ -47,9 +51,16 @@ def home(tmp_path, monkeypatch, site):
 def recorded(monkeypatch, tmp_path):
     """Let an installer record what it should install; return the file in which it does."""
     script = tmp_path / "pip.py"
-    script.write_text("import sys, pathlib; pathlib.Path(sys.argv[1]).write_text(sys.argv[-1])")
+    script.write_text(
+        "import sys, pathlib; target, constraints, wheel = map(pathlib.Path, sys.argv[1:]);"
+        "target.write_text(constraints.read_text() + sys.argv[3])"
+    )
     command = [sys.executable, str(script), str(tmp_path / "installed")]
-    monkeypatch.setattr(Installation, "build_update_command", lambda self, wheel: [*command, wheel])
+
+    def build(self, wheel, constraints):
+        return [*command, str(constraints), wheel]
+
+    monkeypatch.setattr(Installation, "build_update_command", build)
     return tmp_path / "installed"
 
 
@@ -63,7 +74,9 @@ def test_check_shows_version_digest_and_line_and_installs_nothing(home, site, re
 def test_update_runs_the_line_after_asking(home, site, recorded):
     assert "Aborted" in invoke("update", typed="n\n") and not recorded.exists()
     assert "Updated" in invoke("update", typed="y\n")
-    assert recorded.read_text().startswith(f"{site.url}/download/barnraise-99.0.0")
+    *constraints, wheel = recorded.read_text().splitlines()
+    assert constraints == PINS
+    assert wheel.startswith(f"{site.url}/download/barnraise-99.0.0")
 
 
 @pytest.mark.parametrize(
@@ -74,7 +87,7 @@ def test_update_runs_the_line_after_asking(home, site, recorded):
     ],
 )
 def test_installer_that_fails_or_is_missing_is_a_sentence(home, monkeypatch, command, sentence):
-    monkeypatch.setattr(Installation, "build_update_command", lambda self, wheel: command)
+    monkeypatch.setattr(Installation, "build_update_command", lambda *given: command)
     with pytest.raises(StateError, match=sentence):
         invoke("update", typed="y\n")
 
@@ -119,19 +132,21 @@ def test_clone_is_updated_by_git(home, monkeypatch):
     assert "git pull" in invoke("update")
 
 
-def test_each_tool_has_its_line_and_leaves_pytorch_as_it_is():
-    wheel = "https://site/download/x.whl#sha256=0"
-    lines = {
-        tool: " ".join(Installation(tool, "/p/python", "cpu").build_update_command(wheel))
-        for tool in ("uv tool", "pipx", "uv pip", "pip", "clone")
-    }
-    assert lines == {
-        "uv tool": f"uv tool install --torch-backend=cpu {wheel}",
-        "pipx": f"pipx runpip barnraise install --upgrade {wheel}",
-        "uv pip": f"uv pip install --python /p/python --torch-backend=cpu {wheel}",
-        "pip": f"/p/python -m pip install --upgrade {wheel}",
-        "clone": "",
-    }
+def test_each_tool_has_its_line_and_keeps_the_build_of_pytorch():
+    wheel, constraints = "https://site/download/x.whl#sha256=0", Path("/home/constraints.txt")
+    installations = [
+        Installation(tool, "/p/python", "cpu") for tool in ("uv tool", "pipx", "uv pip", "pip")
+    ]
+    tested = f"--constraint {constraints} {wheel}"
+    assert [" ".join(each.build_update_command(wheel, constraints)) for each in installations] == [
+        f"uv tool install --torch-backend=cpu {tested}",
+        f"pipx runpip barnraise install --upgrade {tested}",
+        f"uv pip install --python /p/python --torch-backend=cpu {tested}",
+        f"/p/python -m pip install --upgrade {tested}",
+    ]
+    without = installations[3].build_update_command(wheel, None)
+    assert without == ["/p/python", "-m", "pip", "install", "--upgrade", wheel]
+    assert Installation("clone", "/p/python").build_update_command(wheel, constraints) == []
 
 
 @pytest.mark.parametrize(

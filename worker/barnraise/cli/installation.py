@@ -35,17 +35,22 @@ class Installation:
             "pip": [self.python, "-m", "pip", "uninstall", PACKAGE],
         }.get(self.tool, [])
 
-    def build_update_command(self, wheel: str) -> list[str]:
+    def build_update_command(self, wheel: str, constraints: Path | None) -> list[str]:
         """Return the command that installs a wheel in place of this version; [] for a clone.
 
-        It leaves PyTorch as it is: another build may not know the machine's graphics card.
+        It keeps the build of PyTorch: another one may not know the machine's graphics card.
+
+        Args:
+            wheel: its address, with the digest.
+            constraints: a file with the tested versions of what the wheel brings, if there is one.
         """
         backend = [f"--torch-backend={self.torch_backend}"] if self.torch_backend else []
+        tested = ["--constraint", str(constraints)] if constraints else []
         return {
-            "uv tool": ["uv", "tool", "install", *backend, wheel],
-            "pipx": ["pipx", "runpip", PACKAGE, "install", "--upgrade", wheel],
-            "uv pip": ["uv", "pip", "install", "--python", self.python, *backend, wheel],
-            "pip": [self.python, "-m", "pip", "install", "--upgrade", wheel],
+            "uv tool": ["uv", "tool", "install", *backend, *tested, wheel],
+            "pipx": ["pipx", "runpip", PACKAGE, "install", "--upgrade", *tested, wheel],
+            "uv pip": ["uv", "pip", "install", "--python", self.python, *backend, *tested, wheel],
+            "pip": [self.python, "-m", "pip", "install", "--upgrade", *tested, wheel],
         }.get(self.tool, [])
 
 

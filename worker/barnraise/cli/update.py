@@ -14,9 +14,11 @@ from barnraise.cli.console import out
 from barnraise.cli.installation import find_installation, join_command
 from barnraise.cli.machine_options import HomeOption, open_state_dir
 from barnraise.coordinator_client.machine_requests import MachineRequests
+from barnraise.durable_io import write_atomically
 from barnraise.errors import StateError
 from barnraise.training.local_control import refuse_other_worker
 
+CONSTRAINTS = "constraints.txt"  # in the state folder: what the installer reads them from
 VERSION = re.compile(r"([0-9]+(?:\.[0-9]+)*)(?:\+([0-9]+)(?:\..*)?)?")
 
 
@@ -28,14 +30,16 @@ def update(
 ) -> None:
     """Install the version that this machine's site offers, after asking.
 
-    The site has signed the version and the digest, and the installer compares the digest.
+    The site has signed the version, the digest, which the installer compares, and the versions of
+    all dependencies with which its tests pass.
     """
     state_dir = open_state_dir(home)
     with closing(MachineRequests(state_dir)) as site:
         release = site.fetch_release()
     installed, offered = parse_version(__version__), parse_version(release.version)
     wheel = f"{state_dir.membership.url}/download/{release.file}#sha256={release.sha256}"
-    command = find_installation().build_update_command(wheel)
+    constraints = state_dir.path / CONSTRAINTS if release.constraints else None
+    command = find_installation().build_update_command(wheel, constraints)
     out.print(f"Installed:  {__version__}")
     out.print(f"The site:   {release.version}  sha256 {release.sha256}", soft_wrap=True)
     if offered < installed:
@@ -49,6 +53,8 @@ def update(
     if not command:
         out.print("This is a clone of the sources: update it with git pull.")
         return
+    if constraints is not None:
+        write_atomically(constraints, "\n".join([*release.constraints, ""]).encode())
     out.print(f"To update:\n\n  {escape(join_command(command))}\n", soft_wrap=True)
     if check:
         return

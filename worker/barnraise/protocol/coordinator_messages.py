@@ -23,6 +23,7 @@ from barnraise.protocol.types import (
     Incarnation,
     IpText,
     Message,
+    PinnedPackage,
     PublicKey,
     Sentence,
     ShortText,
@@ -230,6 +231,8 @@ class WorkerRelease(Message):
     file: WheelName
     size: Count  # bytes
     sha256: Digest  # of the file, as installers compare it
+    # The tested versions of what the wheel brings; a site of the first release names none.
+    constraints: Annotated[list[PinnedPackage], Field(max_length=500)] = []
 
 
 # ---- runs ------------------------------------------------------------------------------------

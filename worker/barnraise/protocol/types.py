@@ -68,6 +68,14 @@ EnrolmentCode = Annotated[str, Field(pattern=r"^[0-9A-Z-]{1,20}$")]
 # The name of the worker's wheel, which people copy into a shell.
 WheelName = Annotated[str, Field(pattern=r"^barnraise-[0-9A-Za-z.+_-]{1,80}\.whl$")]
 Version = Annotated[str, Field(pattern=r"^[0-9A-Za-z.+-]{1,40}$", max_length=40)]
+# A line of a constraints file that pins a version, for some systems only. It names no address.
+PinnedPackage = Annotated[
+    str,
+    Field(
+        pattern=r"""^[0-9A-Za-z][0-9A-Za-z._-]*==[0-9A-Za-z.+!]+( ; [0-9A-Za-z_."'<>=!() ]+)?$""",
+        max_length=200,
+    ),
+]
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 Rate = Annotated[float, Field(ge=0, lt=1e15, allow_inf_nan=False)]  # per second
 MAX_UPLINK = 100e9 / 8  # bytes per second

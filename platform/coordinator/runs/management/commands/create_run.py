@@ -32,7 +32,10 @@ class Command(BaseCommand):
             help="any field of the spec, such as recipe.learning_rate=0.001; repeatable",
         )
         parser.add_argument(
-            "--report-every", type=float, default=10.0, help="seconds between a machine's reports"
+            "--report-every",
+            type=float,
+            default=NewRun.report_every,
+            help="seconds between a machine's reports",
         )
         parser.add_argument(
             "--quorum",
