@@ -211,7 +211,9 @@ function updatePlanButton(row: Row, machineName: string, hasPlan: boolean): void
 function formatActivity(machine: Machine): string {
   const hasEnded = machine.activity === "left" || machine.activity === "finished";
   if (!machine.alive && !hasEnded) return "gone";
-  return machine.pause && machine.activity === "paused" ? describePause(machine.pause) : machine.activity;
+  const isPaused = machine.pause && machine.activity === "paused";
+  const activity = isPaused ? describePause(machine.pause!) : machine.activity;
+  return machine.crew.length ? `${activity}, crew of ${machine.crew.length}` : activity;
 }
 
 function compareByName(a: Machine, b: Machine): number {
