@@ -13,6 +13,10 @@ from helpers.worker.plans import RECIPE, engine_of, tiny_plan
 from memory_anchor import MemoryAnchor
 
 from barnraise.exchange.exchange import Exchange, ExchangeConfig
+from barnraise.exchange.gossip import gossip, requests
+from barnraise.exchange.gossip.state_intervals import StateIntervals
+from barnraise.exchange.snapshots import snapshot_client
+from barnraise.exchange.verdicts import verdict_sync
 from barnraise.ledger.codec import decode, encode
 from barnraise.ledger.ledger import Ledger
 from barnraise.ledger.update_queue import ReceivedUpdate
@@ -24,6 +28,27 @@ from barnraise.swap.engine import Engine
 
 RUN = "01890000-0000-7000-8000-000000000001"
 TINY = ModelSpec(layers=1, width=16, heads=1, context=8, vocabulary=256)
+# For most tests of several machines, longer intervals between States only mean longer waits.
+FREQUENT_STATES = StateIntervals(
+    usual_seconds=1.0,
+    longest_seconds=2.4,
+    shortest_seconds=0.4,
+    full_seconds=6.0,
+    slack_seconds=0.3,
+    peers_seconds=6.0,
+)
+# What peers are waited for, on a network without distances.
+SHORT_WAITS = [
+    (gossip, "STATE_INTERVALS", FREQUENT_STATES),
+    (requests, "RESPONSE_SECONDS", 2.0),
+    (requests, "STALL_SECONDS", 2.0),
+    (verdict_sync, "VERDICT_RESEND_SECONDS", 1.0),
+    (verdict_sync, "HEADS_SECONDS", 1.0),
+    (snapshot_client, "FRESH_SECONDS", 1.0),
+    (snapshot_client, "INTRODUCTION_SECONDS", 0.5),
+    (snapshot_client, "CONNECTION_SECONDS", 2.0),
+    (snapshot_client, "CONFIRMED_TIMEOUT", 3.0),
+]
 
 
 class Machine:
@@ -266,7 +291,17 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let machines wait for each other as briefly as a network without distances allows.
+
+    A module whose tests count bytes or use slow lines replaces this fixture by an empty one.
+    """
+    for module, name, value in SHORT_WAITS:
+        monkeypatch.setattr(module, name, value)
+
+
+@pytest.fixture
+def world(tmp_path: Path, short_waits: None) -> Iterator[World]:
     """Provide a run with machines, which are stopped at the end."""
     created = World(tmp_path)
     yield created

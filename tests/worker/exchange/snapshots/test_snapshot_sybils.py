@@ -80,7 +80,7 @@ def test_six_idle_accounts_give_a_joiner_no_weights(world, monkeypatch):
     joiner = world.machine(4)
     joiner.add_peers(*idle, *honest)
     with stepping(*honest, *idle):
-        assert joiner.exchange.fetch_snapshot(8.0) is None
+        assert joiner.exchange.fetch_snapshot(4.0) is None
         assert joiner.exchange.waiting_reason.startswith(snapshot_client.UNCONFIRMED)
         assert not joiner.ledger.vector()
         joiner.exchange.set_listed_anchors(list_anchor(*honest))

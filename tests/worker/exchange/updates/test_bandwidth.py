@@ -17,6 +17,11 @@ LARGER = ModelSpec(layers=8, width=128, heads=4, context=32, vocabulary=256)  # 
 
 
 @pytest.fixture
+def short_waits():
+    """Let machines wait as in a real run: the bytes of their messages count here."""
+
+
+@pytest.fixture
 def large(world):
     world.spec = replace(world.spec, model=LARGER)
     return world

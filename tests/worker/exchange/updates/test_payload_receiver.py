@@ -45,6 +45,7 @@ def test_peer_that_completes_a_poisoned_payload_is_not_blamed(world, monkeypatch
     """A liar sends the first bytes of an update's payload, which an honest peer completes."""
     monkeypatch.setattr(requests, "RESPONSE_SECONDS", 0.5)
     monkeypatch.setattr(requests, "STALL_SECONDS", 0.5)
+    monkeypatch.setattr(requests, "UPDATE_RETRY_SECONDS", 2.0)
     b = world.machine(2).start()
     author = f"{STRANGER.key}.{'9' * 16}"
     data = noise_payloads(world)[0][0]

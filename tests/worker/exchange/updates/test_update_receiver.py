@@ -16,6 +16,7 @@ from helpers.wait_for import wait_until
 
 from barnraise.exchange.gossip.requests import UPDATE_WINDOW
 from barnraise.exchange.updates import update_receiver
+from barnraise.ledger import author_pace
 from barnraise.peering.limits.service_limits import Rate, Service
 from barnraise.peering.transports.transport import ChannelClosedError
 from barnraise.protocol import messages
@@ -172,12 +173,13 @@ def test_flood_of_known_headers_ends_the_connection_for_a_while(world, monkeypat
         run(channel.receive())
 
 
-def test_flood_of_empty_updates_waits_and_honest_updates_do_not(world, caplog):
+def test_flood_of_empty_updates_waits_and_honest_updates_do_not(world, monkeypatch, caplog):
     """An author publishes far more updates than its ticket's rate allows rounds."""
+    monkeypatch.setattr(author_pace, "BURST_SECONDS", 4.0)
     b, c = (world.machine(n).start() for n in (2, 3))
     a = world.machine(1)
     a.exchange.stop()
-    a.open(ticket=world.ticket(a.identity.key, 1, rate=100))
+    a.open(ticket=world.ticket(a.identity.key, 1, rate=500))
     a.start().add_peers(b)
     c.add_peers(b)
     wait_until(lambda: b.exchange.stats.peers == 2)
