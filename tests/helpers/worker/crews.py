@@ -38,15 +38,22 @@ IDENTITIES = [Identity(bytes([number]) * 32) for number in range(1, 6)]
 REDIAL_SECONDS = 0.02
 
 
-def deal(plan: Plan, counts: Sequence[int], bits: int = 32) -> CrewRoster:
-    """Return a crew whose machines hold so many blocks each, with the lead's first."""
+def deal(
+    plan: Plan, counts: Sequence[int], bits: int = 32, holders: Sequence[int] = ()
+) -> CrewRoster:
+    """Return a crew whose spans have so many blocks each, with the lead's first.
+
+    Each span has one holder, or as many as `holders` states.
+    """
     assert sum(counts) == plan.model.layers
     seats, first = [], 1
-    for number, count in enumerate(counts):
+    for count, machines in zip(counts, holders or [1] * len(counts), strict=True):
         blocks = list(range(first, first + count))
-        fragments = blocks if number else [0, *blocks, plan.last_fragment]
+        fragments = blocks if seats else [0, *blocks, plan.last_fragment]
         stage = PipelineStage(tuple(fragments), plan.sequences)
-        seats.append(CrewSeat(IDENTITIES[number].key, f"machine {number}", stage, bits))
+        for _ in range(machines):
+            number = len(seats)
+            seats.append(CrewSeat(IDENTITIES[number].key, f"machine {number}", stage, bits))
         first += count
     return CrewRoster(1, plan.model, plan.micro_batches, tuple(seats))
 
@@ -262,12 +269,14 @@ class LocalCrew:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def read_state(self) -> list:
-        """Return (fp32 master weights, m, v) of each fragment, of all machines, in index order."""
+        """Return (fp32 master weights, m, v) of each fragment, of its first holder, by index."""
         self.lead.flush()
         self.lead.apply_queued()
         by_fragment = {}
-        for engine in self.engines.values():
+        for number, engine in self.engines.items():
             tensors = bitwise.read_state(engine)
             for place, i in enumerate(engine.plan.local_fragments):
+                if self.roster.holders[i] != number:
+                    continue
                 by_fragment[i] = tensors[3 * place : 3 * place + 3]
         return [tensor for i in sorted(by_fragment) for tensor in by_fragment[i]]

@@ -121,7 +121,7 @@ def test_each_member_has_four_micro_batches_or_one_sequence(machines, step_seque
     except PlanError:
         return
     assert deal.sequences * deal.micro_batches == step_sequences
-    assert deal.sequences == 1 or deal.micro_batches >= 4 * len(deal.stages)
+    assert deal.sequences == 1 or deal.micro_batches >= 4 * len(deal.spans)
 
 
 def test_one_stage_without_a_line_takes_its_own_time():
@@ -154,6 +154,23 @@ def test_span_that_falls_off_the_cliff_is_not_dealt():
 def test_machine_that_would_slow_the_crew_down_is_left_out():
     crew = plan_crew([machine(1.0), machine(1.0), machine(500.0)], CrewTask(NANO, 16))
     assert crew.left_out == [2] and set(crew.deal.counts) == {0, 1}
+
+
+def test_machine_without_blocks_of_its_own_shares_the_slowest_span():
+    task = CrewTask(replace(NANO, layers=2), 16)
+    pair = plan_crew([machine(1.0), machine(3.0)], task).deal
+    shared = plan_crew([machine(1.0), machine(3.0), machine(3.0)], task).deal
+    assert [[stage.machine for stage in span] for span in shared.spans] == [[0], [1, 2]]
+    assert shared.step_seconds == pytest.approx(pair.step_seconds - 15 * 1.5 / 16, rel=0.02)
+    assert shared.bottleneck[0].machine == 1
+
+
+def test_span_is_not_shared_where_merging_its_replicas_takes_longer():
+    task = CrewTask(replace(NANO, layers=2), 16)
+    slow = [machine(seconds, line=HOME_LINE) for seconds in (0.1, 0.3, 0.3)]
+    assert plan_crew(slow, task).left_out == [2]
+    full = [machine(1.0)] * 2 + [machine(1.0, span=Span(room=0))]
+    assert plan_crew(full, task).left_out == [2]
 
 
 def test_boundary_has_fewer_bits_only_where_the_line_limits():

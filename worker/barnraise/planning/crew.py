@@ -14,21 +14,28 @@ after p_i (`Stage.pace`), a micro-batch occupies its line for l_i (`Stage.link_s
 its line's round trip. The first sum fills and drains the pipeline, the last one is the delay of a
 ring in both directions. `price_deal` computes it. Every span is priced as a whole, because a
 machine whose state leaves its memory is slower by a factor of a hundred: no speed a block shows it.
+
+Machines that this leaves out may become further holders of a span, which share its micro-batches:
+the speeds of a span's holders add up, and `share_spans` says where that pays.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from barnraise.errors import PlanError
 from barnraise.formats import format_bytes
 from barnraise.planning.lines import BITS_PER_BYTE, Line
 from barnraise.spec import ModelSpec
+from barnraise.spec.architecture import FP32_BYTES
 
 MAX_MEMBERS = 16
 LEAST_MICRO_BATCHES = 4  # for each member, so that the pipeline is full for most of a step
 BOUNDARY_BITS = (32, 16, 8)  # of an element that crosses a boundary, the exact ones first
 EXACT_BOUNDARY_COSTS = 1.05  # fewer bits are chosen only if they make a step shorter by this factor
+ROUND_STEPS = 30  # assumed, after which the holders of a span merge their replicas
+SHARING_GAIN = 1.05  # by which a step must become shorter for another holder of a span
 PARAMETER_STATE_BYTES = 24  # a parameter, to train it with AdamW and exchange its updates
 
 
@@ -132,7 +139,8 @@ class Deal:
     """Which member holds which blocks, and how long a step takes.
 
     Attributes:
-        stages: the lead's first, in the order of the blocks.
+        stages: the lead's first, in the order of the blocks; the holders of one span follow each
+            other.
         sequences: of a micro-batch.
         micro_batches: of a step.
         boundary_bits: of an element that crosses a boundary.
@@ -151,16 +159,30 @@ class Deal:
         return {stage.machine: stage.blocks for stage in self.stages}
 
     @property
+    def spans(self) -> list[list[Stage]]:
+        """Return the stages by the span that their machines hold."""
+        return [list(span) for _, span in groupby(self.stages, lambda stage: stage.first_block)]
+
+    @property
     def bottleneck(self) -> tuple[Stage, str]:
         """Return the stage that all others wait for, and "line" or what limits its machine."""
-        stage = max(self.stages, key=lambda stage: stage.slowest)
+        stage = max(self.spans, key=_span_pace)[0]
         return stage, "line" if stage.link_seconds > stage.pace else stage.price.bottleneck
 
 
 def price_deal(stages: Sequence[Stage], micro_batches: int) -> float:
     """Return the seconds of a step; the module's docstring has the formula."""
-    filling = sum(map(_filling_seconds, stages))
-    return filling + (micro_batches - 1) * max(stage.slowest for stage in stages)
+    return _price_spans([[stage] for stage in stages], micro_batches)
+
+
+def _price_spans(spans: Sequence[Sequence[Stage]], micro_batches: int) -> float:
+    filling = sum(max(map(_filling_seconds, span)) for span in spans)
+    return filling + (micro_batches - 1) * max(map(_span_pace, spans))
+
+
+def _span_pace(span: Sequence[Stage]) -> float:
+    """Return the seconds a micro-batch of a span: the speeds of its holders add up."""
+    return span[0].slowest if len(span) == 1 else 1 / sum(1 / stage.slowest for stage in span)
 
 
 def _filling_seconds(stage: Stage) -> float:
@@ -346,6 +368,42 @@ def _deal_greedily(machines: Sequence[CrewMachine], shape: PipelineShape) -> flo
     return price_deal(stages, shape.micro_batches) if is_crew else math.inf
 
 
+def share_spans(machines: Sequence[CrewMachine], shape: PipelineShape, deal: Deal) -> Deal:
+    """Make machines that a deal leaves out holders of its spans, where a step becomes shorter.
+
+    Each of them joins the span where that gains most. A step is then longer by its part of the
+    exchange of replicas at a round's end.
+    """
+    for index, machine in enumerate(machines):
+        if index in deal.counts or len(deal.stages) == MAX_MEMBERS:
+            continue
+        ways: list[Deal] = []
+        for place, span in enumerate(deal.spans):
+            stage = shape.lay_stage(machine, index, span[0].first_block, span[0].blocks)
+            if place > 0 and stage is not None:
+                spans = [*deal.spans[:place], [*span, stage], *deal.spans[place + 1 :]]
+                seconds = _price_spans(spans, shape.micro_batches)
+                seconds += sum(_merge_seconds(each, machines, shape) for each in spans)
+                stages = tuple(stage for each in spans for stage in each)
+                ways.append(replace(deal, stages=stages, step_seconds=seconds))
+        best = min(ways, key=lambda way: way.step_seconds, default=deal)
+        if SHARING_GAIN * best.step_seconds <= deal.step_seconds:
+            deal = best
+    return deal
+
+
+def _merge_seconds(
+    span: Sequence[Stage], machines: Sequence[CrewMachine], shape: PipelineShape
+) -> float:
+    """Return a step's part of the exchange of a span's replicas, which all pass the lead's line."""
+    if len(span) == 1:
+        return 0.0
+    parameters = span[0].blocks * shape.model.fragments()[1].size
+    line = machines[0].line
+    size = len(span) * FP32_BYTES * parameters
+    return (size / line.up_bytes + size / line.down_bytes) / ROUND_STEPS
+
+
 @dataclass(frozen=True)
 class CrewTask:
     """What a crew would train.
@@ -464,11 +522,15 @@ def plan_crew(machines: Sequence[CrewMachine], task: CrewTask) -> CrewPlan:
 def _find_deal(machines: Sequence[CrewMachine], task: CrewTask, bits: int) -> Deal | None:
     """Return the fastest deal over all sizes of micro-batches that are small enough."""
     best: Deal | None = None
+    longest = math.inf  # without shared spans
     for sequences in micro_batch_sizes(task.step_sequences):
         shape = PipelineShape(task.model, sequences, task.step_sequences // sequences, bits)
-        longest = best.step_seconds if best else math.inf
         deal = deal_blocks(machines, shape, longest)
-        if deal is not None and (best is None or deal.step_seconds < best.step_seconds):
+        if deal is None:
+            continue
+        longest = min(longest, deal.step_seconds)
+        deal = share_spans(machines, shape, deal)
+        if best is None or deal.step_seconds < best.step_seconds:
             best = deal
     return best
 

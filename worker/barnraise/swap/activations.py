@@ -108,6 +108,8 @@ class HostActivations(Activations):
     def prefetch(self) -> None:
         """Begin to copy back what backward needs first, once nothing is copied out."""
         self._limit_copies_out(0)
+        # A machine of a crew may have fewer micro-batches than were planned.
+        self._order = [key for key in self._order if key in self._places]
         self._copy_in_until(self._ahead)
 
     def pop(self, i: int, m: int) -> Tensor:

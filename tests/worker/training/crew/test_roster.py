@@ -59,8 +59,8 @@ def test_roster_that_is_no_pipeline_is_refused(roster, reason):
 
 
 def test_shares_of_flops_count_the_head_and_not_the_embedding():
-    flops = list(ROSTER.flops_by_key.values())
-    assert list(ROSTER.flops_by_key) == [seat.key for seat in ROSTER.seats]
+    flops = list(ROSTER.flops_by_key().values())
+    assert list(ROSTER.flops_by_key()) == [seat.key for seat in ROSTER.seats]
     assert flops[1] == flops[2] and flops[1] % 3 == 0
     head = 3 * head_flops(PLAN.model, 1)
     assert flops[0] == flops[1] // 3 * 2 + head

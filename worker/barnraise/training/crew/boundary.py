@@ -16,10 +16,9 @@ class BoundaryActivations(Activations):
     """
 
     def __init__(self, inner: Activations, plan: Plan, roster: CrewRoster, step: StepSide) -> None:
-        """Divide a step's activations by the roster."""
+        """Divide a step's activations by its routes; `m` counts this machine's micro-batches."""
         super().__init__()
         self._inner, self._roster, self._step = inner, roster, step
-        self._number = roster.holders[plan.blocks.start]
         self._device = torch.device(plan.device)
 
     @property
@@ -29,16 +28,16 @@ class BoundaryActivations(Activations):
 
     def send(self, i: int, m: int, x: Tensor) -> None:
         """Pass on what the group of block i needs next, here or on another machine."""
-        if self._roster.receiver_of(i) == self._number:
-            self._inner.send(i, m, x)
-        else:
+        if self._step.sends(i):
             self._step.send(i, m, x)
+        else:
+            self._inner.send(i, m, x)
 
     def receive(self, i: int, m: int) -> Tensor:
         """Return what was passed on to the group of block i, or wait until it arrives."""
-        if self._roster.sender_of(i) == self._number:
-            return self._inner.receive(i, m)
-        return self._receive(i, m)
+        if self._step.receives(i):
+            return self._receive(i, m)
+        return self._inner.receive(i, m)
 
     def store(self, i: int, m: int, x: Tensor) -> None:
         """Store the input of block i for micro-batch m."""

@@ -42,6 +42,7 @@ from barnraise.training.crew.crew_messages import (
 )
 from barnraise.training.crew.crew_orders import RETURN_SECONDS, CrewOrders, Enclosure, SentOrder
 from barnraise.training.crew.roster import LEAD
+from barnraise.training.crew.span_holders import SpanHolders
 from barnraise.training.crew.stage_engine import StageEngine
 from barnraise.training.crew.step_protocol import STREAM_SECONDS, LeadStep, decode_stream
 from barnraise.training.training_engine import Encoder
@@ -53,7 +54,11 @@ LABEL = "crew"  # the tensor of a saved state that holds its label
 
 
 class CrewEngine:
-    """Train the whole model on all machines of a crew. All methods are called from one thread."""
+    """Train the whole model on all machines of a crew. All methods are called from one thread.
+
+    Attributes:
+        holders: who computes what.
+    """
 
     def __init__(
         self,
@@ -80,6 +85,7 @@ class CrewEngine:
         self._links = orders.links
         self._roster = orders.links.roster
         self._local = set(engine.plan.local_fragments)
+        self.holders = SpanHolders(orders)
         self._prediction: tuple[float, ...] | None = None  # that was sent last
         self.last_problem = ""  # why the last step had to be repeated
         self._is_closed = False
@@ -128,22 +134,28 @@ class CrewEngine:
         failed_at = None
         while True:
             # The side looks at the channels first: one that breaks from now on cancels the step.
-            side = LeadStep(self._links, self._orders.next_order(), should_stop)
-            self._orders.send_step(side.order, StepTask(rate_scale=rate_scale, position=position))
+            routes = self.holders.draw_routes(position)
+            side = LeadStep(self._links, self._orders.next_order(), should_stop, routes)
+            task = StepTask(rate_scale=rate_scale, position=position, routes=routes.as_lists())
+            self._orders.send_step(side.order, task, routes.members)
             stats = self._engine.step_with(side, self._roster, batches, rate_scale, position)
             if stats.abandoned:
                 self._prediction = None  # all machines have begun the round again
+                self.holders.reset_idle(routes)
             if not stats.interrupted:
+                self.holders.record_step(side)
                 return replace(stats, seconds=time.perf_counter() - started)
             side.cancel()
             if side.has_diverged:
                 self._engine.abandon_step(position)
                 self._prediction = None
+                self.holders.reset_idle(routes)
                 return replace(stats, interrupted=False, abandoned=True)
             self._orders.raise_if_restarted()
             if should_stop():
                 return stats
             self.last_problem = side.problem
+            self.holders.record_failure(side)
             now = time.monotonic()
             failed_at = failed_at or now
             if now - failed_at > RETURN_SECONDS:
@@ -151,10 +163,9 @@ class CrewEngine:
             self._wait_for_channels(failed_at + RETURN_SECONDS - now, should_stop)
 
     def _wait_for_channels(self, seconds: float, should_stop: Callable[[], bool]) -> None:
-        """Wait until all machines have a channel to the lead, or the time is over."""
-        others = set(self._orders.others)
+        """Wait until a holder of each span has a channel to the lead, or the time is over."""
         time.sleep(AGAIN_SECONDS)
-        self._links.wait(lambda: others <= self._links.connected(), seconds, should_stop)
+        self._links.wait(self.holders.are_connected, seconds, should_stop)
 
     def flush(self) -> None:
         """Apply the pending update now."""
@@ -219,26 +230,29 @@ class CrewEngine:
             has_momentum=has_momentum,
             flushes=fragments is None,
         )
-        sent = self._orders.start(task)
+        self.holders.merge_replicas(due, flushes=fragments is None)
+        sent = self._orders.start(task, self.holders.firsts)
         local = self._engine.end_round(encode, weight, fragments, carries_residual, has_momentum)
         remote: dict[int, bytes] | None = None
         for i in due:
             if i in self._local:
                 yield next(local)
                 continue
-            remote = self._collect_parts(sent) if remote is None else remote
+            remote = self._collect_parts(sent, task) if remote is None else remote
             yield self._decode_part(i, remote)
         next(local, None)  # its last statements
-        self._orders.collect(sent)
+        if remote is None:
+            self._collect_parts(sent, task)
 
-    def _collect_parts(self, sent: SentOrder) -> dict[int, bytes]:
-        """Return the encoded parts of the others' fragments."""
+    def _collect_parts(self, sent: SentOrder, task: EndRoundTask) -> dict[int, bytes]:
+        """Return the encoded parts of the others' fragments, once all their holders have them."""
         parts: dict[int, bytes] = {}
         for number, answer in self._orders.collect(sent).items():
             held = self._roster.seats[number].stage.fragments
             for attachment, payload in zip(answer.reply.attachments, answer.payloads, strict=True):
                 if attachment.fragment in held:
                     parts[attachment.fragment] = bytes(payload)
+        self.holders.forward_parts(task, parts)
         return parts
 
     def _decode_part(self, i: int, parts: dict[int, bytes]) -> EncodedFragment:
@@ -284,7 +298,8 @@ class CrewEngine:
             self._engine.replace_fragment(index, units)
             return
         enclosure = Enclosure(index, fragment_to_bytes(units))
-        self._orders.request(StoreTask(), [holder], {holder: [enclosure]})
+        span = self._roster.span_of(holder)
+        self._orders.request(StoreTask(), span, {number: [enclosure] for number in span})
         self.reset_round()
 
     # ---- validation ----------------------------------------------------------------------------
@@ -326,13 +341,13 @@ class CrewEngine:
         first, last = self._engine.plan.blocks.stop, self._engine.plan.last_fragment
         channel = links.opened(roster.sender_of(last))
         task = EvaluateTask(parts=[stream.shape[0] for stream in streams])
-        sent = self._orders.start(task)
+        sent = self._orders.start(task, self.holders.firsts)
         for part, stream in enumerate(streams):
             of = PayloadId(PieceKind.STREAM, sent.order, part, first)
             payload = encode_weights(stream.reshape(-1), 32)
             links.send_payload(roster.receiver_of(first), of, payload)
         answers = self._orders.collect(sent, should_stop)
-        if len(answers) < len(self._orders.others):
+        if len(answers) < len(self.holders.firsts):
             return None
         if any(answer.reply.interrupted for answer in answers.values()):
             return None

@@ -44,7 +44,8 @@ class CrewFragments(Sequence[Tensor]):
             self._local[index] = units
             return
         enclosure = Enclosure(index, fragment_to_bytes(units))
-        self._orders.request(StoreTask(), [holder], {holder: [enclosure]})
+        span = self._roster.span_of(holder)
+        self._orders.request(StoreTask(), span, {number: [enclosure] for number in span})
 
     def compute_sketch(self, index: int) -> str:
         """Return a fragment's sketch, which the machine that holds it computes."""

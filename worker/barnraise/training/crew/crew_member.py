@@ -10,7 +10,7 @@ from torch import Tensor
 from barnraise.errors import BarnraiseError, CrewError
 from barnraise.ledger import codec
 from barnraise.ledger.anchor import compute_sketch, fragment_from_bytes, fragment_to_bytes
-from barnraise.mixing.payloads import encode_weights
+from barnraise.mixing.payloads import decode_weights, encode_weights
 from barnraise.planning.quantization_scheme import QuantizationScheme
 from barnraise.training.crew.crew_frames import PayloadId, PieceKind
 from barnraise.training.crew.crew_links import CrewLinks
@@ -25,6 +25,7 @@ from barnraise.training.crew.crew_messages import (
     Order,
     ProgressTask,
     QueueTask,
+    ReplicaTask,
     Reply,
     ResetTask,
     SaveTask,
@@ -39,6 +40,7 @@ from barnraise.training.crew.crew_orders import (
 )
 from barnraise.training.crew.crew_state import CrewState
 from barnraise.training.crew.roster import LEAD
+from barnraise.training.crew.routing import StepRoutes
 from barnraise.training.crew.stage_engine import StageEngine
 from barnraise.training.crew.step_protocol import (
     LEAD_SECONDS,
@@ -196,10 +198,13 @@ class CrewMember:
     def _make_step(self, number: int, task: StepTask) -> None:
         """Make a step together with the others; the lead's decision is all that answers it."""
         links = self._links
-        neighbours = self._roster.neighbours(links.number)
+        routes = StepRoutes(self._roster, task.routes)
+        if not routes.is_valid() or links.number not in routes.members:
+            raise CrewError("the lead sent routes that its roster does not imply")
+        neighbours = routes.neighbours(links.number)
         links.wait(lambda: neighbours <= links.connected(), RETURN_SECONDS, self._is_overtaken)
-        side = MemberStep(links, number, self._should_stop)
-        batches = self._engine.empty_batches(self._roster)
+        side = MemberStep(links, number, self._should_stop, routes)
+        batches = self._engine.empty_batches(self._roster, len(side.micro_batches))
         stats = self._engine.step_with(side, self._roster, batches, task.rate_scale, task.position)
         if stats.interrupted:
             side.await_decision()
@@ -240,11 +245,11 @@ class CrewMember:
             case QueueTask():
                 self._queue_updates(task, order.attachments, payloads)
             case ApplyTask():
-                engine.flush()
-                if task.arrivals:
-                    engine.apply_queued()
+                self._apply(task)
             case EndRoundTask():
-                return self._end_round(task)
+                return self._end_round(task, payloads)
+            case ReplicaTask():
+                return self._exchange_replica(task, payloads)
             case EvaluateTask():
                 return self._evaluate(order.number, task)
             case ResetTask():
@@ -263,6 +268,11 @@ class CrewMember:
                 pass  # the lead leaves
         return _Result()
 
+    def _apply(self, task: ApplyTask) -> None:
+        self._engine.flush()
+        if task.arrivals:
+            self._engine.apply_queued()
+
     def _queue_updates(
         self, task: QueueTask, attachments: Sequence[Attachment], payloads: list[bytearray]
     ) -> None:
@@ -278,19 +288,43 @@ class CrewMember:
             raise CrewError("the lead sent a prediction of another model")
         self._engine.queue_updates(*updates, prediction=prediction)
 
-    def _end_round(self, task: EndRoundTask) -> _Result:
+    def _end_round(self, task: EndRoundTask, payloads: Sequence[bytearray]) -> _Result:
         try:
             encode = Encoder(QuantizationScheme.parse(task.scheme))
         except ValueError as error:
             raise CrewError(f"the lead wants an update in {task.scheme}: {error}") from None
+        given = iter(payloads)
+
+        def repeat(values: Tensor) -> tuple[bytes, Tensor]:
+            payload = bytes(next(given))
+            return payload, codec.decode(payload, values.numel())
+
+        due = set(task.fragments) & set(self._fragments)
+        if payloads and len(payloads) != len(due):
+            raise CrewError("the lead sent another update than that of this part's fragments")
         parts = self._engine.end_round(
-            encode,
+            repeat if payloads else encode,
             task.weight,
             None if task.flushes else set(task.fragments),
             task.carries_residual,
             task.has_momentum,
         )
-        return _Result([Enclosure(part.fragment, part.payload) for part in parts])
+        enclosures = [Enclosure(part.fragment, part.payload) for part in parts]
+        return _Result([] if payloads else enclosures)
+
+    def _exchange_replica(self, task: ReplicaTask, payloads: Sequence[bytearray]) -> _Result:
+        i, engine = task.fragment, self._engine
+        if i not in self._fragments:
+            raise CrewError("the lead asked for another fragment than one of this part's")
+        if not payloads:
+            replica = engine.read_replica_fragment(i, task.flushes)
+            return _Result([Enclosure(i, encode_weights(replica, 32))])
+        try:
+            values = decode_weights(payloads[0], self._sizes[i], 32)
+        except ValueError as error:
+            raise CrewError(f"the lead sent a replica that is of no use: {error}") from None
+        engine.replace_replica_fragment(i, values)
+        return _Result()
 
     def _reset(self, task: ResetTask) -> None:
         match task.what:

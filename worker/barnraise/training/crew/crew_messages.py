@@ -21,6 +21,9 @@ FragmentIndex = Annotated[int, Field(ge=0, lt=MAX_FRAGMENTS)]
 SeatNumber = Annotated[int, Field(ge=0, le=15)]
 Units = Annotated[list[FiniteFloat], Field(max_length=MAX_FRAGMENTS)]  # one for each fragment
 FragmentList = Annotated[list[FragmentIndex], Field(max_length=MAX_FRAGMENTS)]
+Routes = Annotated[
+    list[Annotated[list[SeatNumber], Field(max_length=16)]], Field(max_length=1 << 16)
+]
 SchemeName = Annotated[str, Field(pattern=r"^(dense[248]|top\d{1,4}x[248])$")]
 Verdict = Literal["apply", "cancel", "abandon"]
 PartSize = Annotated[int, Field(ge=1, le=4096)]  # sequences
@@ -42,6 +45,7 @@ class StepTask(Message):
     kind: Literal["step"] = "step"
     rate_scale: FiniteFloat
     position: Count  # where in the data the next step begins
+    routes: Routes = []  # of the micro-batches; none where each span has one holder
 
 
 class QueueTask(Message):
@@ -60,7 +64,10 @@ class ApplyTask(Message):
 
 
 class EndRoundTask(Message):
-    """End the round of some fragments; the encoded parts are attached to the reply."""
+    """End the round of some fragments; the encoded parts are attached to the reply.
+
+    They come with the order to a machine whose span has another holder, which has encoded them.
+    """
 
     kind: Literal["end round"] = "end round"
     fragments: FragmentList
@@ -83,6 +90,14 @@ class ResetTask(Message):
 
     kind: Literal["reset"] = "reset"
     what: Literal["round", "feedback", "momentum"]
+
+
+class ReplicaTask(Message):
+    """Attach a fragment of the replica, fp32, to the reply; or replace it by what is attached."""
+
+    kind: Literal["replica"] = "replica"
+    fragment: FragmentIndex
+    flushes: bool  # whether a pending step is applied before
 
 
 class StoreTask(Message):
@@ -135,6 +150,7 @@ Task = Annotated[
     | EndRoundTask
     | EvaluateTask
     | ResetTask
+    | ReplicaTask
     | StoreTask
     | FetchTask
     | SaveTask
@@ -171,12 +187,16 @@ class StepDecision(Message):
 
 
 class Norms(Message):
-    """The norms of a machine's gradients, which are complete; None for one that is not finite."""
+    """The norms of a machine's gradients, which are complete; None for one that is not finite.
+
+    `seconds` is for how long it has computed.
+    """
 
     type: Literal["norms"] = "norms"
     epoch: Count
     number: Count
     norms: Annotated[list[FiniteFloat | None], Field(max_length=MAX_FRAGMENTS)]
+    seconds: Annotated[FiniteFloat, Field(ge=0)] = 0.0
 
 
 class Reply(Message):

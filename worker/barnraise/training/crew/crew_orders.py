@@ -100,9 +100,9 @@ class CrewOrders:
         self._number += 1
         return self._number
 
-    def send_step(self, order: int, task: StepTask) -> None:
-        """Order all machines to make a step; no answer is awaited."""
-        for number in self.others:
+    def send_step(self, order: int, task: StepTask, machines: Collection[int]) -> None:
+        """Order machines to make a step; no answer is awaited."""
+        for number in machines:
             self._send(number, order, task, ())
 
     def request(

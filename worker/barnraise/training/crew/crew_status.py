@@ -37,7 +37,7 @@ class CrewStatus(Message):
 
 def describe_seats(roster: CrewRoster, connected: Collection[int]) -> list[CrewSeatView]:
     """Describe a crew's machines for its lead's reports; `connected` are numbers of the others."""
-    flops = roster.flops_by_key
+    flops = roster.flops_by_key()
     total_flops = sum(flops.values())
     views: list[CrewSeatView] = []
     for number, seat in enumerate(roster.seats):

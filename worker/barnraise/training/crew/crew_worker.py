@@ -129,7 +129,7 @@ class CrewWorker(Worker):
         self._crew_source = transport.add_protocol(PROTOCOL)
         self._has_fresh_anchor = True
         super().__init__(joined, leaving, *machine, on_status, transport)
-        self.exchange.author.set_crew(self.roster.flops_by_key)
+        self.exchange.author.set_crew(self.roster.flops_by_key())
         self.metrics.digests_anchor = False
 
     # ---- planning ------------------------------------------------------------------------------
@@ -235,6 +235,7 @@ class CrewWorker(Worker):
     def exchange_updates(self) -> None:
         """Apply what peers have sent. A crew serves no snapshots: they would cross its lines."""
         self.metrics.crew = describe_seats(self.roster, self.orders.links.connected())
+        self.exchange.author.set_crew(self.roster.flops_by_key(self.engine.holders.dealt))
         self.apply_arrivals()
         self.anchor.set_vouched(self.ledger.verdicts.vouched)
 

@@ -1,7 +1,9 @@
 """Who is in a crew, and which part of the model each machine holds. Pure."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 
 from barnraise.errors import MessageError
 from barnraise.mixing.payload_size import payload_size
@@ -34,14 +36,15 @@ class CrewSeat:
 class CrewRoster:
     """The machines of a crew and their parts of the model.
 
-    A machine's number is its place in the roster. Activations pass from each machine to the next
-    one, and from the last to the lead, which holds both ends.
+    A machine's number is its place in the roster. Activations pass from each span to the next one,
+    and from the last to the lead, which holds both ends. Several machines may hold one span.
 
     Attributes:
         epoch: grows by one whenever the parts are dealt again; what an earlier epoch sent is void.
         model: which they train.
         micro_batches: of a step.
-        seats: the lead's first, then the others' in the order of their blocks.
+        seats: the lead's first, then the others' in the order of their blocks; the holders of one
+            span follow each other.
     """
 
     epoch: int
@@ -64,8 +67,9 @@ class CrewRoster:
         if self.micro_batches < 1 or self.epoch < 0:
             raise MessageError("the crew's roster states an impossible step")
         last = self.model.layers + 1
-        lead, *others = (seat.stage.fragments for seat in self.seats)
-        if not (len(lead) > 2 and lead[0] == 0 and lead[-1] == last) or not all(others):
+        lead, *others = (self.seats[span[0]].stage.fragments for span in self.spans)
+        is_lead = len(lead) > 2 and lead[0] == 0 and lead[-1] == last and len(self.spans[0]) == 1
+        if not is_lead or not all(others):
             raise MessageError(
                 "the crew's lead holds the embedding, the final norm and at least one block, and "
                 "every other machine at least one"
@@ -80,46 +84,82 @@ class CrewRoster:
         return self.seats[LEAD].stage.sequences
 
     @cached_property
-    def holders(self) -> dict[int, int]:
-        """Map each fragment to the number of the machine that holds it."""
-        return {i: n for n, seat in enumerate(self.seats) for i in seat.stage.fragments}
+    def spans(self) -> tuple[tuple[int, ...], ...]:
+        """Return the numbers of the machines that hold each span, the lead's first."""
+        numbers = range(len(self.seats))
+        spans = groupby(numbers, key=lambda number: self.seats[number].stage.fragments)
+        return tuple(tuple(span) for _, span in spans)
+
+    @cached_property
+    def span_numbers(self) -> dict[int, int]:
+        """Map each machine's number to its span's."""
+        return {number: s for s, span in enumerate(self.spans) for number in span}
+
+    def span_of(self, number: int) -> tuple[int, ...]:
+        """Return the machines that hold the same span as one of them."""
+        return self.spans[self.span_numbers[number]]
 
     @property
-    def flops_by_key(self) -> dict[str, int]:
-        """Map the machines' keys to their FLOPs for one sequence, forward and backward."""
-        return {
-            seat.key: sum(fragment_flops(self.model, i) for i in seat.stage.fragments)
-            for seat in self.seats
-        }
+    def has_single_holders(self) -> bool:
+        """Whether each span has one holder."""
+        return len(self.spans) == len(self.seats)
+
+    @cached_property
+    def holders(self) -> dict[int, int]:
+        """Map each fragment to the number of the first machine that holds it."""
+        firsts = [span[0] for span in self.spans]
+        return {i: number for number in firsts for i in self.seats[number].stage.fragments}
+
+    def flops_by_key(self, dealt: Mapping[int, int] | None = None) -> dict[str, int]:
+        """Map the machines' keys to their FLOPs for one sequence, forward and backward.
+
+        Args:
+            dealt: micro-batches that each machine has computed, by which the holders of one span
+                share it; without any they share it alike.
+        """
+        flops: dict[str, int] = {}
+        for span in self.spans:
+            whole = sum(fragment_flops(self.model, i) for i in self.seats[span[0]].stage.fragments)
+            counts = {number: (dealt or {}).get(number, 0) for number in span}
+            if not any(counts.values()):
+                counts = dict.fromkeys(span, 1)
+            for number, count in counts.items():
+                flops[self.seats[number].key] = whole * count // sum(counts.values())
+        return flops
 
     def find_seat(self, key: str) -> int | None:
         """Return the number of the machine with this key; None if it is not in the crew."""
         return next((n for n, seat in enumerate(self.seats) if seat.key == key), None)
 
     def neighbours(self, number: int) -> set[int]:
-        """Return the machines with which one needs a channel: the lead, and those next to it."""
-        count = len(self.seats)
+        """Return the machines with which one needs a channel: the lead, and those of spans next."""
         if number == LEAD:
-            return set(range(1, count))
-        return {LEAD, number - 1, (number + 1) % count} - {number}
+            return set(range(1, len(self.seats)))
+        here, spans = self.span_numbers[number], self.spans
+        return {LEAD, *spans[here - 1], *spans[(here + 1) % len(spans)]}
 
     def name_of(self, number: int) -> str:
         """Return the name of a machine, for messages to people."""
         return self.seats[number].name or self.seats[number].key[:8]
 
     def sender_of(self, key: int) -> int:
-        """Return which machine computes an activation, or a gradient (`gradient_key`)."""
+        """Return which machine computes an activation, or a gradient (`gradient_key`).
+
+        Of several holders of a span it is the first one.
+        """
         return self.holders[key - 1 if key > 0 else -key]
 
     def receiver_of(self, key: int) -> int:
-        """Return which machine needs an activation, or a gradient (`gradient_key`)."""
+        """Return which machine needs an activation, or a gradient; see `sender_of`."""
         return self.holders[key if key > 0 else -key - 1]
 
     def is_boundary(self, key: int, sender: int, receiver: int) -> bool:
         """Return whether one machine sends another one what is stored under a key in each step."""
         if not 0 < abs(key) <= self.model.layers + 1:
             return False
-        return (self.sender_of(key), self.receiver_of(key)) == (sender, receiver)
+        spans = self.span_numbers
+        ends = spans[self.sender_of(key)], spans[self.receiver_of(key)]
+        return ends == (spans[sender], spans[receiver])
 
     @property
     def boundary_elements(self) -> int:

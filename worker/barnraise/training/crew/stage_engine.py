@@ -46,11 +46,11 @@ class StageEngine(Engine):
         self.progress = replace(self.progress, position=position)
         self.reset_round()
 
-    def empty_batches(self, roster: CrewRoster) -> list[Tensor]:
+    def empty_batches(self, roster: CrewRoster, count: int) -> list[Tensor]:
         """Return micro-batches of a machine that needs none of their tokens, but their sizes."""
         tokens = torch.zeros(1, 1, dtype=torch.int64)
         batch = tokens.expand(roster.sequences, roster.model.context + 1)
-        return [batch] * roster.micro_batches
+        return [batch] * count
 
     def set_label(self, label: int) -> None:
         """Set the label under which this state is saved."""
@@ -71,6 +71,21 @@ class StageEngine(Engine):
         """Store a fragment of the anchor, int32 [n] units, without a change of the replica."""
         self.executor.drain()
         self.anchors[index] = units
+
+    def read_replica_fragment(self, index: int, flushes: bool) -> Tensor:
+        """Return a copy of a fragment of the replica, fp32 [n]; `flushes`: with a pending step."""
+        if flushes:
+            self.flush()
+        self.executor.drain()
+        return torch.cat([tile.host_master() for tile in self._tiles.iterate(index, False)])
+
+    @torch.no_grad()
+    def replace_replica_fragment(self, index: int, values: Tensor) -> None:
+        """Replace a fragment of the replica by fp32 [n] on the host."""
+        self.executor.drain()
+        for tile in self._tiles.iterate(index):
+            tile.set_master(values[tile.begin : tile.end])
+        self.executor.invalidate_cached_weights()
 
     def _open_activations(self, device: int) -> Activations:
         inner = super()._open_activations(device)

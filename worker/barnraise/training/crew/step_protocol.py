@@ -29,6 +29,7 @@ from barnraise.training.crew.crew_messages import (
     Verdict,
 )
 from barnraise.training.crew.roster import LEAD
+from barnraise.training.crew.routing import StepRoutes
 
 WAIT_SECONDS = 86_400.0  # for activations: the sign of life of the channels decides
 STREAM_SECONDS = 300.0  # for which the next part of a validation is awaited
@@ -60,6 +61,14 @@ class StepSide(Protocol):
         """Whether it was cancelled because what was computed is not finite."""
         ...
 
+    def sends(self, key: int) -> bool:
+        """Return whether another machine needs what this one stores under a key."""
+        ...
+
+    def receives(self, key: int) -> bool:
+        """Return whether another machine computes what this one needs under a key."""
+        ...
+
     def send(self, key: int, m: int, x: Tensor) -> None:
         """Send what another machine needs: activations, or gradients by them."""
 
@@ -76,23 +85,29 @@ class _CrewStep:
     """What is the same on all machines.
 
     Attributes:
+        micro_batches: that this machine computes, of the step's.
         problem: a sentence that says why the step was cancelled; "" if it was not.
         has_diverged: whether what a machine computed is not finite.
     """
 
-    def __init__(self, links: CrewLinks, order: int, should_stop: Callable[[], bool]) -> None:
-        """Begin the step of an order."""
+    def __init__(
+        self, links: CrewLinks, order: int, should_stop: Callable[[], bool], routes: StepRoutes
+    ) -> None:
+        """Begin the step of an order, whose micro-batches have these routes."""
         self.links, self.roster, self.order = links, links.roster, order
+        self.routes = routes
+        self.micro_batches = routes.micro_batches_of(links.number)
         self.problem = ""
         self.has_diverged = False
         self._should_stop = should_stop
+        self._started, self._waited = time.perf_counter(), 0.0  # seconds
         self._neighbours = self._channels()
         links.start_order(order)
 
     def _channels(self) -> dict[int, int]:
         """Map each machine that this step needs to the number of its current channel."""
         links = self.links
-        return {n: links.opened(n) for n in self.roster.neighbours(links.number)}
+        return {n: links.opened(n) for n in self.routes.neighbours(links.number)}
 
     def find_lost(self) -> int | None:
         """Return a machine whose channel has ended since the step began; None if none has."""
@@ -119,6 +134,18 @@ class _CrewStep:
     def _describe_lost(self, number: int) -> str:
         return f"{self.roster.name_of(number)} has no channel: {self.links.reason(number)}"
 
+    def sends(self, key: int) -> bool:
+        """Return whether another machine needs what this one stores under a key."""
+        return self._is_elsewhere(self.roster.receiver_of(key))
+
+    def receives(self, key: int) -> bool:
+        """Return whether another machine computes what this one needs under a key."""
+        return self._is_elsewhere(self.roster.sender_of(key))
+
+    def _is_elsewhere(self, number: int) -> bool:
+        spans = self.roster.span_numbers
+        return spans[number] != spans[self.links.number]
+
     def send(self, key: int, m: int, x: Tensor) -> None:
         """Send activations or gradients, fp32 [sequences, context, width], to who needs them."""
         if self.problem:
@@ -129,8 +156,9 @@ class _CrewStep:
             return
         bits = self.roster.seats[self.links.number].boundary_bits
         payload = encode_weights(values, bits)
-        of = PayloadId(PieceKind.BOUNDARY, self.order, m, key)
-        self.links.send_payload(self.roster.receiver_of(key), of, payload)
+        part = self.micro_batches[m]
+        of = PayloadId(PieceKind.BOUNDARY, self.order, part, key)
+        self.links.send_payload(self.routes.receiver_of(key, part), of, payload)
 
     def _diverge(self) -> None:
         """End a step whose activations or gradients are not finite."""
@@ -139,11 +167,15 @@ class _CrewStep:
 
     def receive(self, key: int, m: int) -> Tensor | None:
         """Wait for activations or gradients; None if the step is cancelled meanwhile."""
-        sender, of = self.roster.sender_of(key), PayloadId(PieceKind.BOUNDARY, self.order, m, key)
-        links, roster = self.links, self.roster
-        if not links.wait(
+        links, roster, part = self.links, self.roster, self.micro_batches[m]
+        sender = self.routes.sender_of(key, part)
+        of = PayloadId(PieceKind.BOUNDARY, self.order, part, key)
+        started = time.perf_counter()
+        has_come = links.wait(
             lambda: links.has_payload(sender, of), WAIT_SECONDS, lambda: self.is_cancelled
-        ):
+        )
+        self._waited += time.perf_counter() - started
+        if not has_come:
             return None
         payload = links.pop_payload(sender, of)
         if payload is None:  # the channel has ended in this moment
@@ -159,12 +191,21 @@ class _CrewStep:
 
 
 class LeadStep(_CrewStep):
-    """The lead's side of a step."""
+    """The lead's side of a step.
 
-    def __init__(self, links: CrewLinks, order: int, should_stop: Callable[[], bool]) -> None:
-        """Begin the step of an order."""
-        super().__init__(links, order, should_stop)
+    Attributes:
+        seconds: a micro-batch, by machine, as those that have ended their part state them.
+        broken: a machine with which another one cannot go on; None if there is none.
+    """
+
+    def __init__(
+        self, links: CrewLinks, order: int, should_stop: Callable[[], bool], routes: StepRoutes
+    ) -> None:
+        """Begin the step of an order, whose micro-batches have these routes."""
+        super().__init__(links, order, should_stop, routes)
         self._norms: dict[int, list[float | None]] = {}  # by machine
+        self.seconds: dict[int, float] = {}
+        self.broken: int | None = None
 
     def _find_problem(self) -> str:
         self._read_messages()
@@ -175,7 +216,7 @@ class LeadStep(_CrewStep):
 
     def _read_messages(self) -> bool:
         """Read what the others have sent about this step; return whether all norms are here."""
-        others = range(1, len(self.roster.seats))
+        others = self.routes.members
         for number in others:
             while (message := self.links.pop_message(number)) is not None:
                 self._read_message(number, message)
@@ -186,11 +227,13 @@ class LeadStep(_CrewStep):
         match message:
             case Norms(number=self.order):
                 self._norms[number] = message.norms
+                self.seconds[number] = message.seconds / len(self.routes.micro_batches_of(number))
                 if len(message.norms) != len(self.roster.seats[number].stage.fragments):
                     self.problem = f"{name} sent norms of other fragments than its own"
                     self.links.end_link(number, "its norms are of other fragments than its own")
             case BrokenStep(number=self.order):
                 neighbour = min(message.neighbour, len(self.roster.seats) - 1)
+                self.broken = neighbour
                 self.problem = f"between {name} and {self.roster.name_of(neighbour)}: "
                 self.problem += message.problem
                 self.has_diverged = message.diverged
@@ -200,7 +243,11 @@ class LeadStep(_CrewStep):
                 pass  # of an earlier order
 
     def agree(self, losses: list[float], norms: Mapping[int, float]) -> tuple[float, float] | None:
-        """Wait for all norms, and decide; None if the step is cancelled before that."""
+        """Wait for all norms, and decide; None if the step is cancelled before that.
+
+        Of several holders of a fragment each has the gradient of its own micro-batches. The whole
+        one is at most as long as all of them together, which counts.
+        """
         links, roster = self.links, self.roster
         if not links.wait(self._read_messages, WAIT_SECONDS, lambda: self.is_cancelled):
             return None
@@ -209,10 +256,8 @@ class LeadStep(_CrewStep):
         whole = dict(norms)
         for number, values in self._norms.items():
             fragments = roster.seats[number].stage.fragments
-            whole |= {
-                i: math.nan if value is None else value
-                for i, value in zip(fragments, values, strict=True)
-            }
+            for i, value in zip(fragments, values, strict=True):
+                whole[i] = whole.get(i, 0.0) + (math.nan if value is None else value)
         loss, norm = sum(losses), join_norms(whole[i] for i in sorted(whole))
         if math.isfinite(loss) and math.isfinite(norm):
             self._decide("apply", loss, norm)
@@ -234,9 +279,11 @@ class LeadStep(_CrewStep):
 class MemberStep(_CrewStep):
     """Another machine's side of a step."""
 
-    def __init__(self, links: CrewLinks, order: int, should_stop: Callable[[], bool]) -> None:
-        """Begin the step of an order."""
-        super().__init__(links, order, should_stop)
+    def __init__(
+        self, links: CrewLinks, order: int, should_stop: Callable[[], bool], routes: StepRoutes
+    ) -> None:
+        """Begin the step of an order, whose micro-batches have these routes."""
+        super().__init__(links, order, should_stop, routes)
         self._is_decided = False
 
     def _find_problem(self) -> str:
@@ -295,7 +342,11 @@ class MemberStep(_CrewStep):
         """
         links = self.links
         values = [norm if math.isfinite(norm) else None for _, norm in sorted(norms.items())]
-        links.send(LEAD, Norms(epoch=self.roster.epoch, number=self.order, norms=values))
+        seconds = time.perf_counter() - self._started - self._waited
+        norms_message = Norms(
+            epoch=self.roster.epoch, number=self.order, norms=values, seconds=seconds
+        )
+        links.send(LEAD, norms_message)
         decision: list[StepDecision] = []
 
         def is_decided() -> bool:

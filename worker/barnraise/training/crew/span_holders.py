@@ -1,0 +1,115 @@
+"""The lead's care for spans that several machines hold: who computes what, and one replica again.
+
+Holders of a span train replicas of their own on their own micro-batches. At a round's end these are
+merged by the micro-batches that each has computed (NoLoCo, arXiv 2506.10911, without its momentum),
+the first holder encodes the update, and the others apply what it has encoded.
+"""
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+
+import torch
+
+from barnraise.errors import CrewError
+from barnraise.mixing.payloads import decode_weights, encode_weights
+from barnraise.training.crew.crew_messages import EndRoundTask, ReplicaTask, ResetTask
+from barnraise.training.crew.crew_orders import CrewOrders, Enclosure
+from barnraise.training.crew.routing import RouteDealer, StepRoutes
+from barnraise.training.crew.step_protocol import LeadStep
+
+SKIP_SECONDS = 10.0  # for which a machine gets nothing with which another one cannot go on
+
+
+class SpanHolders:
+    """Deal micro-batches to the holders of spans, and merge what they have learnt.
+
+    Attributes:
+        dealt: micro-batches of steps that counted, by machine.
+        firsts: the first holder of each span but the lead's.
+    """
+
+    def __init__(self, orders: CrewOrders) -> None:
+        """Begin at a round whose replicas are equal."""
+        self._orders, self._roster = orders, orders.links.roster
+        self._dealer = RouteDealer(self._roster)
+        self._skipped: dict[int, float] = {}  # machine → until when
+        self.dealt = dict.fromkeys(orders.others, 0)
+        self._merged: dict[int, dict[int, int]] = {}  # fragment → what was dealt at its last merge
+        self.firsts = [span[0] for span in self._roster.spans[1:]]
+
+    def are_connected(self) -> bool:
+        """Return whether each span has a holder with a channel."""
+        connected = self._orders.links.connected()
+        return all(connected.intersection(span) for span in self._roster.spans[1:])
+
+    def draw_routes(self, position: int) -> StepRoutes:
+        """Draw a step's routes; machines without a channel get nothing."""
+        now, connected = time.monotonic(), self._orders.links.connected()
+        absent = {n for n in self._orders.others if n not in connected}
+        absent |= {n for n, until in self._skipped.items() if now < until}
+        return self._dealer.deal(f"{self._roster.seats[0].key} {position}", absent)
+
+    def record_step(self, side: LeadStep) -> None:
+        """Record who has computed what in a step that counts, and how fast."""
+        for number, seconds in side.seconds.items():
+            self._dealer.record(number, seconds)
+            self.dealt[number] += len(side.routes.micro_batches_of(number))
+
+    def record_failure(self, side: LeadStep) -> None:
+        """Skip for a while the machine with which another one could not go on."""
+        if side.broken is not None:
+            self._skipped[side.broken] = time.monotonic() + SKIP_SECONDS
+
+    def reset_idle(self, routes: StepRoutes) -> None:
+        """Drop the round at the machines that had no part in a step that was abandoned."""
+        idle = set(self._orders.others) - set(routes.members)
+        if idle:
+            self._orders.request(ResetTask(what="round"), idle)
+
+    def merge_replicas(self, due: Collection[int], flushes: bool) -> None:
+        """Give the holders of fragments whose round ends the mean of their replicas.
+
+        Raises:
+            CrewError: a machine is gone, or what it sends is no replica.
+        """
+        for span in self._roster.spans:
+            fragments = self._roster.seats[span[0]].stage.fragments
+            for i in fragments if len(span) > 1 else ():
+                if i in due:
+                    self._merge_fragment(i, span, flushes)
+
+    def _merge_fragment(self, i: int, span: Sequence[int], flushes: bool) -> None:
+        before = self._merged.get(i, {})
+        steps = {number: self.dealt[number] - before.get(number, 0) for number in span}
+        self._merged[i] = dict(self.dealt)
+        if not any(steps.values()):
+            return
+        task = ReplicaTask(fragment=i, flushes=flushes)
+        answers = self._orders.request(task, span)
+        size = self._roster.model.fragments()[i].size
+        mean = torch.zeros(size)
+        for number, answer in sorted(answers.items()):
+            try:
+                (payload,) = answer.payloads
+                replica = decode_weights(payload, size, 32)
+            except ValueError as error:
+                name = self._roster.name_of(number)
+                raise CrewError(f"{name} sent a replica that is of no use: {error}") from None
+            mean.add_(replica, alpha=steps[number] / sum(steps.values()))
+        enclosure = Enclosure(i, encode_weights(mean, 32))
+        self._orders.request(task, span, {number: [enclosure] for number in span})
+
+    def forward_parts(self, task: EndRoundTask, parts: Mapping[int, bytes]) -> None:
+        """Have the other holders of spans end the round with what the first ones have encoded."""
+        others = set(self._orders.others) - set(self.firsts)
+        if not others:
+            return
+        enclosures = {
+            number: [
+                Enclosure(i, parts[i])
+                for i in self._roster.seats[number].stage.fragments
+                if i in parts
+            ]
+            for number in others
+        }
+        self._orders.request(task, others, enclosures)
