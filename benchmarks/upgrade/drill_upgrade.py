@@ -2,9 +2,14 @@
 
 Usage: `make drill-upgrade`, or with `BASELINE=v0.1.0` another release than the newest tag. An old
 site is opened by the release's own code. An old worker and a new one enrol, join one run and train
-together; the new one therefore works with an old site and an old peer. The new code then takes
-over the database at the same address, and both go on; the old worker starts again there, too. The
-last line is a JSON object. It needs the history of the repository, so it is no part of `make test`.
+together; the new one therefore works with an old site and an old peer. The owner pauses the run:
+with nothing under way, both must have the same updates and the same bits. The new code then takes
+over the database at the same address, and both go on; the old worker starts again there, too, and
+both are compared once more. The last line is a JSON object. It needs the history of the repository,
+so it is no part of `make test`.
+
+How long a stage may take is counted in what the machines do, so that a busy machine fails none. One
+that is not reached prints what each machine has and wrote last.
 """
 
 import argparse
@@ -12,12 +17,13 @@ import json
 import os
 import re
 import shutil
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,6 +42,9 @@ EMAIL, PASSWORD = "ida@example.org", "raise-the-frame-7"
 CODE = re.compile(r"^\s*code\s+(\S+)$", re.M)  # as `barnraise login` prints it
 NEW = ReleasedCode(ROOT, "this version")
 REPORT_SECONDS = 1
+MAX_STATUSES = 120  # of each machine, one a second at most, until a stage is reached
+MAX_PAUSES = 5  # of the run; a long one ends before a machine has all of the other's updates
+SILENT_SECONDS = 600.0  # without anything new, after which a stage is given up
 RUN = ("--tokens", "500000000", "--quorum", "1", "--report-every", str(REPORT_SECONDS), "--launch")
 FIELDS = (
     "text.tokenizer=bytes",
@@ -63,6 +72,11 @@ APPROVE = """
 from coordinator.accounts.models import Enrolment, User
 owner = User.objects.get(email={email!r})
 Enrolment.objects.get(code={code!r}).approve(owner).confirm(actor=owner)
+"""
+CONTROL = """
+from coordinator.runs.models import Run
+run = Run.objects.get(slug="upgrade")
+print(run.{act}(actor=run.owner))
 """
 FACTS = """
 import json
@@ -145,14 +159,41 @@ class Site:
         files = list((self.folder / machine / "runs").glob("*/status.json"))
         return json.loads(files[0].read_text()) if files else {}
 
-    def agree(self) -> bool:
-        """Return whether the machines have each other's updates and found their weights equal."""
+    def have_exchanged(self) -> bool:
+        """Return whether each machine has updates of another one."""
+        return all(self.status(name).get("updates_received") for name in self.worker_code)
+
+    def are_at_rest(self) -> bool:
+        """Return whether the machines are paused, all with the same updates."""
         statuses = [self.status(machine) for machine in self.worker_code]
-        return all(
-            status.get("updates_received", 0) > 0
-            and any(neighbour["agrees"] for neighbour in status["neighbours"])
-            for status in statuses
+        vectors = {status.get("vector") for status in statuses}
+        return len(vectors) == 1 and all(each.get("activity") == "paused" for each in statuses)
+
+    def agree(self) -> bool:
+        """Return whether machines at rest have the same weights, and each found the other's so."""
+        statuses = [self.status(machine) for machine in self.worker_code]
+        anchor, *others = {status.get("anchor") for status in statuses}
+        have_compared = all(
+            any(neighbour["agrees"] for neighbour in status["neighbours"]) for status in statuses
         )
+        return anchor is not None and not others and have_compared and self.are_at_rest()
+
+    def control(self, act: str) -> None:
+        """Pause or resume the run, as its owner does."""
+        if self.shell(CONTROL.format(act=act)) != "True":
+            raise RuntimeError(f"{act}: the run's status does not allow it")
+
+    def describe(self, machine: str) -> str:
+        """Return what a machine has, and what it wrote last."""
+        status = self.status(machine)
+        fields = ("activity", "step", "step_seconds", "updates_sent", "updates_received", "waiting")
+        shown = {name: status.get(name) for name in (*fields, "vector", "anchor", "neighbours")}
+        updates = {}
+        for path in (self.folder / machine).glob("runs/*/ledger.sqlite"):
+            with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as ledger:
+                updates |= ledger.execute("SELECT author, max(seq) FROM headers GROUP BY 1")
+        log = self.processes.log_tail(f"join-{machine}")
+        return f"--- {machine}: {json.dumps(shown)}\nits updates: {updates}\n{log}"
 
     def is_training(self, machine: str, since: int) -> bool:
         """Return whether a machine has trained further than `since` steps."""
@@ -184,27 +225,60 @@ def run_python(code: ReleasedCode, program: str, *arguments: str) -> None:
     subprocess.run(command, env=environment, cwd=code.root, check=True)
 
 
-def wait_until(condition: Callable[[], Any], what: str, seconds: float = 240.0) -> Any:
+def wait_until(condition: Callable[[], Any], what: str) -> Any:
     """Wait until the condition returns a true value, and return it.
 
     Raises:
-        TimeoutError: It did not within `seconds`.
+        TimeoutError: It did not within `SILENT_SECONDS`.
     """
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + SILENT_SECONDS
     while not (value := condition()):
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{what}: not within {seconds:.0f} s")
+            raise TimeoutError(f"{what}: not within {SILENT_SECONDS:.0f} s")
         time.sleep(0.3)
     return value
 
 
-def holds(condition: Callable[[], Any], what: str) -> bool:
-    """Return whether a condition comes true in time; print it if it does not."""
-    try:
-        return bool(wait_until(condition, what))
-    except TimeoutError as error:
-        print(error, flush=True)
+def reaches(site: Site, condition: Callable[[], bool], what: str) -> bool:
+    """Return whether a condition comes true while the machines work; else print what they have.
+
+    Each machine may write `MAX_STATUSES` meanwhile.
+    """
+    written: dict[str, set[float]] = {machine: set() for machine in site.worker_code}
+    newest_at = time.monotonic()
+    while not condition():
+        before = sum(map(len, written.values()))
+        for machine, times in written.items():
+            times.add(site.status(machine).get("at", 0.0))
+        counts = [len(times) for times in written.values()]
+        if sum(counts) > before:
+            newest_at = time.monotonic()
+        ended = site.processes.failed_process()
+        is_silent = time.monotonic() > newest_at + SILENT_SECONDS
+        if ended or is_silent or min(counts) > MAX_STATUSES:
+            reason = f"{ended} ended" if ended else f"not within {counts} statuses"
+            print(f"{what}: {reason}", *map(site.describe, written), sep="\n", flush=True)
+            return False
+        time.sleep(0.3)
+    return True
+
+
+def compare_peers(site: Site) -> bool:
+    """Return whether the machines agree once nothing is under way; pause the run for it.
+
+    While rounds last a fraction of a second, the two hardly ever state the same set of updates.
+    """
+    if not reaches(site, site.have_exchanged, "updates of each other"):
         return False
+    has_agreed = False
+    for _ in range(MAX_PAUSES):
+        site.control("pause")
+        if reaches(site, site.are_at_rest, "the same updates during a pause"):
+            has_agreed = reaches(site, site.agree, "equal weights during a pause")
+        site.control("resume")
+        if has_agreed:
+            break
+    return has_agreed
 
 
 def count_failed_pages(site: Site, run: str) -> int:
@@ -243,10 +317,10 @@ def drill(site: Site, old: ReleasedCode) -> dict[str, Any]:
     site.enrol("new", NEW)
     site.join("old", "upgrade")
     site.join("new", "upgrade")
-    result["new_worker_trains_at_old_site"] = holds(
-        lambda: site.is_training("new", 0), "steps of the new worker at the old site"
+    result["new_worker_trains_at_old_site"] = reaches(
+        site, lambda: site.is_training("new", 0), "steps of the new worker at the old site"
     )
-    result["old_and_new_peers_agree"] = holds(site.agree, "equal weights of both workers")
+    result["old_and_new_peers_agree"] = compare_peers(site)
     before = json.loads(site.shell(FACTS))
 
     print("2. The new code takes over the database", flush=True)
@@ -254,13 +328,18 @@ def drill(site: Site, old: ReleasedCode) -> dict[str, Any]:
     site.code = NEW
     site.open()
     steps = site.status("old")["step"]
-    goes_on = holds(lambda: site.is_training("old", steps), "steps of the old worker at a new site")
+    goes_on = reaches(
+        site, lambda: site.is_training("old", steps), "steps of the old worker at a new site"
+    )
     print("3. The old worker starts again at the new site", flush=True)
     site.stop_worker("old")
     stopped = site.status("old")["step"]
     site.join("old", "upgrade")
-    starts = holds(lambda: site.is_training("old", stopped), "steps after the old worker's start")
+    starts = reaches(
+        site, lambda: site.is_training("old", stopped), "steps after the old worker's start"
+    )
     result["old_worker_trains"] = goes_on and starts
+    result["old_and_new_peers_agree"] &= compare_peers(site)
     result["pages_500"] = count_failed_pages(site, "upgrade")
     for machine in site.worker_code:
         site.stop_worker(machine)
@@ -280,7 +359,10 @@ def compare(site: Site, hash_before: str) -> dict[str, Any]:
             for member in members
         )
 
-    holds(lambda: not missing(), "all reports of both workers in the database")
+    try:
+        wait_until(lambda: not missing(), "all reports of both workers in the database")
+    except TimeoutError as error:
+        print(error, *map(site.describe, site.worker_code), sep="\n", flush=True)
     output = site.code.manage(site.environment, "eventlog", "rebuild").splitlines()
     unchanged = output[0] == "0 aggregates changed"
     if not unchanged:

@@ -13,9 +13,11 @@ from barnraise.protocol.signing import open_signed
 from coordinator.api import worker_endpoints
 from coordinator.fleet.models import Membership
 from coordinator.lib.request_delay import RequestDelay
+from coordinator.runs.drafts import NewRun
 from coordinator.telemetry import report_pace
 from coordinator.telemetry.rollup import drain_queue
 from coordinator.telemetry.run_table import machine_rows
+from coordinator.telemetry.site_capacity import bearable_machines
 
 STRETCHES = st.floats(1.0, report_pace.MAX_STRETCH)
 DELAYS = st.tuples(*[st.floats(0.0, 1e6)] * 2)
@@ -48,14 +50,15 @@ def test_interval_is_the_runs_own_or_longer_and_one_that_workers_accept(every, s
 class Simulation:
     """A process that serves one report after the other, and workers that obey its answers."""
 
-    def __init__(self, workers: int, service_seconds: float, seed: int = 7) -> None:
-        chance = random.Random(seed)
+    def __init__(self, workers: int, service_seconds: float, every: float = 10.0) -> None:
+        chance = random.Random(7)
         self.now = 0.0
+        self.every = every
         self.service_seconds = service_seconds
         self.free_at = 0.0
         self.delay = RequestDelay()
         self.pace = report_pace.ReportPace(self.delay, lambda: self.now, chance.random)
-        self.due = [(10.0 * chance.random(), n) for n in range(workers)]
+        self.due = [(every * chance.random(), n) for n in range(workers)]
         heapq.heapify(self.due)
 
     def run(self, seconds: float) -> tuple[list[float], list[float]]:
@@ -67,7 +70,7 @@ class Simulation:
             self.free_at = self.now + self.service_seconds
             self.delay.record(self.now - arrived)
             delays.append(self.now - arrived)
-            intervals.append(self.pace.choose_interval(10.0))
+            intervals.append(self.pace.choose_interval(self.every))
             heapq.heappush(self.due, (self.free_at + intervals[-1], worker))
         self.now = end
         return delays, intervals
@@ -91,6 +94,20 @@ def test_overloaded_site_recovers_and_does_not_oscillate(workers, service_second
         means.append(sum(intervals) / len(intervals))
     assert min(means) > workers * service_seconds * 0.9
     assert all(0.8 < after / before < 1.25 for before, after in pairwise(means)), means
+
+
+@pytest.mark.parametrize("service_seconds", [0.005, 0.03])  # a post; with all that else waits
+def test_most_machines_of_one_run_report_less_often_by_themselves(service_seconds):
+    processes = 20
+    machines = bearable_machines(processes)
+    assert machines == 20_000
+    site = Simulation(machines // processes, service_seconds, NewRun.report_every)
+    site.run(300)
+    delays, intervals = site.run(600)
+    assert sorted(delays)[int(0.99 * len(delays))] < 0.25
+    mean = sum(intervals) / len(intervals)
+    needed = machines / processes * service_seconds
+    assert needed < mean < report_pace.LONGEST_INTERVAL_SECONDS
 
 
 def test_intervals_return_after_the_load():
