@@ -64,6 +64,24 @@ READ_SENTENCES = """() => {
   }
   return shown;
 }"""
+# Words of a table that are broken in their middle: its columns are too narrow.
+FIND_BROKEN_WORDS = """() => {
+  const texts = document.createTreeWalker(document.querySelector('main'), NodeFilter.SHOW_TEXT);
+  const broken = [];
+  const range = document.createRange();
+  while (texts.nextNode()) {
+    const box = texts.currentNode.parentElement;
+    if (!box.closest('td, th, dt, dd, button, h1, h2, h3') || !box.checkVisibility()) continue;
+    if (box.closest('code')) continue;
+    for (const word of texts.currentNode.data.matchAll(/[A-Za-z]{3,14}/g)) {
+      range.setStart(texts.currentNode, word.index);
+      range.setEnd(texts.currentNode, word.index + word[0].length);
+      const tops = new Set([...range.getClientRects()].map((line) => Math.round(line.top)));
+      if (tops.size > 1) broken.push(`broken word: ${word[0]}`);
+    }
+  }
+  return broken;
+}"""
 # A right-to-left override in a name, and text after the name that it turns. The names that the
 # examples have with one end in 🪵 or 🧵; an element of its own or U+2069 ends what it turns.
 FIND_TURNED_TEXT = """() => {
@@ -196,6 +214,7 @@ def check_page(
             findings += [
                 text for text in page.evaluate(READ_SENTENCES) if text and BLEMISH.search(text)
             ]
+            findings += page.evaluate(FIND_BROKEN_WORDS)
             findings += [f"spare room: {card}" for card in page.evaluate(FIND_SPARE_ROOM)]
         if EXHAUSTIVE:
             page.screenshot(path=SHOTS / f"{name}-{theme}-{width}.png", full_page=True)
