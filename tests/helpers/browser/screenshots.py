@@ -47,13 +47,13 @@ FIND_SPARE_ROOM = """() => [...document.querySelectorAll('main .card')].filter((
   const end = Math.max(...shown.map((part) => part.getBoundingClientRect().bottom));
   return card.getBoundingClientRect().bottom - padding - end > 40;
 }).map((card) => card.className)"""
-# Words that no page should show: markup of our sentences, values of programs, names of fields, and
-# counts that disagree with their nouns.
-BLEMISH = re.compile(
-    r"`|\b(?:NaN|undefined|null)\b|^None$|\b[a-z]+_[a-z_]+\b|"
+# Counts that disagree with their nouns, which neither pages nor terminals should show.
+WRONG_NUMBER = (
     r"(?<![\d.,] )(?<![\d.,])\b1 (?:machines|people|volunteers|runs|updates|events|files|tokens|"
-    r"steps|cores|copies|rows|documents|checkpoints|teams|members|days|hours|layers|tasks)\b"
+    r"steps|cores|copies|rows|documents|checkpoints|teams|members|days|hours|layers|tasks|peers)\b"
 )
+# Words that no page should show: markup of our sentences, values of programs, names of fields.
+BLEMISH = re.compile(rf"`|\b(?:NaN|undefined|null)\b|^None$|\b[a-z]+_[a-z_]+\b|{WRONG_NUMBER}")
 READ_SENTENCES = """() => {
   const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   const shown = [];
@@ -64,6 +64,10 @@ READ_SENTENCES = """() => {
   }
   return shown;
 }"""
+# Figures and buttons whose ends are cut off, and rows of buttons that go on beyond their edge.
+FIND_CLIPPED = """() => [...document.querySelectorAll('main :is(.value, .button, .buttons)')]
+  .filter((part) => part.checkVisibility() && part.scrollWidth > part.clientWidth + 1)
+  .map((part) => `clipped: ${part.textContent.trim()}`)"""
 # Words of a table that are broken in their middle: its columns are too narrow.
 FIND_BROKEN_WORDS = """() => {
   const texts = document.createTreeWalker(document.querySelector('main'), NodeFilter.SHOW_TEXT);
@@ -214,7 +218,7 @@ def check_page(
             findings += [
                 text for text in page.evaluate(READ_SENTENCES) if text and BLEMISH.search(text)
             ]
-            findings += page.evaluate(FIND_BROKEN_WORDS)
+            findings += page.evaluate(FIND_BROKEN_WORDS) + page.evaluate(FIND_CLIPPED)
             findings += [f"spare room: {card}" for card in page.evaluate(FIND_SPARE_ROOM)]
         if EXHAUSTIVE:
             page.screenshot(path=SHOTS / f"{name}-{theme}-{width}.png", full_page=True)
