@@ -66,6 +66,7 @@ SIGNED_IN_PAGES = {
     "run-invited": "/runs/{run}/invited/{run_invitation}/",
     "machines": "/machines/",
     "machine": "/machines/{machine}/",
+    "machine-in-crew": "/machines/{crew_machine}/",
     "enrol-code": "/machines/enrol/",
     "enrol": "/machines/enrol/{code}/",
     "account": "/account/",
@@ -173,7 +174,6 @@ ROUTES_WITHOUT_A_PAGE = {
 # list: `make test` looks at one of each kind, `make test-all` at all.
 ADMIN_SAMPLE = {"admin", "admin-runs", "admin-run", "admin-person", "admin-verdicts", "admin-audit"}
 LIKE_OTHERS = {
-    "document",
     "licence",
     "leaderboard-teams",
     "team-seen",

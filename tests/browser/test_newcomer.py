@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from helpers.browser.navigation import click_and_load
-from helpers.browser.screenshots import open_page
+from helpers.browser.screenshots import FIND_SPARE_ROOM, WRONG_NUMBER, open_page
 from helpers.site.live_site import CODE, PASSWORD, Site, wait_until
 from playwright.sync_api import Browser, Page, expect
 
@@ -87,6 +87,8 @@ def test_own_text_trains_after_two_commands_and_a_late_confirmation(site, browse
         assert "not launched" not in site.log("join-desk")
         joined.terminate()
         assert joined.wait(120) == 0, site.log("join-desk")
+        said = site.log("prepare-desk") + site.log("join-desk")
+        assert not re.search(WRONG_NUMBER, said), re.search(WRONG_NUMBER, said)
 
 
 @pytest.mark.slow  # the other test of this module has the same steps and one more
@@ -107,6 +109,8 @@ def test_default_text_trains_after_four_clicks_and_one_command(site, browser: Br
         seconds = time.monotonic() - started
         page.locator("[data-loss-chart]").scroll_into_view_if_needed()  # it is drawn in view
         expect(page.locator("[data-loss-chart] .uplot canvas")).to_be_visible()
+        spare = page.evaluate(FIND_SPARE_ROOM)
+        assert not spare, f"the page that has followed the start keeps room in {spare}"
         clicks = int(page.evaluate("localStorage.getItem('clicks')"))
         joined.terminate()
         assert joined.wait(120) == 0, site.log("join-attic")

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from helpers.browser.screenshots import assert_still, open_page
+from helpers.browser.screenshots import FIND_CLIPPED, assert_still, open_page
 from helpers.site.live_site import EMAIL, log_in
 from helpers.worker.command_line import invoke
 from playwright.sync_api import Page, expect
@@ -56,6 +56,9 @@ def test_page_of_each_state_has_only_what_the_state_has(names, site, browser):
             seen = page.locator("main").inner_text()
             assert not [text for text in EMPTY_TEXTS if text in seen], name
             assert_still(page)
+            page.set_viewport_size({"width": 360, "height": 900})
+            assert not page.evaluate(FIND_CLIPPED), name
+            page.set_viewport_size({"width": 1280, "height": 900})
 
 
 def test_figure_is_the_same_on_every_page_and_in_the_terminal(names, site, browser, monkeypatch):

@@ -48,6 +48,11 @@ def format_loss(loss: float | None) -> str:
     return "–" if loss is None else f"{loss:.3f}"
 
 
+def format_amount(count: int, noun: str) -> str:
+    """Write a number with its noun, such as "1 file" or "3,012 files"."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def format_share(share: float) -> str:
     """Write a share of 1 as a percentage; it is 100 % only when it is complete."""
     value = max(0.0, min(1.0, float(share))) * 100

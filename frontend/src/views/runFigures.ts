@@ -117,10 +117,13 @@ export class RunFigures {
     }
   }
 
-  /** Hide what the server wrote above the page ("Resumed."), which is no longer true. */
+  /** Mute what the server wrote above the page ("Resumed."): it was done, and may not last. */
   private hideOldNotices(): void {
     const notices = this.page.parentElement?.querySelectorAll(":scope > .notice[role=status]") ?? [];
-    for (const notice of notices) notice.classList.add("is-outdated");
+    for (const notice of notices) {
+      notice.classList.add("is-outdated");
+      notice.textContent = notice.textContent!.split(/(?<=\.)\s/)[0]!;
+    }
   }
 
   private updateControls(status: RunStatus): void {

@@ -10,6 +10,7 @@ from django.core.cache import cache
 from django.db import connection
 from django.db.models import Count, Sum
 
+from barnraise.formats import format_count
 from coordinator.fleet.models import Membership
 from coordinator.runs.models import Run
 
@@ -67,6 +68,12 @@ def load_run_cards(runs: Iterable[Run]) -> dict[UUID, RunCard]:
             loss.validation, loss.best, loss.training, loss.curve, now, machines
         )
     return cards
+
+
+def describe_progress(run: Run) -> str:
+    """Write how much of its budget a run has trained; what exceeds it needs a reason elsewhere."""
+    tokens, budget = format_count(run.ledger_tokens), format_count(run.token_budget)
+    return tokens if run.ledger_tokens >= run.token_budget else f"{tokens} of {budget}"
 
 
 class RunLosses(NamedTuple):

@@ -7,7 +7,7 @@ messages carry it, so that the page's script decides nothing.
 from dataclasses import dataclass
 from enum import StrEnum
 
-from barnraise.formats import format_count, format_duration
+from barnraise.formats import format_amount, format_count, format_duration
 from barnraise.protocol.enums import RunStatus
 
 BEFORE_FIRST_EXCHANGE = (
@@ -135,7 +135,7 @@ def _choose_cards(facts: StateFacts, has_trained: bool, is_over: bool) -> tuple[
 
 
 def _write_notice(facts: StateFacts, has_trained: bool) -> str:
-    machines = "1 machine" if facts.alive == 1 else f"{facts.alive:,} machines"
+    machines = format_amount(facts.alive, "machine")
     match facts.status:
         case RunStatus.DRAFT:
             return "A draft: it starts once it is launched."
@@ -166,7 +166,7 @@ def _describe_training(facts: StateFacts) -> str:
     are_paused = f"{paused:,} {'is' if paused == 1 else 'are'} paused"
     if paused and training <= 0:
         return f"No machine trains now: {are_paused}, for the reason that stands in the table."
-    sentence = f"{training:,} machine{' trains' if training == 1 else 's train'}"
+    sentence = f"{format_amount(training, 'machine')} train{'s' if training == 1 else ''}"
     if paused:
         sentence += f", {are_paused}"
     left = facts.budget - facts.tokens

@@ -24,6 +24,8 @@ FIRST = "README.md"
 HEADING = re.compile(r"(?m)^#(#+ )")  # the page has a heading above those of the document
 RENDERED_HEADING = re.compile(r"<(h[3-6])>(.*?)</h[3-6]>")
 LINK = re.compile(r"!?\[([^\]]*)\]\(([^)\s]+)\)")  # of Markdown: its text and its target
+# Around a table, which a phone shows by scrolling.
+SCROLLED = '<div class="table-scroll" role="group" tabindex="0" aria-label="A table">'
 PROOF_SECONDS = 60.0
 
 
@@ -79,7 +81,10 @@ def _load_documents() -> dict[str, tuple[str, SafeString]]:
     for path in FOLDER.rglob("*.md"):
         title, _, text = path.read_text("utf-8").partition("\n")
         text = LINK.sub(partial(_keep_link, path.parent), HEADING.sub(r"\1", text))
-        html = mark_safe(RENDERED_HEADING.sub(_add_anchor, markdown.render_document(text)))
+        html = RENDERED_HEADING.sub(_add_anchor, markdown.render_document(text))
+        html = mark_safe(
+            html.replace("<table>", f"{SCROLLED}<table>").replace("</table>", "</table></div>")
+        )
         documents[path.relative_to(FOLDER).as_posix()] = (title.lstrip("# "), html)
     return documents
 

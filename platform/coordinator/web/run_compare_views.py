@@ -56,6 +56,7 @@ def compare_runs(request: HttpRequest) -> HttpResponse:
     context = {
         "columns": columns,
         "has_scores": any(column.score is not None for column in columns),
+        "are_live": not all(run.is_over for run in runs),
         "settings": differing_settings(runs),
         "family": [tree for tree in find_families(request.user, runs) if tree.forks],
         "chart_runs": json.dumps(

@@ -32,6 +32,7 @@ from coordinator.runs.join_policy import Access
 from coordinator.runs.models import PublishedText, Run
 from coordinator.telemetry import samples
 from coordinator.telemetry.live_totals import LiveTotals, live_totals
+from coordinator.telemetry.run_cards import describe_progress
 from coordinator.telemetry.run_state import HeadTile, RunState, describe_state
 from coordinator.telemetry.run_table import state_facts
 from coordinator.web import owner_checklist
@@ -148,9 +149,8 @@ def _run_context(
         "text_size": text_size(spec, text),
         "parent": Run.objects.mentioned_to(request.user).filter(pk=run.parent_id).first(),
         "share_sentence": (
-            f"{format_count(spec.model.parameters)} parameters, "
-            f"{format_count(snapshot.run['tokens'])} of {format_count(snapshot.run['budget'])} "
-            "tokens trained by volunteers' machines."
+            f"{format_count(spec.model.parameters)} parameters, {describe_progress(run)} tokens "
+            "trained by volunteers' machines."
         ),
         "has_checklist": has_checklist,
         **(owner_checklist.checklist_context(run, site_url(request)) if has_checklist else {}),
@@ -294,7 +294,7 @@ def show_run_card(request: HttpRequest, slug: str) -> HttpResponse:
     def draw() -> bytes:
         facts = [
             f"{format_count(run.spec.model.parameters)} parameters",
-            f"{format_count(run.ledger_tokens)} of {format_count(run.token_budget)} tokens",
+            f"{describe_progress(run)} tokens",
             f"{run.status.capitalize()}, by {run.owner.shown_name}",
         ]
         return draw_card(run.name, facts, min(1.0, run.ledger_tokens / max(1, run.token_budget)))

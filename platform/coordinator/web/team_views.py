@@ -5,6 +5,7 @@ from uuid import UUID
 from django.conf import settings
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
+from django.contrib.auth.views import redirect_to_login
 from django.core.exceptions import PermissionDenied
 from django.db.models import Count
 from django.http import Http404, HttpRequest, HttpResponse
@@ -120,13 +121,14 @@ def promote_member(request: AuthenticatedRequest, slug: str) -> HttpResponse:
     return redirect(team)
 
 
-@login_required
-def answer_invitation(request: AuthenticatedRequest, token: str) -> HttpResponse:
-    """Show an invitation to a team; a POST accepts or declines it."""
+def answer_invitation(request: HttpRequest, token: str) -> HttpResponse:
+    """Show an invitation to a team, to visitors as well; a POST accepts or declines it."""
     invitation = TeamInvitation.find(token)
     if invitation is None:
         return render(request, "team_invitation.html", {"invitation": None}, status=404)
     refusal = ""
+    if request.method == "POST" and not isinstance(request.user, User):
+        return redirect_to_login(request.get_full_path())
     if request.method == "POST":
         try:
             if request.POST.get("answer") == "join":

@@ -47,13 +47,13 @@ FIND_SPARE_ROOM = """() => [...document.querySelectorAll('main .card')].filter((
   const end = Math.max(...shown.map((part) => part.getBoundingClientRect().bottom));
   return card.getBoundingClientRect().bottom - padding - end > 40;
 }).map((card) => card.className)"""
-# Words that no page should show: markup of our sentences, values of programs, names of fields, and
-# counts that disagree with their nouns.
-BLEMISH = re.compile(
-    r"`|\b(?:NaN|undefined|null)\b|^None$|\b[a-z]+_[a-z_]+\b|"
+# Counts that disagree with their nouns, which neither pages nor terminals should show.
+WRONG_NUMBER = (
     r"(?<![\d.,] )(?<![\d.,])\b1 (?:machines|people|volunteers|runs|updates|events|files|tokens|"
-    r"steps|cores|copies|rows|documents|checkpoints|teams|members|days|hours|layers|tasks)\b"
+    r"steps|cores|copies|rows|documents|checkpoints|teams|members|days|hours|layers|tasks|peers)\b"
 )
+# Words that no page should show: markup of our sentences, values of programs, names of fields.
+BLEMISH = re.compile(rf"`|\b(?:NaN|undefined|null)\b|^None$|\b[a-z]+_[a-z_]+\b|{WRONG_NUMBER}")
 READ_SENTENCES = """() => {
   const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   const shown = [];
@@ -63,6 +63,28 @@ READ_SENTENCES = """() => {
     if (box.checkVisibility()) shown.push(texts.currentNode.data.trim());
   }
   return shown;
+}"""
+# Figures and buttons whose ends are cut off, and rows of buttons that go on beyond their edge.
+FIND_CLIPPED = """() => [...document.querySelectorAll('main :is(.value, .button, .buttons)')]
+  .filter((part) => part.checkVisibility() && part.scrollWidth > part.clientWidth + 1)
+  .map((part) => `clipped: ${part.textContent.trim()}`)"""
+# Words of a table that are broken in their middle: its columns are too narrow.
+FIND_BROKEN_WORDS = """() => {
+  const texts = document.createTreeWalker(document.querySelector('main'), NodeFilter.SHOW_TEXT);
+  const broken = [];
+  const range = document.createRange();
+  while (texts.nextNode()) {
+    const box = texts.currentNode.parentElement;
+    if (!box.closest('td, th, dt, dd, button, h1, h2, h3') || !box.checkVisibility()) continue;
+    if (box.closest('code')) continue;
+    for (const word of texts.currentNode.data.matchAll(/[A-Za-z]{3,14}/g)) {
+      range.setStart(texts.currentNode, word.index);
+      range.setEnd(texts.currentNode, word.index + word[0].length);
+      const tops = new Set([...range.getClientRects()].map((line) => Math.round(line.top)));
+      if (tops.size > 1) broken.push(`broken word: ${word[0]}`);
+    }
+  }
+  return broken;
 }"""
 # A right-to-left override in a name, and text after the name that it turns. The names that the
 # examples have with one end in 🪵 or 🧵; an element of its own or U+2069 ends what it turns.
@@ -196,6 +218,7 @@ def check_page(
             findings += [
                 text for text in page.evaluate(READ_SENTENCES) if text and BLEMISH.search(text)
             ]
+            findings += page.evaluate(FIND_BROKEN_WORDS) + page.evaluate(FIND_CLIPPED)
             findings += [f"spare room: {card}" for card in page.evaluate(FIND_SPARE_ROOM)]
         if EXHAUSTIVE:
             page.screenshot(path=SHOTS / f"{name}-{theme}-{width}.png", full_page=True)

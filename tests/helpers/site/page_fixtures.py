@@ -73,7 +73,7 @@ random_numbers = random.Random(5)
 class ActiveRun:
     """A run in training with its machines, their keys and their memberships, in one order.
 
-    The first machine leads a crew, with a machine of the other person and one that is gone.
+    The first machine leads a crew, with another machine of its owner and one that is gone.
     """
 
     run: runs.Run
@@ -223,7 +223,7 @@ def create_active_run(ida: User, jonas: User) -> ActiveRun:
         version="0.1.0", addresses=["192.0.2.7:41000"], hardware=HARDWARE
     )
     members = [admit_machine(run, machine, request) for machine in machines]
-    crew_machine, crew_identity = create_machine(jonas, "hayloft of the very long name 🧵", 9)
+    crew_machine, crew_identity = create_machine(ida, "hayloft of the very long name 🧵", 9)
     request = request.model_copy(update={"purpose": JoinPurpose.CREW})
     admit_machine(run, crew_machine, request)
     advance_run(run)

@@ -77,8 +77,10 @@ def test_invitation_link_admits_one_person_once(signed_in, run_queued_tasks, val
     team = Team.create("Weavers", ada)
     link = send_invitation(leader, team, run_queued_tasks)
     assert "Weavers" in mail.outbox[0].subject and "Ada <b>" in mail.outbox[0].body
-    anonymous = Client().get(link)
-    assert anonymous.status_code == 302 and "login" in anonymous["Location"]
+    visitor = Client()
+    shown = page(visitor.get(link))
+    assert "Join Weavers" in shown and "Create an account to accept" in shown
+    assert "/accounts/login/" in visitor.post(link, {"answer": "join"})["Location"]
     assert "Join Weavers" in page(client.get(link)) and team.members.count() == 1, (
         "opening the link joined the team"
     )

@@ -9,10 +9,12 @@ import pytest
 from django.contrib.auth.models import AnonymousUser
 from django.test import Client
 from django.utils import timezone
+from helpers.site.pages import open_client
 
 from coordinator.runs.drafts import NewRun
 from coordinator.runs.models import Run
 from coordinator.runs.spec_form import spec_from_fields
+from coordinator.telemetry.run_cards import describe_progress
 from coordinator.web.run_compare_views import differing_settings, find_families
 
 pytestmark = pytest.mark.django_db
@@ -43,6 +45,22 @@ def test_settings_that_differ_are_named_with_each_value(family):
     other = Run.create(family["first"].owner, NewRun("longer", longer))
     budgets = dict(differing_settings([family["first"], other]))["Token budget"]
     assert budgets[1] == "720,000" and "," in budgets[0]
+
+
+def test_tokens_are_written_without_the_budget_once_it_is_spent(family):
+    run = family["first"]
+    run.ledger_tokens = run.token_budget - 1
+    assert " of " in describe_progress(run)
+    run.ledger_tokens = run.token_budget + 7_000
+    assert " of " not in describe_progress(run)
+
+
+def test_runs_that_are_over_have_no_columns_of_now(family):
+    client = open_client(family["first"].owner)
+    address = f"/runs/compare/?run={family['first'].slug}"
+    assert "Machines now" in client.get(address).content.decode()
+    family["first"].cancel()
+    assert "Machines now" not in client.get(address).content.decode()
 
 
 def test_tree_of_forks_has_every_relative_once(family):

@@ -10,6 +10,7 @@ from helpers.site.pages import open_client, text
 
 from coordinator.runs.invitations import RunInvitation
 from coordinator.runs.join_policy import Access, JoinPolicy
+from coordinator.web import urls
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("built_frontend", "valkey")]
 
@@ -57,3 +58,11 @@ def test_invitation_says_who_invites_before_the_account(launched_run, person):
     assert "Ada invites you to Dusk" in text(answer)
     assert f"/accounts/signup/?next={quote(path)}" in answer.content.decode()
     assert "/accounts/login/" in Client().post(path)["Location"]
+
+
+def test_no_link_with_a_token_begins_with_a_bare_form_to_sign_in():
+    routes = [route.pattern for route in urls.urlpatterns if "token" in route.pattern.converters]
+    assert len(routes) >= 3, "no invitation is looked at"
+    for route in routes:
+        path = "/" + re.sub(r"<str:\w+>", "wrong", str(route))
+        assert Client().get(path).status_code in (200, 404), f"{path} asks for an account first"

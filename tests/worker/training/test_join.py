@@ -274,6 +274,7 @@ def test_draft_is_looked_at_often_at_first_and_then_as_often_as_reported():
         ("files", True, SigningRight.UNCONFIRMED, "`barnraise prepare a-run TEXT`"),
         ("model", True, SigningRight.UNCONFIRMED, "`barnraise prepare a-run --model FOLDER`"),
         ("stdlib", True, SigningRight.REFUSED, "is launched: waiting for a machine of its owner"),
+        ("stdlib", True, SigningRight.ALLOWED, "one of your machines prepares its text"),
         ("stdlib", False, SigningRight.ALLOWED, "is not launched yet"),
     ],
 )

@@ -106,8 +106,11 @@ class TerminalLogHandler(logging.Handler):
         """Print a record; a long message goes on below itself, and addresses stay whole."""
         try:
             time = f"{datetime.fromtimestamp(record.created):%H:%M:%S} "
-            lines = wrap_words(_describe_record(record), errors.width - len(time))
-            message = Text(f"\n{' ' * len(time)}").join(lines)
+            room = errors.width - len(time)
+            first, *rest = wrap_words(_describe_record(record), room)
+            # An address that is longer than the room needs the whole width to stay whole.
+            below = [Text(" " * len(time) * (line.cell_len <= room)) + line for line in rest]
+            message = Text("\n").join([first, *below])
             errors.print(Text.assemble((time, "log.time"), message), soft_wrap=True)
             if record.exc_info and record.exc_info[0] is not None:
                 errors.print(Traceback.from_exception(*record.exc_info))

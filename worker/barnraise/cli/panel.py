@@ -8,7 +8,13 @@ from collections.abc import Sequence
 from rich.cells import cell_len
 from rich.text import Text
 
-from barnraise.formats import format_byte_rate, format_count, format_duration, format_share
+from barnraise.formats import (
+    format_amount,
+    format_byte_rate,
+    format_count,
+    format_duration,
+    format_share,
+)
 from barnraise.protocol.enums import Activity
 from barnraise.training.local_status import LocalStatus
 
@@ -59,7 +65,7 @@ def format_status_line(status: LocalStatus) -> str:
         f"loss {_format_loss(status)}",
         f"{status.rate:,.0f} tokens/s",
         f"{format_share(_share_done(status))} of the run",
-        _count_peers(status),
+        format_amount(status.peers, "peer"),
     ]
     reason = _describe_waiting(status) or status.warning
     return ", ".join(parts) + (f" ({reason})" if reason else "")
@@ -157,16 +163,11 @@ def _describe_time_left(status: LocalStatus) -> str:
     return left + SEPARATOR + progress
 
 
-def _count_peers(status: LocalStatus) -> str:
-    peers = status.peers
-    return f"{peers} peer" if peers == 1 else f"{peers} peers"
-
-
 def _describe_link(status: LocalStatus, width: int, is_ascii: bool) -> str:
     """Return the peers, the traffic with them, and the updates that went each way."""
     peers = str(status.peers)
     sent, received = status.updates_sent, status.updates_received
-    updates = f"{sent:,} updates sent, {received:,} received"
+    updates = f"{format_amount(sent, 'update')} sent, {received:,} received"
     short = f"{sent:,} sent, {received:,} received"
     exchange = status.exchange
     if not exchange:

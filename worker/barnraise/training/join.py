@@ -225,6 +225,8 @@ def describe_wait(reply: JoinReply, confirmation_page: str) -> str:
             f"'{run.name}' waits for its text. This machine prepares it once you confirm at "
             f"{confirmation_page} that it may sign for your runs"
         )
+    if run.launching and reply.signing is SigningRight.ALLOWED:
+        return f"'{run.name}' is launched: one of your machines prepares its text"
     if run.launching:
         return f"'{run.name}' is launched: waiting for a machine of its owner to prepare the text"
     return f"'{run.name}' is not launched yet: waiting for its owner"

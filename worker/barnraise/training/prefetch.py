@@ -16,7 +16,7 @@ from blake3 import blake3
 from barnraise.errors import PlanError, StateError
 from barnraise.exchange.exchange import Exchange
 from barnraise.exchange.snapshots.snapshot_client import Snapshot
-from barnraise.formats import format_bytes
+from barnraise.formats import format_amount, format_bytes
 from barnraise.ledger.blob_store import BlobStore
 from barnraise.ledger.ledger import Ledger
 from barnraise.planning.budgets import FREE_DISK
@@ -159,7 +159,8 @@ def fetch_all_blobs(
     """
     missing = [name for name in sizes if not blobs.has(name)]
     if missing:
-        log.info("%d of %d files of %s still to fetch", len(missing), len(sizes), description)
+        files = format_amount(len(sizes), "file")
+        log.info("%d of %s of %s still to fetch", len(missing), files, description)
     for start in range(0, len(missing), BATCH_BLOBS):
         batch = {name: sizes[name] for name in missing[start : start + BATCH_BLOBS]}
         while not exchange.fetch_blobs(batch, FETCH_SECONDS, should_stop):
@@ -169,7 +170,7 @@ def fetch_all_blobs(
                 "no peer has sent all files of %s for ten minutes; still asking", description
             )
     if missing:
-        log.info("all %d files of %s are here", len(sizes), description)
+        log.info("all of %s is here", description)
     return True
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from barnraise.errors import TextError, TextUnreachableError
-from barnraise.formats import format_bytes
+from barnraise.formats import format_amount, format_bytes
 from barnraise.protocol.coordinator_messages import TextCounts, TextManifest
 from barnraise.spec import MAX_VOCABULARY, RunSpec
 from barnraise.text.existing_tokenizer import ExistingTokenizer
@@ -47,9 +47,9 @@ def confirm_usable(inspection: Inspection) -> bool:
     if inspection.refusal:
         raise TextError(inspection.refusal)
     log.info(
-        "%d documents in %d files; %d files are left out",
-        inspection.documents,
-        len(inspection.files),
+        "%s in %s; left out: %d",
+        format_amount(inspection.documents, "document"),
+        format_amount(len(inspection.files), "file"),
         len(inspection.left_out),
     )
     return True

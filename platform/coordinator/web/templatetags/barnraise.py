@@ -32,6 +32,7 @@ from coordinator.fleet.crew_places import find_crew_place
 from coordinator.fleet.models import Membership
 from coordinator.replication import mirror_list
 from coordinator.runs.models import Run
+from coordinator.telemetry.run_cards import describe_progress
 from coordinator.web import install_lines, svg_art, worker_wheel
 from coordinator.web.run_form_fields import CODEC_LABELS
 
@@ -306,6 +307,7 @@ register.filter("percent", format_share)
 register.filter("loss", format_loss)
 register.filter("duration", format_duration)
 register.filter("crew_place", find_crew_place)
+register.filter("progress", describe_progress)
 
 
 @register.filter
