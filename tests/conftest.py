@@ -108,19 +108,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         folders = item.path.relative_to(Path(__file__).parent).parts[:-1]
         fixtures = set(getattr(item, "fixturenames", ()))
+        # Tests of the worker call a stand-in of their own by that name.
+        needs_live_site = "site" in fixtures and "worker" not in folders
         if (
             INTEGRATION_FOLDERS.intersection(folders)
             or item.path.stem in INTEGRATION_MODULES
             or INTEGRATION_FIXTURES & fixtures
         ):
             item.add_marker(pytest.mark.integration)
-        if "site" in fixtures and item.path.stem in OWN_SITE_MODULES:
+        if needs_live_site and item.path.stem in OWN_SITE_MODULES:
             item.add_marker(pytest.mark.xdist_group(f"site of {item.path.stem}"))
         elif "sites" in fixtures:
             item.add_marker(pytest.mark.xdist_group(f"sites of {item.path.stem}"))
         elif "stdlib" in fixtures:
             item.add_marker(pytest.mark.xdist_group("prepared text"))
-        elif "site" in fixtures:
+        elif needs_live_site:
             item.add_marker(pytest.mark.xdist_group("site"))
         elif "exchange" in folders:
             # Peers wait for each other: as groups, which xdist begins with, they wait while the

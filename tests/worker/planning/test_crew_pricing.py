@@ -1,13 +1,20 @@
 """Crews of the machines that people have are dealt within what the planner computes for each."""
 
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 
 import pytest
 from example_hardware import cpu_machine
 
 from barnraise.cli.plan import PlanningOptions, assume_gpu
-from barnraise.planning.crew import CrewTask, SpanRequest, plan_crew
+from barnraise.planning.crew import (
+    CrewMachine,
+    CrewPlan,
+    CrewTask,
+    SpanRequest,
+    plan_crew,
+)
 from barnraise.planning.crew_pricing import StagePricer, describe_machine
 from barnraise.planning.limits import Limits
 from barnraise.planning.lines import HOME_LINE, Line
@@ -27,11 +34,21 @@ SEQUENCES = 32
 IN_8_BITS = Limits(moments_bits=8)
 
 
-def crew(count: int, line: Line, limits: Limits):
-    """Return the plan of so many PCs with 16 GB of RAM and a 12-GB card, on GPT-3 2.7B."""
-    request = PlanRequest(PC, MODEL, limits, SEQUENCES)
-    machine = describe_machine("PC", line, request)
-    machines = [replace(machine, name=f"PC {number}") for number in range(count)]
+# The tests share the prices of stages, each of which takes a plan.
+pytestmark = pytest.mark.xdist_group("prices of stages")
+
+
+@cache
+def price_pc(limits: Limits) -> CrewMachine:
+    """Return a PC with 16 GB of RAM and a 12-GB card, on GPT-3 2.7B."""
+    return describe_machine("PC", LAN, PlanRequest(PC, MODEL, limits, SEQUENCES))
+
+
+def crew(count: int, line: Line, limits: Limits) -> CrewPlan:
+    """Return the plan of so many such PCs."""
+    machines = [
+        replace(price_pc(limits), name=f"PC {number}", line=line) for number in range(count)
+    ]
     return plan_crew(machines, CrewTask(MODEL, SEQUENCES))
 
 
@@ -50,7 +67,7 @@ def test_home_lines_limit_a_crew_to_what_they_carry():
 
 
 def test_one_more_block_than_fits_is_a_hundred_times_slower():
-    pricer = StagePricer(PlanRequest(PC, MODEL, Limits(), SEQUENCES))
+    pricer = price_pc(Limits()).price
     prices = [pricer(SpanRequest(blocks, False, 1, SEQUENCES)) for blocks in range(1, 12)]
     jumps = [after.step_seconds / before.step_seconds for before, after in pairwise(prices)]
     assert max(jumps) > 20
@@ -61,12 +78,12 @@ def test_one_more_block_than_fits_is_a_hundred_times_slower():
 
 def test_price_is_that_of_the_stages_own_plan():
     request = PlanRequest(PC, MODEL, Limits(), SEQUENCES)
-    price = StagePricer(request)(SpanRequest(3, True, 1, SEQUENCES))
+    price = price_pc(Limits()).price(SpanRequest(3, True, 1, SEQUENCES))
     stage = PipelineStage((0, 1, 2, 3, MODEL.layers + 1), 1)
     plan = make_stage_plan(PC, MODEL, stage, Limits(), SEQUENCES)
     assert price.step_seconds == plan.step_seconds and price.host_bytes == plan.host_bytes
     assert price.groups == len(plan.forward_groups)
-    alone = describe_machine("PC", LAN, request).alone
+    alone = price_pc(Limits()).alone
     whole = make_plan(PC, MODEL, Limits(), SEQUENCES)
     assert alone.step_seconds == pytest.approx(whole.step_seconds)
     tiny = StagePricer(replace(request, limits=Limits(memory=1, disk=0)))

@@ -404,7 +404,7 @@ MUON_LIMITS = [
 @pytest.mark.parametrize("limits", MUON_LIMITS, ids=str)
 @pytest.mark.parametrize("machine", [PC, GPU], ids=lambda machine: machine.name)
 def test_plan_with_muon_fits_and_prices_its_products(machine, limits):
-    model = preset("gpt2-1.5b")
+    model = preset("gpt2-774m")
     adamw, muon = (make_plan(machine, model, limits, advise=False, optimizer=o) for o in OPTIMIZERS)
     muon.validate()
     assert muon.optimizer == "muon" and memory_model.host_bytes(muon) <= machine.memory

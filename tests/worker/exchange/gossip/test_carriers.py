@@ -21,7 +21,7 @@ from barnraise.exchange.gossip.gossip import Gossip
 from barnraise.peering.membership.membership import Meeting
 from barnraise.protocol.messages import PeerState
 
-MACHINES = 16
+MACHINES = 12
 SLOW, FAST = 94_000.0, 6_200_000.0  # bytes per second; machine 0 has the fast line
 PAYLOAD = 190_000
 ROUND_SECONDS = 16.0  # 7 copies fill a slow line

@@ -20,8 +20,8 @@ def fallen_behind(request, world, monkeypatch):
     vote, as it has had rounds of theirs for long enough, or the site confirms their weights.
     """
     monkeypatch.setattr(pruner, "payload_budget", lambda free: 20_000)
-    monkeypatch.setattr(requests, "SNAPSHOT_DELAY_SECONDS", 1.0)
-    monkeypatch.setattr(resync, "RESYNC_RETRY_SECONDS", 2.0)
+    monkeypatch.setattr(requests, "SNAPSHOT_DELAY_SECONDS", 0.5)
+    monkeypatch.setattr(resync, "RESYNC_RETRY_SECONDS", 0.5)
     if request.param == "votes":
         monkeypatch.setattr(ledger, "VOTER_WORK", ledger.VoterWork(seconds=0.0))
     a, b, c = (world.machine(n).start() for n in (1, 2, 3))

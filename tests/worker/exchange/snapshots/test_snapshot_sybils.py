@@ -39,7 +39,7 @@ def test_twelve_idle_accounts_move_no_member(world, hurried):
     for member in members:
         member.add_peers(*idle)
     with stepping(*members, *idle):
-        time.sleep(6.0)
+        time.sleep(3.0)
     for member in members:
         assert not member.exchange.needs_resync and not is_poisoned(member)
         assert member.exchange.waiting_reason is None
@@ -68,7 +68,7 @@ def test_idle_accounts_move_no_member_that_knows_few_sybil_free_links(world, hur
     members[0].add_peers(*idle)
     with stepping(*members, *idle):
         wait_until(lambda: members[0].exchange.waiting_reason is not None)
-        time.sleep(3.0)
+        time.sleep(1.5)
     assert not members[0].exchange.needs_resync and not is_poisoned(members[0])
     assert members[0].exchange.waiting_reason == snapshot_client.UNCONFIRMED
 

@@ -138,7 +138,8 @@ def test_header_from_the_future_waits_and_is_not_refused(world, monkeypatch, cap
     assert a.ledger.head(author).time_ms <= 1000 * time.time()
 
 
-def test_many_incarnations_of_a_key_state_the_time_of_one(world):
+def test_many_incarnations_of_a_key_state_the_time_of_one(world, monkeypatch):
+    monkeypatch.setattr(author_pace, "BATCH_SECONDS", 0.1)
     a = world.machine(1).start()
     ticket = world.ticket(STRANGER.key, rate=1000)
     now_ms = int(1000 * time.time())
