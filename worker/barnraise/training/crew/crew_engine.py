@@ -155,7 +155,8 @@ class CrewEngine:
             if should_stop():
                 return stats
             self.last_problem = side.problem
-            self.holders.record_failure(side)
+            if side.broken is not None:
+                self.holders.skip(side.broken)
             now = time.monotonic()
             failed_at = failed_at or now
             if now - failed_at > RETURN_SECONDS:

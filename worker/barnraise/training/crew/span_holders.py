@@ -17,7 +17,7 @@ from barnraise.training.crew.crew_orders import CrewOrders, Enclosure
 from barnraise.training.crew.routing import RouteDealer, StepRoutes
 from barnraise.training.crew.step_protocol import LeadStep
 
-SKIP_SECONDS = 10.0  # for which a machine gets nothing with which another one cannot go on
+SKIP_SECONDS = 10.0  # for which a machine is left out with which another one cannot go on
 
 
 class SpanHolders:
@@ -55,10 +55,9 @@ class SpanHolders:
             self._dealer.record(number, seconds)
             self.dealt[number] += len(side.routes.micro_batches_of(number))
 
-    def record_failure(self, side: LeadStep) -> None:
-        """Skip for a while the machine with which another one could not go on."""
-        if side.broken is not None:
-            self._skipped[side.broken] = time.monotonic() + SKIP_SECONDS
+    def skip(self, number: int, seconds: float = SKIP_SECONDS) -> None:
+        """Deal nothing to a machine for a while, if its span has another holder."""
+        self._skipped[number] = time.monotonic() + seconds
 
     def reset_idle(self, routes: StepRoutes) -> None:
         """Drop the round at the machines that had no part in a step that was abandoned."""
