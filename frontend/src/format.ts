@@ -168,10 +168,10 @@ export function formatValue(value: number | undefined): string {
   return size < 1000 ? value.toPrecision(3) : formatCount(value);
 }
 
-/** Format a value for an axis: as `formatValue`, without trailing zeros. */
+/** Format a mark of an axis: no zeros at its end, and digits enough for marks that lie close. */
 export function formatAxisValue(value: number): string {
   if (value === 0) return "0";
   const size = Math.abs(value);
   if (size < 0.001) return value.toExponential(1).replace(".0e", "e");
-  return size < 1000 ? String(Number(value.toPrecision(3))) : formatAxisCount(value);
+  return size < 1000 ? String(Number(value.toPrecision(5))) : formatAxisCount(value);
 }

@@ -56,8 +56,8 @@ test("formatValue and formatAxisValue show values of every size", () => {
   expect([0, 6e-4, 0.75, 12.345, 12_345].map(formatValue)).toEqual(
     ["0", "6.00e-4", "0.750", "12.3", "12.3 K"],
   );
-  expect([0, 6e-4, 0.5, 20, 1_500].map(formatAxisValue)).toEqual(
-    ["0", "6e-4", "0.5", "20", "1.5 K"],
+  expect([0, 6e-4, 0.1 + 0.2, 7.135, 20, 1_500].map(formatAxisValue)).toEqual(
+    ["0", "6e-4", "0.3", "7.135", "20", "1.5 K"],
   );
 });
 
