@@ -1,6 +1,7 @@
 """The planner chooses between one card and several, deals by speed, and says why."""
 
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from barnraise.cli.plan import PlanningOptions, assume_gpu
 from barnraise.errors import PlanError
 from barnraise.planning import memory_model
-from barnraise.planning.card_choice import TAKEN, choose_cards, name_cards
+from barnraise.planning.card_choice import TAKEN, CardChoice, choose_cards, name_cards
 from barnraise.planning.hardware import Hardware
 from barnraise.planning.limits import Limits
 from barnraise.planning.program import LaneName, OperationKind, step_program
@@ -23,6 +24,8 @@ from barnraise.spec import preset
 HOST = cpu_machine(memory=64 * 10**9, cores=8, stream=4e10, adam=1.4e9)
 MODEL = preset("gpt2-1.5b")
 ONE_COPY = Limits(engine="swap")
+# Tests share choices, each of which takes many plans.
+pytestmark = pytest.mark.xdist_group("choices of cards")
 
 
 def machine(*cards: tuple[int, float]) -> Hardware:
@@ -36,6 +39,12 @@ def machine(*cards: tuple[int, float]) -> Hardware:
         for index, (size, speed) in enumerate(cards)
     )
     return replace(first, others=tuple(others))
+
+
+@cache
+def choose_from_one_copy(hardware: Hardware, limits: Limits = ONE_COPY) -> CardChoice:
+    """Return the choice for a step of 32 sequences, with one copy of the state."""
+    return choose_cards(hardware, MODEL, limits, 32)
 
 
 @given(count=st.integers(3, 64), seconds=st.lists(st.floats(0.1, 10), min_size=2, max_size=3))
@@ -58,7 +67,7 @@ def test_device_of_a_third_of_the_speed_gets_a_quarter():
 
 
 def test_cards_that_help_are_used_and_why_not_the_others():
-    choice = choose_cards(machine((24, 60), (24, 60), (12, 60)), MODEL, ONE_COPY, 32)
+    choice = choose_from_one_copy(machine((24, 60), (24, 60), (12, 60)))
     assert [share.name for share in choice.plan.devices] == ["cuda", "cuda:1", "cuda:2"]
     choice.plan.validate()
     taken = [each for each in choice.choices if each.verdict == TAKEN]
@@ -75,7 +84,7 @@ def test_card_that_would_slow_the_others_down_is_left_out():
 
 def test_each_card_holds_what_it_is_dealt():
     hardware = machine((24, 60), (12, 20))
-    plan = choose_cards(hardware, MODEL, ONE_COPY, 32).plan
+    plan = choose_from_one_copy(hardware).plan
     first, second = plan.devices
     assert first.micro_batches > second.micro_batches
     assert list(plan.card_bytes) == memory_model.all_device_bytes(plan)
@@ -115,23 +124,21 @@ def test_program_of_several_devices_adds_in_their_order(clipping):
 def test_price_has_each_link_the_added_gradients_and_shared_memory():
     def seconds(hardware: Hardware, traffic: float = 1.0) -> float:
         slow = replace(hardware, stream=hardware.stream * traffic)
-        plan = choose_cards(
-            hardware, MODEL, Limits(clipping="exact", engine="swap"), step_sequences=32
-        ).plan
+        plan = choose_from_one_copy(hardware, replace(ONE_COPY, clipping="exact")).plan
         assert plan.devices
         return StepSimulation(plan, slow).step_seconds
 
     both = machine((24, 60), (24, 60))
     assert seconds(both, 0.01) > 2 * seconds(both), "the RAM's bandwidth is shared"
     narrow = replace(both.others[0], to_device=1e9, from_device=1e9)
-    plan = choose_cards(both, MODEL, ONE_COPY, 32).plan
+    plan = choose_from_one_copy(both).plan
     slowed = StepSimulation(plan, replace(both, others=(narrow,))).step_seconds
     assert slowed > StepSimulation(plan, both).step_seconds
 
 
 def test_plan_names_all_its_cards_and_their_shares():
     hardware = machine((24, 60), (24, 60))
-    plan = choose_cards(hardware, MODEL, ONE_COPY, 32).plan
+    plan = choose_from_one_copy(hardware).plan
     assert "on 2 GPUs, fed from one copy in memory" in describe_plan(plan)
     counts = " + ".join(str(share.micro_batches) for share in plan.devices)
     assert f"({counts})" in describe_plan(plan)

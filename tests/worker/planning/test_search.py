@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from example_hardware import cpu_machine
-from helpers.effort import examples
+from helpers.effort import examples, one_in
 from helpers.python_code import run_python
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
@@ -401,8 +401,11 @@ MUON_LIMITS = [
 ]
 
 
-@pytest.mark.parametrize("limits", MUON_LIMITS, ids=str)
-@pytest.mark.parametrize("machine", [PC, GPU], ids=lambda machine: machine.name)
+@pytest.mark.parametrize(
+    ("machine", "limits"),
+    [(PC, limits) for limits in MUON_LIMITS] + one_in(2, [(GPU, limits) for limits in MUON_LIMITS]),
+    ids=lambda value: getattr(value, "name", ""),
+)
 def test_plan_with_muon_fits_and_prices_its_products(machine, limits):
     model = preset("gpt2-774m")
     adamw, muon = (make_plan(machine, model, limits, advise=False, optimizer=o) for o in OPTIMIZERS)
