@@ -15,11 +15,20 @@ from barnraise.errors import CrewError
 from barnraise.planning.hardware import Hardware
 from barnraise.planning.limits import Limits
 from barnraise.spec import ModelSpec
-from barnraise.training.crew import crew_gathering, crew_joining
+from barnraise.training.crew import (
+    crew_engine,
+    crew_gathering,
+    crew_joining,
+    crew_member,
+    crew_membership,
+    crew_orders,
+    crew_worker,
+)
 from barnraise.training.crew.crew_code import CrewCode, parse_code
 from barnraise.training.crew.crew_membership import CrewMembership
 from barnraise.training.crew.crew_status import read_crew_status
 from barnraise.training.crew.crew_worker import CrewOptions, CrewWorker, describe_request, form_crew
+from barnraise.training.local_control import LocalControl
 from barnraise.training.local_status import LocalStatus
 
 MODEL = ModelSpec(layers=4, width=32, heads=2, context=32, vocabulary=256)
@@ -33,18 +42,21 @@ class CrewDrill:
 
     Attributes:
         codes: what the lead has printed.
-        seatings: what the forming returned.
+        crews: what the forming returned.
         failures: what threads have raised, by machine.
+        heirs: the members that are to lead in a lost lead's place.
         lead: the lead's worker, once it trains.
     """
 
     def __init__(self, run, options: CrewOptions, hardware: Hardware = SLOW_MACHINE):
         self.run, self.options, self.hardware = run, options, hardware
         self.codes: list[str] = []
-        self.seatings: list[object] = []
+        self.crews: list[Any] = []
         self.failures: dict[str, BaseException] = {}
         self.stopping = threading.Event()
         self.members_stopping: dict[str, threading.Event] = {}
+        self.members_pausing: dict[str, threading.Event] = {}
+        self.heirs: list[str] = []
         self.lead: CrewWorker | None = None
         self.threads: dict[str, threading.Thread] = {}
         self.lead_status: dict[str, Any] = {}
@@ -66,14 +78,15 @@ class CrewDrill:
         self.threads[name] = threading.Thread(target=run, name=name)
         self.threads[name].start()
 
-    def start_lead(self, trains: bool = True) -> str:
-        """Start the lead; return its code."""
-        joined = self.run.join("lead")
+    def start_lead(self, trains: bool = True, name: str = "lead") -> str:
+        """Start the lead on the machine of a name; return its code."""
+        count = len(self.codes)
+        joined = self.run.join(name)
         request = describe_request(joined, self.hardware, Limits())
         key = joined.coordinator.identity.key
 
         def lead() -> None:
-            seating = form_crew(
+            formed = form_crew(
                 joined,
                 request,
                 self.options,
@@ -81,27 +94,33 @@ class CrewDrill:
                 self.stopping.is_set,
                 self.codes.append,
             )
-            self.seatings.append(seating)
-            if seating is None or not trains:
+            self.crews.append(formed)
+            if formed is None or not trains:
                 joined.folder.close()
                 return
             machine = (self.hardware, Limits())
             transport = self.run.network.transport(key)
-            self.lead = CrewWorker(seating, joined, self.stopping, machine, self.show, transport)
+            self.lead = CrewWorker(formed, joined, self.stopping, machine, self.show, transport)
             self.lead.run()
 
         self.start("lead", lead)
-        self.until(lambda: self.codes)
-        return self.codes[0]
+        self.until(lambda: len(self.codes) > count)
+        return self.codes[-1]
 
     def start_member(self, name: str, code: CrewCode) -> Path:
         """Start a member; return its run's folder."""
         joined = self.run.join(name, with_text=False)
         request = describe_request(joined, self.hardware, Limits())
         transport = self.run.network.transport(joined.coordinator.identity.key)
-        membership = CrewMembership(joined, code, name, request)
+        pausing = self.members_pausing[name] = threading.Event()
+        membership = CrewMembership(joined, code, name, request, pausing.is_set)
         stopping = self.members_stopping[name] = threading.Event()
-        self.start(name, lambda: membership.run(transport, stopping.is_set))
+
+        def work() -> None:
+            if membership.run(transport, stopping.is_set):
+                self.heirs.append(name)
+
+        self.start(name, work)
         return joined.folder.path
 
     def stop_member(self, name: str) -> None:
@@ -149,7 +168,7 @@ def test_crew_of_three_forms_trains_and_ends_with_its_run(drill):
     code = parse_code(crew.start_lead())
     folders = [crew.start_member(name, code) for name in ("ada", "ben")]
     crew.until(lambda: crew.lead is not None and crew.lead.metrics.step > 5)
-    seats = crew.seatings[0].seats
+    seats = crew.crews[0].seating.seats
     assert sorted(seat.name for seat in seats) == ["ada", "ben", "the lead"]
     assert sum(seat.blocks for seat in seats) == MODEL.layers
     crew.until(lambda: all(seat.connected for seat in read_crew_status(folders[0]).seats))
@@ -179,9 +198,9 @@ def test_member_that_restarts_comes_back_with_the_round_that_it_saved(drill, swa
     for name in ("ada", "ben"):
         crew.start_member(name, code)
     crew.until(lambda: read_label(crew.lead) > 1)
-    crew.start_member("eve", code)
+    crew.start_member("eve", replace(code, secret=bytes(16)))
     crew.until(lambda: "eve" in crew.failures)
-    assert "this crew already trains" in str(crew.failures.pop("eve"))
+    assert "copy the code that the lead prints now" in str(crew.failures.pop("eve"))
     crew.stop_member("ada")
     label = crew.lead.engine.progress.label
     crew.start_member("ada", code)
@@ -191,6 +210,131 @@ def test_member_that_restarts_comes_back_with_the_round_that_it_saved(drill, swa
     crew.until(lambda: read_label(crew.lead) > label + 1)
     assert not crew.failures, crew.failures
     assert "has not saved its part" not in caplog.text
+
+
+def test_crew_goes_on_without_a_member_and_with_it_again(drill, swarm, caplog, monkeypatch):
+    caplog.set_level("INFO")
+    be_impatient(monkeypatch)
+    crew = drill(swarm(MODEL, token_budget=150_000, evaluate_every=50_000), members=2)
+    code = parse_code(crew.start_lead())
+    for name in ("ada", "ben"):
+        crew.start_member(name, code)
+    crew.until(lambda: read_label(crew.lead) > 1)
+    for change, names in ((crew.stop_member, {"ben"}), (crew.start_member, {"ada", "ben"})):
+        label = read_label(crew.lead)
+        change("ada", *[code] * (change == crew.start_member))
+        crew.until(lambda names=names: read_members(crew) == names)
+        crew.until(lambda label=label: read_label(crew.lead) > label + 1)
+    assert not crew.failures, crew.failures
+    assert "ada of this crew is gone" in caplog.text or "ada has no channel" in caplog.text
+    assert "1 more machines join the crew" in caplog.text
+    assert "without Adam's moments" in caplog.text, "what ada held had to be rebuilt"
+
+
+def test_block_moves_from_a_machine_that_has_become_slow(drill, swarm, caplog, monkeypatch):
+    caplog.set_level("INFO")
+    crew = drill(swarm(MODEL, token_budget=150_000, evaluate_every=50_000), members=1)
+    pop_stage_seconds = crew_engine.CrewEngine.pop_stage_seconds
+
+    def pop_slowed(engine):
+        """Measure the planner's seconds, and ten times as many on the machine with most blocks."""
+        steps, stages = pop_stage_seconds(engine), crew.lead.crew.plan.deal.stages
+        seconds = [stage.price.step_seconds for stage in stages]
+        seconds[max(range(len(stages)), key=lambda n: stages[n].blocks)] *= 10
+        assert all(set(step) == {0, 1} for step in steps)
+        return [dict(enumerate(seconds))] * len(steps)
+
+    monkeypatch.setattr(crew_engine.CrewEngine, "pop_stage_seconds", pop_slowed)
+    code = parse_code(crew.start_lead())
+    crew.start_member("ada", code)
+    crew.until(lambda: read_label(crew.lead) > 0)
+    before = [seat.blocks for seat in crew.lead.crew.seating.seats]
+    crew.until(lambda: "a block moves from" in caplog.text)
+    monkeypatch.setattr(crew_engine.CrewEngine, "pop_stage_seconds", pop_stage_seconds)
+    label = read_label(crew.lead)
+    crew.until(lambda: read_label(crew.lead) > label + 1)
+    after = [seat.blocks for seat in crew.lead.crew.seating.seats]
+    assert after != before and sum(after) == sum(before)
+    assert not crew.failures, crew.failures
+    assert "without Adam's moments" not in caplog.text
+
+
+def test_crew_that_cannot_hold_the_model_any_longer_says_so(drill, swarm, monkeypatch):
+    be_impatient(monkeypatch)
+    crew = drill(swarm(MODEL, token_budget=150_000, evaluate_every=50_000), members=1)
+    code = parse_code(crew.start_lead())
+    crew.start_member("ada", code)
+    crew.until(lambda: read_label(crew.lead) > 0)
+    crew.stop_member("ada")
+    crew.threads["lead"].join(60)
+    assert "only the lead has room for blocks" in str(crew.failures.pop("lead"))
+
+
+def test_member_that_its_owner_pauses_counts_as_gone(drill, swarm, caplog, monkeypatch):
+    caplog.set_level("INFO")
+    be_impatient(monkeypatch)
+    crew = drill(swarm(MODEL, token_budget=150_000, evaluate_every=50_000), members=2)
+    code = parse_code(crew.start_lead())
+    for name in ("ada", "ben"):
+        crew.start_member(name, code)
+    crew.until(lambda: read_label(crew.lead) > 0)
+    crew.members_pausing["ada"].set()
+    crew.until(lambda: read_members(crew) == {"ben"})
+    assert "a member paused by its owner" in caplog.text
+    crew.members_pausing["ada"].clear()
+    crew.until(lambda: read_members(crew) == {"ada", "ben"})
+    label = read_label(crew.lead)
+    crew.until(lambda: read_label(crew.lead) > label)
+    assert not crew.failures, crew.failures
+
+
+def test_paused_lead_pauses_its_crew(drill, swarm):
+    crew = drill(swarm(MODEL, token_budget=150_000, evaluate_every=50_000), members=1)
+    code = parse_code(crew.start_lead())
+    folder = crew.start_member("ada", code)
+    crew.until(lambda: read_label(crew.lead) > 0)
+    control = LocalControl(crew.lead.joined.folder.path)
+    control.pause()
+    crew.until(lambda: crew.lead_status["activity"] == "paused")
+    step = crew.lead.metrics.step
+    time.sleep(2)
+    assert crew.lead.metrics.step == step
+    assert all(seat.connected for seat in read_crew_status(folder).seats)
+    control.resume()
+    crew.until(lambda: crew.lead.metrics.step > step)
+    assert not crew.failures, crew.failures
+
+
+def test_machine_that_can_hold_the_ends_leads_in_a_lost_leads_place(drill, monkeypatch):
+    monkeypatch.setattr(crew_member, "CONNECT_SECONDS", 1.0)
+    crew = drill(members=2)
+    code = parse_code(crew.start_lead(trains=False))  # it forms a crew, and is never seen again
+    for name in ("ada", "ben"):
+        crew.start_member(name, code)
+    crew.until(lambda: crew.heirs)
+    heir = crew.heirs[0]
+    (other,) = {"ada", "ben"} - {heir}
+    assert heir == crew.crews[0].seating.seats[1].name
+    crew.threads[heir].join(30)
+    crew.options = CrewOptions()
+    crew.start_lead(trains=False, name=heir)
+    crew.until(lambda: len(crew.crews) == 2)
+    later = crew.crews[1]
+    assert later.code.secret == code.secret and later.code.lead != code.lead
+    assert [seat.name for seat in later.seating.seats] == ["the lead", other]
+    crew.until(lambda: crew.heirs == [heir, other])  # this lead is lost as well
+    assert not crew.failures, crew.failures
+
+
+def be_impatient(monkeypatch) -> None:
+    """Wait for a machine that is gone for a second or two."""
+    for module in (crew_engine, crew_membership, crew_orders, crew_worker):
+        monkeypatch.setattr(module, "RETURN_SECONDS", 2.0)
+
+
+def read_members(crew: CrewDrill) -> set[str]:
+    """Return the names of the members with a seat."""
+    return {seat.name for seat in crew.lead.crew.seating.seats[1:]}
 
 
 def read_label(worker: CrewWorker) -> int:
@@ -204,8 +348,8 @@ def test_machine_that_would_slow_the_crew_down_is_told_so(drill):
     code = parse_code(crew.start_lead(trains=False))
     for name in ("ada", "ben"):
         crew.start_member(name, code)
-    crew.until(lambda: crew.seatings and crew.failures)
-    assert len(crew.seatings[0].seats) == 2
+    crew.until(lambda: crew.crews and crew.failures)
+    assert len(crew.crews[0].seating.seats) == 2
     assert "the crew is faster without this machine" in str(*crew.failures.values())
 
 
@@ -217,8 +361,8 @@ def test_machine_with_another_code_is_refused(drill):
     assert "the code is not that of this crew" in str(crew.failures["eve"])
     assert isinstance(crew.failures["eve"], CrewError)
     crew.start_member("ada", code)
-    crew.until(lambda: crew.seatings)
-    assert [seat.name for seat in crew.seatings[0].seats] == ["the lead", "ada"]
+    crew.until(lambda: crew.crews)
+    assert [seat.name for seat in crew.crews[0].seating.seats] == ["the lead", "ada"]
 
 
 def test_machine_with_another_version_is_refused(drill, monkeypatch):
@@ -263,8 +407,8 @@ def test_lead_that_stops_waiting_tells_the_members(drill):
     crew.start_member("ada", code)
     time.sleep(2)
     crew.stopping.set()
-    crew.until(lambda: crew.seatings)
-    assert crew.seatings == [None]
+    crew.until(lambda: crew.crews)
+    assert crew.crews == [None]
 
 
 @pytest.mark.parametrize(

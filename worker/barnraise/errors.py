@@ -9,7 +9,8 @@ BarnraiseError
 │   └── UnsupportedModelError  a run cannot begin with this Hugging Face model
 ├── PlanError          a model does not fit into what a machine may use
 ├── CrewError          a crew cannot go on: a machine is gone, or sent what is wrong
-│   └── RoundLostError     a crew's machine has lost what it learnt: begin at the last saved round
+│   ├── RoundLostError     a crew's machine has lost what it learnt: begin at the last saved round
+│   └── LeadLostError      a crew's lead is gone: another machine may lead
 ├── DamageError        data read from a disk differs from the data that was written
 ├── TextError          text could not be prepared, or a shard does not match its digest
 ├── MessageError       a message is malformed, unsigned, altered, or not addressed to this machine
@@ -87,6 +88,10 @@ class CrewError(BarnraiseError):
 
 class RoundLostError(CrewError):
     """Report that a crew's machine restarted: all of them begin again at the last saved round."""
+
+
+class LeadLostError(CrewError):
+    """Report a crew whose lead has been gone for too long."""
 
 
 class DamageError(BarnraiseError):

@@ -8,9 +8,10 @@ import typer
 from rich.markup import escape
 
 from barnraise.cli.addresses import RunAddress
-from barnraise.cli.chosen_runs import find_runs
+from barnraise.cli.chosen_runs import TurnOptions, find_runs
 from barnraise.cli.console import configure_logging, new_table, out, print_json
 from barnraise.cli.help_format import HelpfulTyper
+from barnraise.cli.join import WorkerOptions, run_worker
 from barnraise.cli.log_file import LOG_FOLDER, WorkerLogHandler
 from barnraise.cli.machine_options import (
     HomeOption,
@@ -21,7 +22,7 @@ from barnraise.cli.machine_options import (
     open_state_dir,
 )
 from barnraise.cli.option_groups import expand_option_groups
-from barnraise.cli.resource_options import ResourceOptions
+from barnraise.cli.resource_options import LimitOptions, ResourceOptions
 from barnraise.cli.run_folders import list_run_folders
 from barnraise.cli.signals import stop_on_signals
 from barnraise.cli.site_access import open_site
@@ -31,6 +32,9 @@ from barnraise.planning.hardware import printable_name
 from barnraise.protocol.enums import JoinPurpose
 from barnraise.training.crew.crew_code import parse_code
 from barnraise.training.crew.crew_status import CrewStatus, read_crew_status
+from barnraise.training.limits.machine_facts import FactsReader
+from barnraise.training.limits.rule_watch import RuleWatch
+from barnraise.training.local_control import LocalControl
 
 crew = HelpfulTyper(help="Train as one volunteer with other machines, each with a part.")
 
@@ -48,7 +52,7 @@ def join_crew(
     """Train a part of the model for a crew's lead, until it leaves or you press Ctrl-C.
 
     The machine must be enrolled at the run's site. It needs no text, and may be too small for the
-    run alone.
+    run alone. If the lead is lost, this machine may lead the crew in its place.
     """
     crew_code = parse_code(code)
     state_dir = open_state_dir(machine.home)
@@ -57,7 +61,11 @@ def join_crew(
     find_runs(state_dir, [crew_code.run], skip_ended=False)
 
     # Importing torch takes seconds, so that only the commands that need it do so.
-    from barnraise.peering.transports.iroh_transport import IrohTransport
+    from barnraise.peering.transports.iroh_transport import (
+        IrohTransport,
+        find_free_port,
+        wait_until_free,
+    )
     from barnraise.swap.hardware_probe import measure_free
     from barnraise.training.crew.crew_membership import CrewMembership
     from barnraise.training.crew.crew_worker import describe_request
@@ -72,8 +80,26 @@ def join_crew(
         return
     name = printable_name(platform.node()) or state_dir.identity.key[:8]
     request = describe_request(joined, measure_free(hardware), limits)
-    membership: CrewMembership = CrewMembership(joined, crew_code, name, request)
-    membership.run(IrohTransport(state_dir.identity.secret, port=port), leaving.is_set)
+    control = LocalControl(joined.folder.path)
+    gpus = [card.device_index for card in hardware.cards if card.device == "cuda"]
+    rules = RuleWatch(state_dir, FactsReader(gpu_indices=gpus))
+    membership = CrewMembership(
+        joined,
+        crew_code,
+        name,
+        request,
+        lambda: control.is_paused or not rules.decision.may_train,
+    )
+    port = port or find_free_port()
+    with rules.running():
+        is_to_lead = membership.run(
+            IrohTransport(state_dir.identity.secret, port=port), leaving.is_set
+        )
+    if is_to_lead:
+        wait_until_free(port)
+        run = RunAddress(crew_code.run)
+        options = WorkerOptions(port=port, crew=True)
+        run_worker([run], machine, options, TurnOptions(), LimitOptions(**vars(resources)))
 
 
 @crew.command("status")

@@ -351,6 +351,7 @@ class TrainingSession:
             wait_until_free,
         )
         from barnraise.swap.hardware_probe import measure_free
+        from barnraise.training.crew.crew_code import CrewRecord
         from barnraise.training.crew.crew_worker import (
             CrewOptions,
             CrewWorker,
@@ -366,9 +367,10 @@ class TrainingSession:
             )
         free = measure_free(self._hardware)
         secret = joined.coordinator.identity.secret
-        port = self._options.port or find_free_port()
-        options = CrewOptions(self._options.members, self._options.boundary)
-        seating = form_crew(
+        record = CrewRecord.load(joined.folder.path)
+        port = self._options.port or record.port or find_free_port()
+        options = CrewOptions(self._options.members, self._options.boundary, port=port)
+        crew = form_crew(
             joined,
             describe_request(joined, free, limits),
             options,
@@ -376,12 +378,12 @@ class TrainingSession:
             leaving.is_set,
             _print_crew_code,
         )
-        if seating is None:
+        if crew is None:
             joined.folder.close()
             return None
         wait_until_free(port)
         transport = IrohTransport(secret, port=port)
-        return CrewWorker(seating, joined, leaving, (free, limits), show, transport)
+        return CrewWorker(crew, joined, leaving, (free, limits), show, transport)
 
 
 def _print_crew_code(code: str) -> None:

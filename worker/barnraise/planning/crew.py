@@ -505,7 +505,7 @@ def plan_crew(machines: Sequence[CrewMachine], task: CrewTask) -> CrewPlan:
     Raises:
         PlanError: The machines are too few, too many, or cannot hold the model together.
     """
-    if not 2 <= len(machines) <= MAX_MEMBERS:
+    if len(machines) > MAX_MEMBERS:
         raise PlanError(
             f"a crew has 2 to {MAX_MEMBERS} machines, and these are {len(machines)}; "
             "further machines train alone or form another crew"

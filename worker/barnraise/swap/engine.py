@@ -757,15 +757,21 @@ class Engine:
         ]
 
     @torch.no_grad()
-    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+    def load_state_dict(
+        self, tensors: Mapping[str, Tensor], fragments: Collection[int] | None = None
+    ) -> None:
         """Load what `state_dict` of an engine under any plan returned, and begin a round.
+
+        Args:
+            tensors: the state.
+            fragments: of this engine's, those to load; None: all, and the state has no others.
 
         Raises:
             StateError: the tensors do not fit this model; nothing has changed.
         """
         second_moments = tensors.get(f"v.{self.plan.blocks.start}")
         refuse_other_optimizer(self.plan, find_optimizer(self.fragments[1], second_moments))
-        self._check_shapes(tensors)
+        self._check_shapes(tensors, fragments)
         optimizer_steps, warmup_steps_left = tensors["progress"].tolist()
         self.progress = EngineProgress(
             optimizer_steps=optimizer_steps,
@@ -774,7 +780,7 @@ class Engine:
             residual=self._no_prediction,
             forecast=self._no_prediction,
         )
-        for i in self.plan.local_fragments:
+        for i in self.plan.local_fragments if fragments is None else fragments:
             for kind, sequence in self._exchange_state():
                 sequence[i] = tensors[f"{kind}.{i}"]
             self._tiles.write_moments(i, tensors[f"m.{i}"], tensors[f"v.{i}"])
@@ -790,14 +796,16 @@ class Engine:
         """Return where fragment i's moments lie, and its gradients when they are absorbed."""
         return self.store.memory_record("moments", i, 0).device
 
-    def _check_shapes(self, tensors: Mapping[str, Tensor]) -> None:
+    def _check_shapes(
+        self, tensors: Mapping[str, Tensor], fragments: Collection[int] | None
+    ) -> None:
         """Raise StateError unless names, sizes and types are those of this model's state."""
         expected: dict[str, tuple[int, torch.dtype]] = {"progress": (2, torch.int64)}
         if self.recipe.mixes_weights:
             elements = sum(fragment.size for fragment in self.fragments)
             expected["replica"] = (elements, torch.float32)
         means = ("mean",) if self.executor.accumulates else ()
-        for i in self.plan.local_fragments:
+        for i in self.plan.local_fragments if fragments is None else fragments:
             fragment = self.fragments[i]
             second_moments = self.plan.tile_layouts(i)[-1].second_end
             expected[f"v.{i}"] = (second_moments, torch.float32)
@@ -805,7 +813,8 @@ class Engine:
                 expected[f"{kind}.{i}"] = (fragment.size, torch.float32)
             for kind in ("anchor", "feedback"):
                 expected[f"{kind}.{i}"] = (fragment.size, torch.int32)
-        actual = {name: (tensors[name].numel(), tensors[name].dtype) for name in tensors}
+        names = set(tensors) if fragments is None else expected.keys() & tensors.keys()
+        actual = {name: (tensors[name].numel(), tensors[name].dtype) for name in names}
         wrong = sorted(name for name, _ in expected.items() ^ actual.items())
         if wrong:
             raise StateError(f"the saved state is not of this model: '{wrong[0]}' does not fit")

@@ -83,7 +83,8 @@ class EngineProgress:
             residual, else 0; empty for none.
         forecast: for each fragment, 1 if its outer momentum only serves predictions because the
             round before had none, else 0; empty for none.
-        label: under which a crew's other machines have saved their parts of this state; 0 for none.
+        label: under which a crew's other machines have saved their parts of this state; 0 for none,
+            negative once the anchor has more updates than under the label.
     """
 
     position: int = 0

@@ -123,6 +123,13 @@ class CheckpointSlots:
         slot = max(found, key=lambda slot: headers[slot].save_number)
         return SavedTensors(self.folder / slot / TENSORS_FILE), headers[slot]
 
+    def remove_after(self, step: int) -> None:
+        """Remove the slots of later steps, so that the next save leaves that of this step."""
+        headers = self._whole_slots()
+        for slot in [slot for slot, header in headers.items() if header.step > step]:
+            del headers[slot]
+            remove_folder(self.folder / slot)
+
     def clear(self) -> None:
         """Remove both slots."""
         remove_folder(self.folder)

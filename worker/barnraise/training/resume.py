@@ -27,7 +27,7 @@ from barnraise.exchange.snapshots.snapshot_client import load_base_snapshot
 from barnraise.exchange.updates.local_author import LocalAuthor
 from barnraise.ledger.anchor import Anchor, compute_sketch
 from barnraise.ledger.ledger import Ledger
-from barnraise.planning.plan import Plan
+from barnraise.planning.plan import REMOTE, Plan
 from barnraise.spec import ADAMW, ModelSpec, Recipe
 from barnraise.swap.engine import WARMUP_STEPS, Engine
 from barnraise.swap.executor import EngineProgress
@@ -40,6 +40,7 @@ from barnraise.training.training_engine import TrainingEngine
 
 log = logging.getLogger("barnraise")
 
+CREW_LABEL = "crew"  # the tensor of a saved state that holds the label of a crew's lead
 PAGE_BYTES = 4096  # O_DIRECT reads into buffers that are aligned to pages
 
 
@@ -101,10 +102,19 @@ class SavedState:
         if self.header is not None:
             manifest = read_manifest(self.state) if self._is_on_disk else None
             if manifest is None or manifest["layout"] != StateStore.layout_of(plan):
+                if plan.is_stage:  # the crew moves fragments: `load_into` reads what there is
+                    return self._open_beside()
                 log.info("moving this machine's state to where the plan wants it")
                 self._move(self.header, recipe)
         remove_folder(self.checkpoint.folder)
         return StateStore(plan, self.state)
+
+    def _open_beside(self) -> StateStore:
+        """Open an empty store; the saved state stays until the next one is saved."""
+        if self._is_on_disk:
+            remove_folder(self._old_state)
+            self.state.rename(self._old_state)
+        return StateStore(self.plan, self.state)
 
     def _saved_optimizer(self) -> str:
         """Return the optimizer of the saved state; "" if its moments fit none."""
@@ -136,6 +146,10 @@ class SavedState:
         """Make the engine's state durable; it describes itself where its state lies on disk."""
         if self.plan.on_disk:
             engine.commit(closing)
+            if self.plan.is_stage:
+                remove_folder(self._old_state)
+                remove_folder(self.checkpoint.folder)
+                self._is_on_disk = True
             return
         self.checkpoint.save(engine.state_dict(), header)
         self.paused_round.remove()
@@ -247,7 +261,8 @@ class SavedState:
     def _open(self, open_state: ExitStack) -> Mapping[str, Tensor]:
         """Open the saved state's tensors, for as long as `open_state` is open."""
         if self._is_on_disk:
-            state = DiskState(self.plan.model, self.state)
+            is_beside = self._old_state.exists()
+            state = DiskState(self.plan.model, self._old_state if is_beside else self.state)
             open_state.callback(state.close)
             return state
         saved = self.checkpoint.load()
@@ -281,9 +296,10 @@ class SavedState:
 
     def _finish_move(self) -> None:
         """Put the new state in place if it is complete, else the old one; also after a crash."""
-        if not self.state.exists():
+        if read_state_header(self.state) is None:
             for source in (self._new_state, self._old_state):
                 if read_state_header(source) is not None:
+                    remove_folder(self.state)
                     source.rename(self.state)
                     break
         for leftover in (self._new_state, self._old_state):
@@ -328,13 +344,16 @@ class DiskState(Mapping[str, Tensor]):
         if manifest is None:
             raise StateError(f"{folder} holds no state")
         layout = manifest["layout"]
-        everywhere = ("disk",) * (model.layers + 2)
+        self._fragments: list[int] = layout.get("fragments", list(range(model.layers + 2)))
+        everywhere = tuple(
+            "disk" if i in self._fragments else REMOTE for i in range(model.layers + 2)
+        )
         plan = Plan(
             model=model,
             weights=everywhere,
             moments=everywhere,
             exchange="disk",
-            clipping="layer",
+            clipping="exact",
             tile=layout["tile"],
             crash_safety=layout["crash_safety"],
             dtype=layout["dtype"],
@@ -344,7 +363,9 @@ class DiskState(Mapping[str, Tensor]):
         self._store = StateStore(plan, folder)
         self.header = StateHeader.model_validate_json(self._store.header or "")
         self._names = ["progress"]
-        for i in range(plan.last_fragment + 1):
+        if read_engine_progress(self.header).label:
+            self._names.append(CREW_LABEL)
+        for i in self._fragments:
             self._names += [f"{kind}.{i}" for kind in ("m", "v", "anchor", "momentum", "feedback")]
 
     def __len__(self) -> int:
@@ -357,6 +378,8 @@ class DiskState(Mapping[str, Tensor]):
         kind, _, index = name.partition(".")
         if kind == "progress":
             return self._read_progress()
+        if kind == CREW_LABEL:
+            return torch.tensor([read_engine_progress(self.header).label])
         if kind in ("m", "v"):
             return self._read_moment(int(index), first=kind == "m")
         i = int(index)

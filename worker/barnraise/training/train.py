@@ -659,14 +659,18 @@ class Worker:
             return
         self.initialise_state(header, snapshot)
         if self.prefetch.fetch_text():
-            self.text = TokenDataset(self.joined.manifest, self.blobs.path)
-            self._evaluator.open_text(self.text, self.plan)
+            self.open_text()
         if is_new and not self.leaving.is_set():
             self._replay_updates(peers_vector)
         if self.leaving.is_set():
             self.save_checkpoint(closing=True)
             return
         self.evaluate_if_due()  # the loss of the anchor from which this machine starts
+
+    def open_text(self) -> None:
+        """Open the fetched text for training, evaluation and samples."""
+        self.text = TokenDataset(self.joined.manifest, self.blobs.path)
+        self._evaluator.open_text(self.text, self.plan)
 
     def initialise_state(
         self, header: StateHeader | None, snapshot: Snapshot | None = None

@@ -191,8 +191,10 @@ def test_line_that_breaks_again_and_again_costs_no_bit(end, every, tmp_path):
         assert not crew.failures
 
 
+@pytest.mark.parametrize("later", [(3, 5), (5, 3), (2, 3, 3)], ids=str)
 @pytest.mark.parametrize("tier", ["memory", "disk exact", "disk restart"])
-def test_crew_that_was_saved_goes_on_where_one_machine_does(tier, tmp_path):
+def test_crew_that_was_saved_goes_on_where_one_machine_does(tier, later, tmp_path):
+    """Also where the blocks are dealt in another way then: what has moved is fetched."""
     plan, member = whole_plan(), bitwise.Case(MICRO_BATCHES, tier, "exact", 127, 127).plan()
 
     def train(engine):
@@ -210,7 +212,8 @@ def test_crew_that_was_saved_goes_on_where_one_machine_does(tier, tmp_path):
         engine = crew.start(initial())
         assert train(engine)[0] == first
         own = engine.state_dict()
-    with LocalCrew([one_group(plan), member], roster, tmp_path) as crew:
+    plans = [one_group(plan), *[member] * (len(later) - 1)]
+    with LocalCrew(plans, deal(plan, later), tmp_path) as crew:
         engine = crew.start()
         engine.load_state_dict(own)
         assert train_steps(engine, 2, first=2) == second
@@ -256,6 +259,38 @@ def test_member_that_was_killed_costs_the_round_alone(tmp_path):
         engine.load_state_dict(own)
         assert train_steps(engine, 3, first=2) == second
         assert same_bits(crew.read_state(), state)
+        assert not crew.failures
+
+
+def test_arrivals_since_the_last_save_are_added_once_on_a_disk_as_well(tmp_path):
+    """A state on disk has them already when the crew begins again at its last saved round."""
+    plan, member = whole_plan(), bitwise.Case(MICRO_BATCHES, "disk exact", "exact", 127, 127).plan()
+
+    def train_round(engine):
+        train_steps(engine, 2)
+        list(engine.end_round(ENCODE, 1.0))
+        return {name: each.clone() for name, each in engine.state_dict().items()}
+
+    def train_with_arrival(engine):
+        engine.queue_updates(other_update(5))
+        return train_steps(engine, 2, first=2)
+
+    with LocalCrew([one_group(plan), member], deal(plan, (3, 5)), tmp_path) as crew:
+        engine = crew.start(initial())
+        own = train_round(engine)
+        anchor = [each.clone() for each in crew.anchor.fragments]
+        train_with_arrival(engine)
+        with_arrival = [each.clone() for each in crew.anchor.fragments]
+        crew.restart_member(1)
+        with pytest.raises(RoundLostError):
+            train_steps(engine, 1, first=4)
+        engine = crew.restart_lead()
+        crew.rebuilt |= dict(enumerate(anchor))
+        engine.load_state_dict(own)
+        assert same_bits(list(crew.anchor.fragments), anchor)
+        train_with_arrival(engine)
+        engine.apply_queued()
+        assert same_bits(list(crew.anchor.fragments), with_arrival)
         assert not crew.failures
 
 
@@ -333,7 +368,7 @@ def test_lost_part_comes_from_the_ledger_with_a_warm_up(tier, tmp_path):
     shutil.rmtree(tmp_path / "1")
     with LocalCrew([one_group(plan), member], roster, tmp_path) as crew:
         engine = crew.start()
-        with pytest.raises(CrewError, match="neither the ledger nor a peer has block"):
+        with pytest.raises(CrewError, match="neither the ledger nor a peer has it"):
             engine.load_state_dict(own)
         crew.rebuilt |= dict(enumerate(anchor))
         engine.load_state_dict(own)
@@ -342,5 +377,6 @@ def test_lost_part_comes_from_the_ledger_with_a_warm_up(tier, tmp_path):
         engine.progress = replace(engine.progress, position=2)
         assert crew.engines[1].progress.position == 2
         assert crew.engines[1].progress.warmup_steps_left == WARMUP_STEPS
+        assert crew.engines[1].progress.optimizer_steps == 0
         assert train_steps(engine, 2, first=2)[-3] < loss
         assert not crew.failures

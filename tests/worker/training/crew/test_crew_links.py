@@ -118,7 +118,7 @@ async def test_new_channel_begins_with_the_last_decision(line):
 async def test_machine_with_another_session_has_restarted(line):
     links, channel, _, _ = line
     for session, restarted in (("a" * 16, None), ("a" * 16, None), ("b" * 16, 2)):
-        await channel.send(pack_control(CrewHello(session=session)))
+        await channel.send(pack_control(CrewHello(epoch=1, session=session)))
         await channel.send(pack_control(Norms(epoch=1, number=1, norms=[])))
         while links.pop_message(2) is None:
             await asyncio.sleep(0)

@@ -11,9 +11,11 @@ from barnraise.durable_io import write_atomically
 from barnraise.errors import MessageError
 from barnraise.peering.transports.transport import Channel, ChannelClosedError
 from barnraise.protocol.messages import Peer
+from barnraise.training.crew.crew_code import CrewCode
 from barnraise.training.crew.crew_endpoint import CrewDoor, send_farewell
-from barnraise.training.crew.crew_frames import CONTROL_KIND
+from barnraise.training.crew.crew_frames import CONTROL_KIND, unpack
 from barnraise.training.crew.crew_links import SILENCE_SECONDS, CrewLinks
+from barnraise.training.crew.crew_messages import CrewHello, Recall
 from barnraise.training.crew.crew_status import STATUS_FILE, CrewStatus, SeatStatus
 from barnraise.training.crew.forming_messages import (
     CrewApplication,
@@ -27,6 +29,7 @@ log = logging.getLogger("barnraise")
 
 REDIAL_SECONDS = 1.0  # between two dials of a neighbour that does not answer
 LATE_SECONDS = 5.0  # after which the neighbour dials that should be dialled
+APPLICANT_SECONDS = 15.0  # since a machine without a seat has applied last
 STATUS_SECONDS = 2.0  # between two writings of the status
 
 
@@ -38,8 +41,8 @@ class CrewChannels:
         links: CrewLinks,
         door: CrewDoor,
         seating: Seating,
+        code: CrewCode,
         folder: Path,
-        run: str,
     ) -> None:
         """Serve `links` with channels of `door`.
 
@@ -47,11 +50,18 @@ class CrewChannels:
             links: what travels over the channels.
             door: opens them.
             seating: the crew's machines and their addresses.
+            code: of the crew.
             folder: of the run, for the status.
-            run: the run's id.
         """
         self._links, self._door, self._seating = links, door, seating
-        self._folder, self._run = folder, run
+        self._code, self._folder = code, folder
+        self._applied_at: dict[str, float] = {}  # monotonic, by the keys of machines without a seat
+
+    def list_applicants(self) -> set[str]:
+        """Return the keys of machines that wait for a seat in this crew."""
+        now = time.monotonic()
+        applied = list(self._applied_at.items())
+        return {key for key, at in applied if now - at < APPLICANT_SECONDS}
 
     async def run(self) -> None:
         """Accept, dial and write the status, until cancelled."""
@@ -71,7 +81,7 @@ class CrewChannels:
             addresses = await self._door.admit(channel)
             first = await asyncio.wait_for(channel.receive(), SILENCE_SECONDS)
             if first[:1] == bytes([CONTROL_KIND]):
-                await self._links.serve(channel, first)
+                await self._serve(channel, first)
             else:
                 await self._seat_again(channel, first, addresses)
         except (MessageError, ChannelClosedError, TimeoutError) as error:
@@ -79,8 +89,21 @@ class CrewChannels:
             log.info("no channel of the crew for %s: %s", channel.peer[:8], reason)
             channel.close(reason)
 
+    async def _serve(self, channel: Channel, first: bytes) -> None:
+        """Serve a channel of this deal; a machine of an earlier one applies for a seat again."""
+        hello = unpack(first)
+        epoch = self._links.roster.epoch
+        if isinstance(hello, CrewHello) and hello.epoch == epoch:
+            await self._links.serve(channel, first)
+        elif self._links.number == LEAD:
+            await send_farewell(channel, Recall())
+        else:
+            raise MessageError("it has another deal of the blocks")
+
     async def _seat_again(self, channel: Channel, frame: bytes, addresses: list[str]) -> None:
         """Send the seats to a machine of this crew that has restarted, and applies once more.
+
+        One without a seat gets it when the blocks are dealt again, at the end of a round.
 
         Raises:
             MessageError: the frame is no application, or this machine is not the lead.
@@ -88,14 +111,19 @@ class CrewChannels:
         application = parse_forming(frame)
         if self._links.number != LEAD or not isinstance(application, CrewApplication):
             raise MessageError("it sent what belongs to the forming of a crew")
-        number = self._links.roster.find_seat(channel.peer)
-        if number is None or application.version != __version__:
+        if application.version != __version__ or not self._code.check_proof(
+            channel.peer, application.proof
+        ):
             reason = (
-                f"this crew already trains, with version {__version__} of barnraise: join the run "
-                "alone, or another crew"
+                f"this crew trains with version {__version__} of barnraise and another code: "
+                "install that version, and copy the code that the lead prints now"
             )
             await send_farewell(channel, CrewRefusal(reason=reason))
             return
+        number = self._links.roster.find_seat(channel.peer)
+        if number is None:
+            self._applied_at[channel.peer] = time.monotonic()
+            raise MessageError("the crew trains: there is a seat at the end of a round")
         log.info("%s is back in the crew", self._links.roster.name_of(number))
         seats = self._seating.seats
         seats[number] = seats[number].model_copy(update={"addresses": addresses})
@@ -116,6 +144,10 @@ class CrewChannels:
             if neighbour not in self._links.connected():
                 with contextlib.suppress(MessageError, ChannelClosedError, TimeoutError):
                     await self._links.serve(await self._door.dial(peer))
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                # A channel that ended in the same moment has hidden the cancellation.
+                raise asyncio.CancelledError
             await asyncio.sleep(pause)
 
     async def _write_status(self) -> None:
@@ -141,7 +173,7 @@ class CrewChannels:
                 )
             )
         return CrewStatus(
-            run=self._run,
+            run=self._code.run,
             number=links.number,
             boundary_bits=roster.seats[links.number].boundary_bits,
             bytes_sent=links.bytes_sent,

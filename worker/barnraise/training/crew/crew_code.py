@@ -1,4 +1,4 @@
-"""The code with which machines join a crew, and the proof that a machine has it. Pure.
+"""The code with which machines join a crew, the proof that a machine has it, and who had it.
 
 A code is one line to copy: a prefix, and base64 of a version, the run, the lead's key, a secret of
 128 bits, the lead's addresses and a checksum. Machines that have it may join the crew. They prove
@@ -12,12 +12,21 @@ import hashlib
 import hmac
 import secrets
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
 
+from pydantic import Field, ValidationError
+
+from barnraise.durable_io import write_atomically
 from barnraise.errors import CrewError
+from barnraise.planning.crew import MAX_MEMBERS
 from barnraise.protocol.public_keys import require_sound_key
+from barnraise.protocol.types import Message, PublicKey
 
 PREFIX = "crew-"
+RECORD_FILE = "crew-code.json"
 VERSION = 1
 SECRET_BYTES = 16
 MAX_CODE_ADDRESSES = 4
@@ -45,10 +54,12 @@ class CrewCode:
     secret: bytes = field(repr=False)
 
     @classmethod
-    def create(cls, run: str, lead: str, addresses: tuple[str, ...]) -> "CrewCode":
-        """Return a code with a new secret."""
-        kept = addresses[:MAX_CODE_ADDRESSES]
-        return cls(run, lead, kept, secrets.token_bytes(SECRET_BYTES))
+    def create(
+        cls, run: str, lead: str, addresses: Sequence[str], secret: bytes | None = None
+    ) -> "CrewCode":
+        """Return the code of a crew with that lead; without `secret`, of a new crew."""
+        kept = tuple(addresses[:MAX_CODE_ADDRESSES])
+        return cls(run, lead, kept, secret or secrets.token_bytes(SECRET_BYTES))
 
     def __str__(self) -> str:
         """Return the code as people copy it."""
@@ -107,6 +118,26 @@ def parse_code(text: str) -> CrewCode:
     if str(code) != text:
         raise CrewError("the crew's code is malformed: have the lead print a new one")
     return code
+
+
+class CrewRecord(Message):
+    """What a lead needs to find its crew again when it restarts, in a file of the run's folder."""
+
+    secret: Annotated[str, Field(pattern=f"^[0-9a-f]{{{2 * SECRET_BYTES}}}$")]
+    port: Annotated[int, Field(ge=0, lt=1 << 16)]  # at which its members dial it; 0: any
+    members: Annotated[list[PublicKey], Field(max_length=MAX_MEMBERS)]  # besides the lead
+
+    @classmethod
+    def load(cls, folder: Path) -> "CrewRecord":
+        """Return the record of a run's folder; a new one where there is none."""
+        try:
+            return cls.model_validate_json((folder / RECORD_FILE).read_bytes())
+        except (OSError, ValidationError):
+            return cls(secret=secrets.token_hex(SECRET_BYTES), port=0, members=[])
+
+    def save(self, folder: Path) -> None:
+        """Store the record, for this machine's owner alone."""
+        write_atomically(folder / RECORD_FILE, self.model_dump_json().encode(), private=True)
 
 
 def _parse_body(body: bytes) -> CrewCode:

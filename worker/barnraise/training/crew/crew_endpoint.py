@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from barnraise.peering.links.handshake import Handshake, OwnIntroduction
 from barnraise.peering.server_thread import ServerThread
@@ -19,7 +20,10 @@ from barnraise.peering.transports.transport import (
 from barnraise.protocol.messages import Peer, Signed, WorkerSession
 from barnraise.protocol.mirror_list import parse_list
 from barnraise.protocol.run_mirrors import RunMirrors
-from barnraise.training.crew.forming_messages import CrewRefusal, Seating, pack_forming
+from barnraise.protocol.types import Message
+from barnraise.training.crew.crew_frames import pack_control
+from barnraise.training.crew.crew_messages import Recall
+from barnraise.training.crew.forming_messages import pack_forming
 from barnraise.training.join import JoinedRun
 
 PROTOCOL = "crew"
@@ -66,6 +70,23 @@ class CrewDoor:
         return list(connection.hello.addresses)
 
 
+@dataclass(frozen=True)
+class CrewPort:
+    """Where a lead admits machines.
+
+    Attributes:
+        key: the lead's.
+        thread: whose event loop serves the channels.
+        door: accepts them.
+        addresses: at which others may reach the lead.
+    """
+
+    key: str
+    thread: ServerThread
+    door: CrewDoor
+    addresses: list[str]
+
+
 class CrewEndpoint:
     """Run a transport for a crew alone.
 
@@ -108,6 +129,11 @@ class CrewEndpoint:
         """Return the addresses at which others may reach this machine."""
         return self._transport.addresses()
 
+    @property
+    def port(self) -> CrewPort:
+        """Return it as a lead's, while `thread` runs."""
+        return CrewPort(self.key, self.thread, self.door, self.addresses)
+
     async def run(self, ready: Callable[[], None]) -> None:
         """Listen until `stop`; see `Server.run`."""
         self._stopped = asyncio.Event()
@@ -132,10 +158,10 @@ class CrewEndpoint:
         return joined.coordinator.identity.sign("session", statement)
 
 
-async def send_farewell(channel: Channel, last: Seating | CrewRefusal) -> None:
+async def send_farewell(channel: Channel, last: Message) -> None:
     """Send the last message of a channel of the forming, and close it once it has arrived."""
     with contextlib.suppress(ChannelClosedError, TimeoutError):
-        await channel.send(pack_forming(last))
+        await channel.send(pack_control(last) if isinstance(last, Recall) else pack_forming(last))
         async with asyncio.timeout(FAREWELL_SECONDS):
             await channel.receive()  # the other side closes the channel once it has this
     channel.close("the crew is formed")

@@ -17,7 +17,7 @@ from torch import Tensor
 from barnraise.errors import CrewError, StateError
 from barnraise.ledger import codec
 from barnraise.ledger.anchor import fragment_to_bytes
-from barnraise.mixing.payloads import encode_weights
+from barnraise.mixing.payloads import Payload, encode_weights
 from barnraise.swap.engine import (
     UPDATES_PER_STEP,
     WARMUP_STEPS,
@@ -28,11 +28,14 @@ from barnraise.swap.executor import DecodableUpdate, EngineProgress
 from barnraise.swap.sampler import SamplingSettings, TokenRange
 from barnraise.training.crew.crew_frames import PayloadId, PieceKind
 from barnraise.training.crew.crew_messages import (
+    PART_NAMES,
     ApplyTask,
     EndRoundTask,
     EvaluateTask,
+    FetchTask,
     LeaveTask,
     LoadTask,
+    PartName,
     ProgressTask,
     QueueTask,
     ResetTask,
@@ -43,14 +46,14 @@ from barnraise.training.crew.crew_messages import (
 from barnraise.training.crew.crew_orders import RETURN_SECONDS, CrewOrders, Enclosure, SentOrder
 from barnraise.training.crew.roster import LEAD
 from barnraise.training.crew.span_holders import SpanHolders
-from barnraise.training.crew.stage_engine import StageEngine
+from barnraise.training.crew.stage_engine import StageEngine, list_fragments, read_part
 from barnraise.training.crew.step_protocol import STREAM_SECONDS, LeadStep, decode_stream
+from barnraise.training.resume import CREW_LABEL
 from barnraise.training.training_engine import Encoder
 
 log = logging.getLogger("barnraise")
 
 AGAIN_SECONDS = 0.2  # between two attempts at a step
-LABEL = "crew"  # the tensor of a saved state that holds its label
 
 
 class CrewEngine:
@@ -88,6 +91,7 @@ class CrewEngine:
         self.holders = SpanHolders(orders)
         self._prediction: tuple[float, ...] | None = None  # that was sent last
         self.last_problem = ""  # why the last step had to be repeated
+        self._step_seconds: list[dict[int, float]] = []  # of this round's steps
         self._is_closed = False
         if is_fresh:
             self._load_others(0)
@@ -144,6 +148,7 @@ class CrewEngine:
                 self.holders.reset_idle(routes)
             if not stats.interrupted:
                 self.holders.record_step(side)
+                self._step_seconds.append(side.seconds)
                 return replace(stats, seconds=time.perf_counter() - started)
             side.cancel()
             if side.has_diverged:
@@ -162,6 +167,11 @@ class CrewEngine:
             if now - failed_at > RETURN_SECONDS:
                 raise CrewError(f"the crew cannot go on: {side.problem}")
             self._wait_for_channels(failed_at + RETURN_SECONDS - now, should_stop)
+
+    def pop_stage_seconds(self) -> list[dict[int, float]]:
+        """Return the seconds of the machines' own work in each step since the last call."""
+        seconds, self._step_seconds = self._step_seconds, []
+        return seconds
 
     def _wait_for_channels(self, seconds: float, should_stop: Callable[[], bool]) -> None:
         """Wait until a holder of each span has a channel to the lead, or the time is over."""
@@ -395,11 +405,11 @@ class CrewEngine:
         """Return the lead's part of the state; the others save theirs on their own disks."""
         self._save_others(closing=False)
         label = torch.tensor([self._engine.progress.label])
-        return self._engine.state_dict() | {LABEL: label}
+        return self._engine.state_dict() | {CREW_LABEL: label}
 
     def _save_others(self, closing: bool) -> None:
         """Have the others save their parts under the next label."""
-        label = self._engine.progress.label + 1
+        label = abs(self._engine.progress.label) + 1
         self._orders.request(SaveTask(label=label, closing=closing))
         self._engine.set_label(label)
 
@@ -410,38 +420,111 @@ class CrewEngine:
             StateError: the tensors are no state of a crew's lead, or do not fit its plan.
             CrewError: another machine has not saved its part, and it cannot be rebuilt.
         """
-        if LABEL not in tensors:
+        if CREW_LABEL not in tensors:
             raise StateError("the saved state is not that of a crew's lead")
-        label = int(tensors[LABEL])
-        own = {name: tensors[name] for name in tensors if name != LABEL}
-        self._engine.load_state_dict(own)
-        self._load_others(label)
+        label = int(tensors[CREW_LABEL])
+        own = list_fragments(tensors)
+        self._engine.load_state_dict(tensors, [i for i in own if i in self._local])
+        self._load_others(label, tensors)
         self._engine.set_label(label)
 
-    def _load_others(self, label: int) -> None:
+    def _load_others(self, label: int, own: Mapping[str, Tensor] | None = None) -> None:
         """Have the others load what they saved under a label; 0: begin with the anchor alone.
 
-        A machine without that part gets the anchor's, with Adam's moments at zero and a warm-up.
+        A fragment that its machine has not saved comes from the machine that has, for instance
+        because it held the fragment before the blocks were dealt again.
+
+        Args:
+            label: of the state; negative if the lead's anchor has more updates by now.
+            own: what the lead has saved under it; None if that is what it holds now.
         """
         self._links.accept_restarts()
-        answers = self._orders.request(LoadTask(label=label))
-        for number in sorted(n for n, answer in answers.items() if answer.reply.missing):
+        answers = self._orders.request(LoadTask(label=abs(label)))
+        if label == 0:
+            return
+        stale = {n for n, answer in answers.items() if label < 0 or answer.reply.is_stale}
+        saved = {number: set(answer.reply.saved) for number, answer in answers.items()}
+        saved[LEAD] = self._local if own is None else set(list_fragments(own))
+        changed: set[int] = set()
+        lost: dict[int, list[int]] = {}
+        held = [(i, n) for n, seat in enumerate(self._roster.seats) for i in seat.stage.fragments]
+        for i, holder in sorted(held):
+            if i in saved[holder] and holder not in stale:
+                continue
+            changed.add(holder)
+            if i in saved[holder]:
+                self._store_rebuilt(i, holder, forgets=False)
+                continue
+            source = next((n for n, fragments in sorted(saved.items()) if i in fragments), None)
+            if source is None:
+                self._store_rebuilt(i, holder, forgets=True)
+                lost.setdefault(holder, []).append(i)
+                continue
+            for part in PART_NAMES:
+                self._store(holder, i, self._fetch_saved(source, i, part, own), part)
+            if label < 0:
+                self._store_rebuilt(i, holder, forgets=False)
+        for number in sorted(changed):
+            self._begin_round(number, lost.get(number, []), saved[number])
+
+    def _fetch_saved(
+        self, source: int, i: int, part: PartName, own: Mapping[str, Tensor] | None
+    ) -> Payload:
+        """Return a part of a fragment's state that a machine has saved."""
+        if source == LEAD:
+            assert own is not None, "what the lead holds needs no other source"
+            return read_part(own, i, part)
+        task = FetchTask(fragment=i, saved_part=part)
+        payloads = self._orders.request(task, [source])[source].payloads
+        if len(payloads) != 1:
+            raise CrewError(f"{self._roster.name_of(source)} sent no part of its saved state")
+        return payloads[0]
+
+    def _store(
+        self, holder: int, i: int, payload: Payload, part: PartName, forgets: bool = False
+    ) -> None:
+        """Store a part of a fragment's state at the machine that holds it."""
+        if holder == LEAD:
+            self._engine.write_part(i, part, bytes(payload))
+            if forgets:
+                self._engine.forget_fragment(i)
+            return
+        task = StoreTask(part=part, forgets=forgets)
+        self._orders.request(task, [holder], {holder: [Enclosure(i, payload)]})
+
+    def _store_rebuilt(self, i: int, holder: int, forgets: bool) -> None:
+        """Store a fragment's anchor from the ledger or peers; with `forgets` the rest is zero.
+
+        Raises:
+            CrewError: neither the ledger nor a peer has it.
+        """
+        units = self._rebuild(i)
+        if units is None:
+            raise CrewError(
+                f"no machine of the crew has saved {self._engine.fragments[i].name}, and neither "
+                "the ledger nor a peer has it now: start again when other machines of the run are "
+                "online"
+            )
+        self._store(holder, i, fragment_to_bytes(units), "anchor", forgets)
+
+    def _begin_round(self, number: int, lost: Sequence[int], saved: Collection[int]) -> None:
+        """Begin a round at a machine some of whose fragments were stored; some may be lost."""
+        own, fragments = self._engine.progress, self._roster.seats[number].stage.fragments
+        steps = warmup = None
+        if lost:
             name = self._roster.name_of(number)
-            log.warning("%s has not saved its part of this state: it gets the anchor's", name)
-            for i in self._roster.seats[number].stage.fragments:
-                units = self._rebuild(i)
-                if units is None:
-                    raise CrewError(
-                        f"{name} has not saved its part of this crew's state, and neither the "
-                        f"ledger nor a peer has {self._engine.fragments[i].name} now: start again "
-                        "when other machines of the run are online"
-                    )
-                enclosure = Enclosure(i, fragment_to_bytes(units))
-                self._orders.request(StoreTask(), [number], {number: [enclosure]})
-            self._orders.request(LoadTask(label=0), [number])
-            position = self._engine.progress.position
-            task = ProgressTask(position=position, warmup_steps_left=WARMUP_STEPS)
-            self._orders.request(task, [number])
+            log.warning("%d fragments of %s begin without Adam's moments", len(lost), name)
+            steps, warmup = 0, WARMUP_STEPS
+        elif not any(i in saved for i in fragments):
+            steps, warmup = own.optimizer_steps, own.warmup_steps_left
+        if number == LEAD:
+            if lost:
+                self._engine.progress = replace(own, optimizer_steps=0, warmup_steps_left=warmup)
+            self._engine.reset_round()
+            return
+        task = ProgressTask(position=own.position, optimizer_steps=steps, warmup_steps_left=warmup)
+        self._orders.request(task, [number])
+        self._orders.request(ResetTask(what="round"), [number])
 
     def close(self) -> None:
         """End the crew: the others leave, and the lead frees its memory."""

@@ -29,7 +29,7 @@ class CrewFragments(Sequence[Tensor]):
         holder = self._roster.holders[index]
         if holder == LEAD:
             return self._local[index]
-        task = FetchTask(fragment=index, sketch_only=False)
+        task = FetchTask(fragment=index)
         payloads = self._orders.request(task, [holder])[holder].payloads
         if len(payloads) != 1 or len(payloads[0]) != 4 * self._sizes[index]:
             raise CrewError(

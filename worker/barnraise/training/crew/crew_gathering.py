@@ -9,9 +9,10 @@ import asyncio
 import contextlib
 import ipaddress
 import logging
+import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -30,7 +31,10 @@ from barnraise.planning.crew import (
 )
 from barnraise.planning.lines import HOME_LINE, Line
 from barnraise.training.crew.crew_code import CrewCode
-from barnraise.training.crew.crew_endpoint import CrewEndpoint, send_farewell
+from barnraise.training.crew.crew_endpoint import CrewPort, send_farewell
+from barnraise.training.crew.crew_frames import CONTROL_KIND
+from barnraise.training.crew.crew_messages import Recall
+from barnraise.training.crew.formed_crew import FormedCrew
 from barnraise.training.crew.forming_messages import (
     MAX_SHAPES,
     CrewApplication,
@@ -61,6 +65,7 @@ class _Candidate:
     name: str
     addresses: list[str]
     channel: Channel
+    can_lead: bool = False
     shapes: dict[int, ShapePrices] = field(default_factory=dict)  # by sequences of a micro-batch
 
     def describe(self) -> CrewMachine:
@@ -100,33 +105,54 @@ class CrewGathering:
     """Admit machines until the crew is complete."""
 
     def __init__(
-        self, endpoint: CrewEndpoint, code: CrewCode, lead: CrewMachine, task: CrewTask
+        self,
+        port: CrewPort,
+        code: CrewCode,
+        lead: CrewMachine,
+        task: CrewTask,
+        expected: Collection[str] = (),
     ) -> None:
-        """Admit machines that have the code; `lead` is this machine, and `task` what they train."""
-        self._endpoint, self._code = endpoint, code
+        """Admit machines that have the code.
+
+        Args:
+            port: where they come.
+            code: of the crew.
+            lead: this machine.
+            task: what they train.
+            expected: keys of machines that were in this crew before; nobody else is waited for.
+        """
+        self._port, self._code = port, code
         self._lead, self._task = lead, task
+        self._expected = set(expected)
         self._sizes = micro_batch_sizes(task.step_sequences)[:MAX_SHAPES]
         self._candidates: dict[str, _Candidate] = {}
         self._applying: set[str] = set()  # that have proven the code and price their spans
         self._changed_at = time.monotonic()
         self._lock = threading.Lock()  # of the candidates
 
-    def gather(self, wanted: int | None, should_stop: Callable[[], bool]) -> Seating | None:
+    def gather(
+        self, wanted: int | None, should_stop: Callable[[], bool], patience: float = math.inf
+    ) -> FormedCrew | None:
         """Wait until the crew is complete, and send all machines their seats.
 
         Args:
             wanted: how many machines to wait for, besides this one; None: those that come.
             should_stop: ends the wait.
+            patience: seconds after which those that have come must be enough.
 
         Returns:
-            The seats; None if the wait was stopped.
+            The crew; None if the wait was stopped.
 
         Raises:
             PlanError: the machines that were waited for cannot hold the model together.
         """
-        accepting = asyncio.run_coroutine_threadsafe(self._accept(), self._endpoint.thread.loop)
+        accepting = asyncio.run_coroutine_threadsafe(self._accept(), self._port.thread.loop)
         try:
-            plan, candidates = self._wait(wanted, should_stop, accepting)
+            plan, candidates = self._wait(wanted, should_stop, accepting, patience)
+        except PlanError as error:
+            accepting.cancel()
+            self._finish(None, list(self._candidates.values()), f"the crew ends: {error}"[:1000])
+            raise
         finally:
             accepting.cancel()
         if plan is None:
@@ -134,14 +160,19 @@ class CrewGathering:
             return None
         seating = self._seat(plan, candidates)
         self._finish(seating, candidates)
-        return seating
+        return FormedCrew(self._code, plan, seating)
 
     def _wait(
-        self, wanted: int | None, should_stop: Callable[[], bool], accepting: "Future[None]"
+        self,
+        wanted: int | None,
+        should_stop: Callable[[], bool],
+        accepting: "Future[None]",
+        patience: float,
     ) -> tuple[CrewPlan | None, list[_Candidate]]:
         """Wait; plan the crew again whenever a machine comes or goes."""
         planned: list[str] = []
         plan: CrewPlan | None = None
+        ends_at = time.monotonic() + patience
         while not should_stop():
             with self._lock:
                 candidates = list(self._candidates.values())
@@ -149,7 +180,9 @@ class CrewGathering:
             keys = [candidate.key for candidate in candidates]
             if keys != planned:
                 plan, planned = self._plan(candidates), keys
-            if is_complete(len(keys), wanted, plan is not None, quiet):
+            has_all = bool(self._expected) and self._expected <= set(keys) and plan is not None
+            is_late = time.monotonic() > ends_at and not self._applying
+            if has_all or is_late or is_complete(len(keys), wanted, plan is not None, quiet):
                 # It fails with the planner's sentence if those that were waited for are too weak.
                 return plan or self._plan_or_raise(candidates), candidates
             if accepting.done():
@@ -182,16 +215,17 @@ class CrewGathering:
             candidate = None if own else candidates[stage.machine - 1]
             seats.append(
                 SeatView(
-                    key=candidate.key if candidate else self._endpoint.key,
+                    key=candidate.key if candidate else self._port.key,
                     name=candidate.name if candidate else self._lead.name,
-                    addresses=candidate.addresses if candidate else self._endpoint.addresses,
+                    addresses=candidate.addresses if candidate else self._port.addresses,
+                    can_lead=candidate.can_lead if candidate else True,
                     first_block=stage.first_block,
                     blocks=stage.blocks,
                 )
             )
         return Seating.model_validate(
             {
-                "epoch": 1,
+                "epoch": int(1000 * time.time()),  # beyond that of any deal before
                 "sequences": deal.sequences,
                 "micro_batches": deal.micro_batches,
                 "boundary_bits": deal.boundary_bits,
@@ -199,14 +233,16 @@ class CrewGathering:
             }
         )
 
-    def _finish(self, seating: Seating | None, candidates: Sequence[_Candidate]) -> None:
+    def _finish(
+        self,
+        seating: Seating | None,
+        candidates: Sequence[_Candidate],
+        reason: str = "the lead has ended the forming of the crew",
+    ) -> None:
         """Send each machine its seat, or why it has none, and end the channels."""
         seated = {seat.key for seat in seating.seats} if seating else set[str]()
-        reason = (
-            "the crew is faster without this machine: join the run alone, or another crew"
-            if seating
-            else "the lead has ended the forming of the crew"
-        )
+        if seating:
+            reason = "the crew is faster without this machine: join the run alone, or another crew"
         work = [
             send_farewell(
                 each.channel,
@@ -218,21 +254,26 @@ class CrewGathering:
         async def send_all() -> None:
             await asyncio.gather(*work, return_exceptions=True)
 
-        self._endpoint.thread.run(send_all(), None)
+        self._port.thread.run(send_all(), None)
 
     # ---- the event loop's side ------------------------------------------------------------------
 
     async def _accept(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             while True:
-                tasks.create_task(self._meet(await self._endpoint.door.accept()))
+                tasks.create_task(self._meet(await self._port.door.accept()))
 
     async def _meet(self, channel: Channel) -> None:
         """Admit one machine, and watch it until its channel ends or the crew is complete."""
         candidate: _Candidate | None = None
         try:
-            addresses = await self._endpoint.door.admit(channel)
-            candidate = await self._admit(channel, addresses)
+            addresses = await self._port.door.admit(channel)
+            async with asyncio.timeout(APPLICATION_SECONDS):
+                first = await channel.receive()
+            if first[:1] == bytes([CONTROL_KIND]):  # it trains still, with the deal before
+                await send_farewell(channel, Recall())
+                return
+            candidate = await self._admit(channel, first, addresses)
             await self._query_prices(candidate)
             self._add(candidate)
             await channel.receive()  # until the crew is complete: `gather` cancels this
@@ -247,14 +288,13 @@ class CrewGathering:
             if candidate is None or not candidate.shapes:
                 channel.close("the crew has begun without this machine")
 
-    async def _admit(self, channel: Channel, addresses: list[str]) -> _Candidate:
+    async def _admit(self, channel: Channel, first: bytes, addresses: list[str]) -> _Candidate:
         """Check a machine's application.
 
         Raises:
             MessageError: it may not join, with a sentence for its owner.
         """
-        async with asyncio.timeout(APPLICATION_SECONDS):
-            application = parse_forming(await channel.receive())
+        application = parse_forming(first)
         if not isinstance(application, CrewApplication):
             raise MessageError(f"it sent a {application.type} instead of an application")
         if not self._code.check_proof(channel.peer, application.proof):
@@ -286,6 +326,7 @@ class CrewGathering:
             answer = parse_forming(await candidate.channel.receive())
         if not isinstance(answer, PriceList):
             raise MessageError(f"it sent a {answer.type} instead of its prices")
+        candidate.can_lead = answer.can_lead
         candidate.shapes = {shape.sequences: shape for shape in answer.shapes}
 
     def _remove(self, channel: Channel) -> None:

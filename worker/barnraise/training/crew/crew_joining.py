@@ -2,10 +2,12 @@
 
 import asyncio
 import logging
+import math
+import time
 from collections.abc import Callable
 
 from barnraise import __version__
-from barnraise.errors import CrewError, MessageError
+from barnraise.errors import CrewError, LeadLostError, MessageError
 from barnraise.peering.transports.transport import Channel, ChannelClosedError
 from barnraise.planning.crew import Pricer, SpanRequest
 from barnraise.protocol.messages import Peer
@@ -39,18 +41,26 @@ class CrewJoining:
         self._endpoint, self._code, self._name = endpoint, code, name
         self._price, self._layers = price, layers
 
-    def await_seat(self, should_stop: Callable[[], bool]) -> Seating | None:
+    def await_seat(
+        self, should_stop: Callable[[], bool], patience: float = math.inf
+    ) -> Seating | None:
         """Dial the lead until it assigns a seat.
+
+        Args:
+            should_stop: ends the wait.
+            patience: seconds for which the lead may be out of reach.
 
         Returns:
             All seats of the crew; None if the wait was stopped.
 
         Raises:
             CrewError: the lead refuses this machine; the message says why.
+            LeadLostError: it is out of reach.
         """
-        return self._endpoint.thread.run(self._await_seat(), None, should_stop)
+        return self._endpoint.thread.run(self._await_seat(patience), None, should_stop)
 
-    async def _await_seat(self) -> Seating:
+    async def _await_seat(self, patience: float) -> Seating:
+        ends_at = time.monotonic() + patience
         lead = Peer(key=self._code.lead, addresses=list(self._code.addresses))
         logged = ""
         while True:
@@ -66,6 +76,8 @@ class CrewJoining:
             if reason != logged:
                 log.info("the crew's lead does not answer yet: %s", reason)
                 logged = reason
+            if time.monotonic() > ends_at:
+                raise LeadLostError(f"{lead.key[:8]} does not lead the crew: {reason}")
             await asyncio.sleep(REDIAL_SECONDS)
 
     async def _apply(self, channel: Channel) -> Seating:
@@ -98,6 +110,7 @@ class CrewJoining:
     def _answer(self, query: PriceQuery) -> PriceList:
         """Price spans of every length that fits, in a thread of its own: it takes seconds."""
         shapes: list[ShapePrices] = []
+        can_lead = False
         for sequences in query.sequences:
             prices: list[PriceView] = []
             micro_batches = max(1, query.step_sequences // sequences)
@@ -107,5 +120,6 @@ class CrewJoining:
                 if price is None:
                     break
                 prices.append(PriceView.model_validate(vars(price)))
+            can_lead |= self._price(SpanRequest(1, True, sequences, micro_batches)) is not None
             shapes.append(ShapePrices(sequences=sequences, prices=prices))
-        return PriceList(shapes=shapes)
+        return PriceList(can_lead=can_lead, shapes=shapes)

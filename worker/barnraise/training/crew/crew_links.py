@@ -27,6 +27,7 @@ from barnraise.training.crew.crew_messages import (
     ControlMessage,
     CrewHello,
     Ping,
+    Recall,
     StepDecision,
 )
 from barnraise.training.crew.roster import LEAD, CrewRoster
@@ -37,7 +38,7 @@ PING_SECONDS = 3.0  # after which a channel that sends nothing else carries a si
 SILENCE_SECONDS = 10.0  # after which a machine that sends nothing counts as gone
 POLL_SECONDS = 0.05  # between two questions whether to stop waiting
 MAX_WAITING = 1000  # control messages of one machine that wait to be read
-ATTACHMENT_OVERHEAD = 1 << 16  # bytes of a payload beyond four for each element
+ATTACHMENT_OVERHEAD = 1 << 16  # bytes of a payload beyond those of both of Adam's moments
 
 
 @dataclass
@@ -62,6 +63,7 @@ class CrewLinks:
         number: this machine's.
         bytes_sent: of payloads.
         bytes_received: of payloads.
+        is_recalled: whether the lead wants this machine to apply for a seat again.
     """
 
     def __init__(
@@ -88,9 +90,10 @@ class CrewLinks:
         self._session = secrets.token_hex(8)
         self._sessions: dict[int, str] = {}  # of each machine, as its last channel has stated it
         self._accepted_sessions: dict[int, str] = {}
+        self.is_recalled = False  # the lead deals the blocks again
         self._changed = threading.Condition()
         elements = max(fragment.size for fragment in roster.model.fragments())
-        self._max_attachment = FP32_BYTES * elements + ATTACHMENT_OVERHEAD
+        self._max_attachment = 2 * FP32_BYTES * elements + ATTACHMENT_OVERHEAD
 
     # ---- the training loop's side ---------------------------------------------------------------
 
@@ -256,7 +259,7 @@ class CrewLinks:
             self._links[number] = link
             self._ends.pop(number, None)
             self._opened[number] += 1
-            link.messages.append(CrewHello(session=self._session))
+            link.messages.append(CrewHello(epoch=self.roster.epoch, session=self._session))
             if self._last_decision is not None:
                 link.messages.append(self._last_decision)
             link.has_work.set()
@@ -279,7 +282,10 @@ class CrewLinks:
         found = crew_frames.unpack(frame)
         if isinstance(found, Ping):
             return
-        if isinstance(found, CrewHello):
+        if isinstance(found, Recall):
+            self.is_recalled = self.is_recalled or number == LEAD
+            raise MessageError("the lead deals the blocks again")
+        if isinstance(found, CrewHello) and found.epoch == self.roster.epoch:
             self._accept_session(number, found.session)
             return
         if found.epoch != self.roster.epoch:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from barnraise.errors import BarnraiseError, CrewError
+from barnraise.errors import BarnraiseError, CrewError, LeadLostError
 from barnraise.ledger import codec
-from barnraise.ledger.anchor import compute_sketch, fragment_from_bytes, fragment_to_bytes
+from barnraise.ledger.anchor import compute_sketch, fragment_to_bytes
 from barnraise.mixing.payloads import decode_weights, encode_weights
 from barnraise.planning.quantization_scheme import QuantizationScheme
 from barnraise.training.crew.crew_frames import PayloadId, PieceKind
@@ -33,6 +33,7 @@ from barnraise.training.crew.crew_messages import (
     StoreTask,
 )
 from barnraise.training.crew.crew_orders import (
+    CONNECT_SECONDS,
     RETURN_SECONDS,
     Enclosure,
     pop_attachments,
@@ -41,7 +42,7 @@ from barnraise.training.crew.crew_orders import (
 from barnraise.training.crew.crew_state import CrewState
 from barnraise.training.crew.roster import LEAD
 from barnraise.training.crew.routing import StepRoutes
-from barnraise.training.crew.stage_engine import StageEngine
+from barnraise.training.crew.stage_engine import StageEngine, list_fragments, read_part
 from barnraise.training.crew.step_protocol import (
     LEAD_SECONDS,
     STREAM_SECONDS,
@@ -95,7 +96,8 @@ class _Result:
     enclosures: Sequence[Enclosure] = ()
     sketch: str | None = None
     interrupted: bool = False
-    missing: bool = False
+    saved: Sequence[int] = ()
+    is_stale: bool = False
 
 
 class CrewMember:
@@ -113,27 +115,33 @@ class CrewMember:
         self._answered = 0  # the number of the channel over which it was sent
         self._should_stop: Callable[[], bool] = lambda: False
 
-    def run(self, should_stop: Callable[[], bool] = lambda: False) -> None:
-        """Serve until the lead leaves, or this machine's owner stops it.
+    def run(self, should_stop: Callable[[], bool] = lambda: False) -> bool:
+        """Serve until the lead leaves or deals the blocks again, or this machine's owner stops it.
+
+        Returns:
+            Whether the lead has left.
 
         Raises:
-            CrewError: the lead is gone for LEAD_SECONDS.
+            LeadLostError: the lead is gone for LEAD_SECONDS.
             BarnraiseError: this machine's state failed; the lead gets the reason.
         """
-        self._should_stop = should_stop
+        links = self._links
+        self._should_stop = lambda: should_stop() or links.is_recalled
         last_seen = time.monotonic()
-        while not should_stop():
+        while not self._should_stop():
             order = self._next_order()
             now = time.monotonic()
-            if LEAD in self._links.connected():
+            patience = LEAD_SECONDS if links.opened(LEAD) else CONNECT_SECONDS
+            if LEAD in links.connected():
                 last_seen = now
-            elif now - last_seen > LEAD_SECONDS:
-                raise CrewError(
+            elif now - last_seen > patience:
+                raise LeadLostError(
                     f"the crew's lead {self._roster.name_of(LEAD)} has been gone for "
-                    f"{LEAD_SECONDS:.0f} s: {self._links.reason(LEAD)}"
+                    f"{patience:.0f} s: {links.reason(LEAD)}"
                 )
             if order is not None and not self._handle(order):
-                return
+                return True
+        return False
 
     def _next_order(self) -> Order | None:
         """Wait a little for the lead's next order; decisions on past steps are dropped."""
@@ -181,7 +189,8 @@ class CrewMember:
             number=order.number,
             problem=problem,
             interrupted=result.interrupted,
-            missing=result.missing,
+            saved=list(result.saved),
+            is_stale=result.is_stale,
             sketch=result.sketch,
             attachments=[each.attachment() for each in result.enclosures],
         )
@@ -255,13 +264,14 @@ class CrewMember:
             case ResetTask():
                 self._reset(task)
             case StoreTask():
-                self._store_fragments(order.attachments, payloads)
+                self._store_fragments(task, order.attachments, payloads)
             case FetchTask():
                 return self._fetch(task)
             case SaveTask():
                 self._state.save(engine, task.label, task.closing)
             case LoadTask():
-                return _Result(missing=not self._state.load(engine, task.label))
+                saved = self._state.load(engine, task.label)
+                return _Result(saved=saved, is_stale=engine.progress.label < 0)
             case ProgressTask():
                 self._set_progress(task)
             case _:
@@ -337,20 +347,29 @@ class CrewMember:
 
     def _set_progress(self, task: ProgressTask) -> None:
         progress = replace(self._engine.progress, position=task.position)
-        if task.warmup_steps_left is not None:
-            progress = replace(progress, warmup_steps_left=task.warmup_steps_left)
+        for name in ("optimizer_steps", "warmup_steps_left"):
+            if (value := getattr(task, name)) is not None:
+                progress = replace(progress, **{name: value})
         self._engine.progress = progress
 
     def _store_fragments(
-        self, attachments: Sequence[Attachment], payloads: list[bytearray]
+        self, task: StoreTask, attachments: Sequence[Attachment], payloads: list[bytearray]
     ) -> None:
         for attachment, payload in zip(attachments, payloads, strict=True):
             i = attachment.fragment
-            if i not in self._fragments or len(payload) != 4 * self._sizes[i]:
+            if i not in self._fragments:
                 raise CrewError("the lead stored another fragment than one of this part's")
-            self._engine.store_fragment(i, fragment_from_bytes(payload))
+            self._engine.write_part(i, task.part, payload)
+            if task.forgets:
+                self._engine.forget_fragment(i)
 
     def _fetch(self, task: FetchTask) -> _Result:
+        if task.saved_part is not None:
+            saved = self._state.saved
+            if task.fragment not in list_fragments(saved):
+                raise CrewError("the lead asked for what this machine has not saved")
+            payload = read_part(saved, task.fragment, task.saved_part)
+            return _Result([Enclosure(task.fragment, payload)])
         if task.fragment not in self._fragments:
             raise CrewError("the lead asked for another fragment than one of this part's")
         self._engine.apply_queued()

@@ -2,30 +2,35 @@
 
 import asyncio
 import logging
+import math
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from barnraise.errors import CrewError
+from barnraise.errors import CrewError, LeadLostError
 from barnraise.peering.transports.transport import Transport
 from barnraise.planning.crew_pricing import StagePricer
 from barnraise.planning.search import make_stage_plan
 from barnraise.planning.write_advice import PlanRequest
+from barnraise.protocol.polling import PERSON_POLL_SECONDS
 from barnraise.training.crew.crew_channels import CrewChannels
-from barnraise.training.crew.crew_code import CrewCode
+from barnraise.training.crew.crew_code import CrewCode, CrewRecord
 from barnraise.training.crew.crew_endpoint import CrewEndpoint
 from barnraise.training.crew.crew_joining import CrewJoining
 from barnraise.training.crew.crew_links import CrewLinks
 from barnraise.training.crew.crew_member import CrewMember, NoLedger
+from barnraise.training.crew.crew_orders import RETURN_SECONDS
 from barnraise.training.crew.crew_state import CrewState
-from barnraise.training.crew.forming_messages import Seating
+from barnraise.training.crew.forming_messages import Seating, SeatView
 from barnraise.training.crew.roster import LEAD
 from barnraise.training.crew.stage_engine import StageEngine
 from barnraise.training.join import JoinedRun
 
 log = logging.getLogger("barnraise")
 
+HEIR_SECONDS = 120.0  # in which the machine that takes a lost lead's place has begun to lead
 STATE_FOLDER = "crew"  # in the run's folder
 
 
@@ -38,18 +43,26 @@ class CrewMembership:
         code: of the crew.
         name: by which the crew knows this machine.
         request: this machine, its owner's limits and what the crew trains.
+        is_paused: returns whether its owner wants it to pause.
     """
 
     joined: JoinedRun
     code: CrewCode
     name: str
     request: PlanRequest
+    is_paused: Callable[[], bool] = lambda: False
 
-    def run(self, transport: Transport, should_stop: Callable[[], bool]) -> None:
+    def run(self, transport: Transport, should_stop: Callable[[], bool]) -> bool:
         """Join the crew, and train until the lead leaves or the owner stops.
 
+        When the lead is lost, the first machine of the roster that can hold the ends leads the
+        crew under its own key, and the others join it there with the same code.
+
+        Returns:
+            Whether this machine is to lead the crew now; its `CrewRecord` is stored.
+
         Raises:
-            CrewError: the lead refuses this machine, or is gone.
+            CrewError: the lead refuses this machine, or is gone and nobody can take its place.
             PlanError: the span does not fit this machine any longer.
             OSError: the transport cannot listen.
         """
@@ -60,19 +73,62 @@ class CrewMembership:
             endpoint.thread.open()
             cleanup.callback(endpoint.thread.close)
             pricer = StagePricer(self.request)
-            layers = self.joined.spec.model.layers
-            joining = CrewJoining(endpoint, self.code, self.name, pricer, layers)
-            seating = joining.await_seat(should_stop)
-            if seating is not None:
-                self._train(seating, endpoint, cleanup, should_stop)
+            layers, code = self.joined.spec.model.layers, self.code
+            seating: Seating | None = None
+            patience, heirs = math.inf, list[SeatView]()
+            while True:
+                self._wait_while_paused(math.inf, should_stop)
+                joining = CrewJoining(endpoint, code, self.name, pricer, layers)
+                try:
+                    seating = joining.await_seat(should_stop, patience)
+                    if seating is None:
+                        return False
+                    patience, heirs = math.inf, [s for s in seating.seats[1:] if s.can_lead]
+                    with ExitStack() as open_state:
+                        if self._train(seating, code, endpoint, open_state, should_stop):
+                            log.info("the crew has ended: its lead left")
+                            return False
+                except LeadLostError as error:
+                    if not heirs:
+                        raise CrewError(
+                            f"{error}; no other machine of the crew can take its place: start the "
+                            f"crew again with `barnraise join {code.run} --crew` on a machine that "
+                            "can hold the embedding and the head"
+                        ) from None
+                    heir, patience = heirs.pop(0), HEIR_SECONDS
+                    log.warning("%s: %s is to lead the crew", error, heir.name)
+                    if heir.key == endpoint.key:
+                        assert seating is not None, "a lead that was never reached is not lost"
+                        self._store_record(seating, heir)
+                        return True
+                    code = CrewCode.create(code.run, heir.key, heir.addresses, code.secret)
+
+    def _store_record(self, seating: Seating, own: SeatView) -> None:
+        """Store how the others find this machine as their lead, and whom it waits for."""
+        others = [seat.key for seat in seating.seats[1:] if seat.key != own.key]
+        port = own.addresses[0].rpartition(":")[2] if own.addresses else ""
+        record = CrewRecord(
+            secret=self.code.secret.hex(),
+            port=int(port) if port.isdecimal() else 0,
+            members=others,
+        )
+        record.save(self.joined.folder.path)
+
+    def _wait_while_paused(self, seconds: float, should_stop: Callable[[], bool]) -> None:
+        """Wait until this machine's owner resumes it, but not longer than that."""
+        ends_at = time.monotonic() + seconds
+        while self.is_paused() and not should_stop() and time.monotonic() < ends_at:
+            time.sleep(PERSON_POLL_SECONDS)
 
     def _train(
         self,
         seating: Seating,
+        code: CrewCode,
         endpoint: CrewEndpoint,
         cleanup: ExitStack,
         should_stop: Callable[[], bool],
-    ) -> None:
+    ) -> bool:
+        """Train with one deal of the blocks; return whether the lead has left."""
         joined, recipe = self.joined, self.joined.spec.recipe
         roster = seating.to_roster(joined.spec.model)
         number = roster.find_seat(endpoint.key)
@@ -106,13 +162,23 @@ class CrewMembership:
             links,
             endpoint.door,
             seating,
+            code,
             joined.folder.path,
-            joined.run,
         )
-        serving: Future[None] = asyncio.run_coroutine_threadsafe(
-            channels.run(), endpoint.thread.loop
-        )
-        cleanup.callback(serving.cancel)
-        CrewMember(engine, links, state).run(should_stop)
-        if not should_stop():
-            log.info("the crew has ended: its lead left")
+        cleanup.callback(state.close)
+        member = CrewMember(engine, links, state)
+        while not should_stop() and not self.is_paused():
+            serving: Future[None] = asyncio.run_coroutine_threadsafe(
+                channels.run(), endpoint.thread.loop
+            )
+            try:
+                has_left = member.run(lambda: should_stop() or self.is_paused())
+            finally:
+                if self.is_paused():
+                    links.close("a member paused by its owner")
+                serving.cancel()
+            if has_left or links.is_recalled:
+                return has_left
+            log.info("paused: the crew waits %.0f s, then trains without it", RETURN_SECONDS)
+            self._wait_while_paused(RETURN_SECONDS, should_stop)
+        return False

@@ -27,6 +27,8 @@ Routes = Annotated[
 SchemeName = Annotated[str, Field(pattern=r"^(dense[248]|top\d{1,4}x[248])$")]
 Verdict = Literal["apply", "cancel", "abandon"]
 PartSize = Annotated[int, Field(ge=1, le=4096)]  # sequences
+PartName = Literal["anchor", "moments", "momentum", "feedback"]  # of a fragment's state
+PART_NAMES: tuple[PartName, ...] = ("anchor", "moments", "momentum", "feedback")
 
 
 class Attachment(Message):
@@ -101,17 +103,26 @@ class ReplicaTask(Message):
 
 
 class StoreTask(Message):
-    """Store an attached fragment of the anchor: int32 units."""
+    """Store an attached fragment's part, by default its anchor: int32 units.
+
+    With `forgets`, all other parts of the fragment begin at zero.
+    """
 
     kind: Literal["store"] = "store"
+    part: PartName = "anchor"
+    forgets: bool = False
 
 
 class FetchTask(Message):
-    """Attach a fragment of the anchor, int32 units, to the reply; or state its sketch alone."""
+    """Attach a fragment of the anchor, int32 units, to the reply; or state its sketch alone.
+
+    With `saved_part`, attach that part of the fragment from the state that `LoadTask` has named.
+    """
 
     kind: Literal["fetch"] = "fetch"
     fragment: FragmentIndex
-    sketch_only: bool
+    sketch_only: bool = False
+    saved_part: PartName | None = None
 
 
 class SaveTask(Message):
@@ -123,7 +134,10 @@ class SaveTask(Message):
 
 
 class LoadTask(Message):
-    """Load the state that was saved under a label, and begin a round; 0 labels no state."""
+    """Load what was saved under a label, as far as the machine holds it now, and begin a round.
+
+    The reply states all fragments that the machine has saved under it; 0 labels no state.
+    """
 
     kind: Literal["load"] = "load"
     label: Count
@@ -134,7 +148,8 @@ class ProgressTask(Message):
 
     kind: Literal["progress"] = "progress"
     position: Count
-    warmup_steps_left: Count | None = None  # None leaves the machine's own
+    optimizer_steps: Count | None = None  # None leaves the machine's own
+    warmup_steps_left: Count | None = None
 
 
 class LeaveTask(Message):
@@ -202,8 +217,7 @@ class Norms(Message):
 class Reply(Message):
     """What a machine did with an order; `problem` is a sentence where it could not obey.
 
-    What was interrupted, because a channel broke, the lead may order again. A part that this
-    machine has not saved is missing: it has the fragments' initial zeros.
+    What was interrupted, because a channel broke, the lead may order again.
     """
 
     type: Literal["reply"] = "reply"
@@ -211,7 +225,8 @@ class Reply(Message):
     number: Count
     problem: Sentence = ""
     interrupted: bool = False
-    missing: bool = False
+    saved: FragmentList = []  # fragments that this machine has saved under a label
+    is_stale: bool = False  # their anchor has more updates by now
     sketch: Sketch | None = None
     attachments: Attachments = []
 
@@ -234,7 +249,14 @@ class CrewHello(Message):
     """The first message of a channel. A machine that restarts has another session."""
 
     type: Literal["hello"] = "hello"
+    epoch: Count  # of the sender's roster
     session: Incarnation
+
+
+class Recall(Message):
+    """Apply for a seat again: the lead deals the blocks again, or has done so."""
+
+    type: Literal["recall"] = "recall"
 
 
 class Ping(Message):
@@ -244,7 +266,7 @@ class Ping(Message):
 
 
 ControlMessage = Annotated[
-    Order | StepDecision | Norms | Reply | BrokenStep | CrewHello | Ping,
+    Order | StepDecision | Norms | Reply | BrokenStep | CrewHello | Recall | Ping,
     Field(discriminator="type"),
 ]
 _ADAPTER: TypeAdapter[ControlMessage] = TypeAdapter(ControlMessage)

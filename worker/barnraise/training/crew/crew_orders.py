@@ -13,6 +13,7 @@ from barnraise.training.crew.crew_frames import PayloadId, PieceKind
 from barnraise.training.crew.crew_links import CrewLinks
 from barnraise.training.crew.crew_messages import Attachment, Order, Reply, StepTask, Task
 
+CONNECT_SECONDS = 300.0  # in which all members have planned, allocated and connected
 RETURN_SECONDS = 30.0  # for which the lead waits for a machine whose channel has ended
 ANSWER_SECONDS = 0.5  # between two looks at the channels
 ANNOUNCE_SECONDS = 2.0  # for which answers are awaited that change nothing

@@ -1,14 +1,24 @@
 """The part of a crew's state that one of its machines saves on its own disk."""
 
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
+
+from torch import Tensor
 
 from barnraise.errors import StateError
 from barnraise.planning.plan import Plan
+from barnraise.spec import ModelSpec
 from barnraise.swap.executor import EngineProgress
 from barnraise.swap.state_store import StateStore, read_manifest
 from barnraise.training.checkpoint import CheckpointSlots, StateHeader, remove_folder
-from barnraise.training.crew.stage_engine import StageEngine
-from barnraise.training.resume import progress_fields, read_engine_progress, read_state_header
+from barnraise.training.crew.stage_engine import StageEngine, list_fragments
+from barnraise.training.resume import (
+    DiskState,
+    progress_fields,
+    read_engine_progress,
+    read_state_header,
+)
 
 
 class CrewState:
@@ -17,24 +27,26 @@ class CrewState:
     def __init__(self, folder: Path, run: str, spec_digest: str) -> None:
         """Save in a folder that only this run's part uses."""
         self._folder = folder / "state"  # of a plan on disk
+        self._former = folder / "former"  # the same of the span before, until the next save
         self._slots = CheckpointSlots(folder / "checkpoint")
+        self._open_state = ExitStack()
+        self.saved: Mapping[str, Tensor] = {}  # the state of the label that was loaded last
         self._run, self._spec = run, spec_digest
 
     def open_store(self, plan: Plan) -> tuple[StateStore, EngineProgress | None]:
         """Open the store of a part, and the progress of what it holds on disk.
 
-        What was saved of another part, or under another plan, is removed: no crew can use it.
+        What was saved of another part, or under another plan, waits for `load`.
         """
-        if not plan.on_disk:
-            remove_folder(self._folder)
-            return StateStore(plan), None
         header = read_state_header(self._folder)
         if header is not None:
             manifest = read_manifest(self._folder)
-            if manifest and manifest["layout"] == StateStore.layout_of(plan):
+            if plan.on_disk and manifest and manifest["layout"] == StateStore.layout_of(plan):
                 return StateStore(plan, self._folder), read_engine_progress(header)
+            remove_folder(self._former)
+            self._folder.rename(self._former)
         remove_folder(self._folder)
-        return StateStore(plan, self._folder), None
+        return StateStore(plan, self._folder if plan.on_disk else None), None
 
     def describe(self, progress: EngineProgress) -> str:
         """Return the header with which a state on disk is committed."""
@@ -49,31 +61,50 @@ class CrewState:
         engine.set_label(label)
         if engine.plan.on_disk:
             engine.commit(closing)
-            return
-        header = StateHeader(run=self._run, spec=self._spec, step=label)
-        self._slots.save(engine.state_dict(), header)
+        else:
+            header = StateHeader(run=self._run, spec=self._spec, step=label)
+            self._slots.save(engine.state_dict(), header)
+        self.close()
+        remove_folder(self._former)
 
-    def load(self, engine: StageEngine, label: int) -> bool:
+    def load(self, engine: StageEngine, label: int) -> list[int]:
         """Load the state of a label, and begin a round at its anchor; 0: nothing is learnt yet.
 
         Returns:
-            Whether this machine has saved it; else nothing has changed.
+            The fragments that this machine has saved under it. It has loaded those that it holds.
         """
+        self.close()
         if label == 0:
             self._slots.clear()  # its labels are those of a state that the lead has lost
             engine.forget_training()
-            return True
-        if engine.plan.on_disk:
-            if engine.progress.label != label:
-                return False
+            return []
+        if engine.plan.on_disk and abs(engine.progress.label) == label:
             engine.reset_round()
-            return True
-        saved = self._slots.load_step(label)
-        if saved is None or saved[1].run != self._run:
-            return False
+            return list(engine.plan.local_fragments)
+        self.saved = self._find(engine.plan.model, label)
+        found = list_fragments(self.saved)
         try:
-            engine.load_state_dict(saved[0])
-        except StateError:  # of other fragments than this machine has now
-            return False
-        engine.set_label(label)
-        return True
+            own = [i for i in engine.plan.local_fragments if i in found]
+            if own:
+                engine.load_state_dict(self.saved, own)
+        except StateError:  # of another optimizer or model
+            return []
+        return found
+
+    def _find(self, model: ModelSpec, label: int) -> Mapping[str, Tensor]:
+        """Return what was saved under a label, in a slot or by the span before; or nothing."""
+        self._slots.remove_after(label)  # which the lead has not saved
+        in_slot = self._slots.load_step(label)
+        if in_slot is not None:
+            return in_slot[0] if in_slot[1].run == self._run else {}
+        header = read_state_header(self._former)
+        if header is None or read_engine_progress(header).label != label:
+            return {}
+        former = DiskState(model, self._former)
+        self._open_state.callback(former.close)
+        return former
+
+    def close(self) -> None:
+        """Close the state that was loaded last."""
+        self.saved = {}
+        self._open_state.close()

@@ -16,26 +16,29 @@ from barnraise.exchange.snapshots.snapshot_client import Snapshot
 from barnraise.ledger.anchor import Anchor, FragmentStorage
 from barnraise.peering.transports.transport import Transport
 from barnraise.planning.crew import CrewTask
+from barnraise.planning.crew_balance import CrewBalancer
 from barnraise.planning.crew_pricing import describe_machine
 from barnraise.planning.hardware import Hardware
 from barnraise.planning.limits import Limits
 from barnraise.planning.lines import Line
 from barnraise.planning.plan import Plan
+from barnraise.planning.render import build_plan_view
+from barnraise.planning.round_schedule import RoundSchedule
 from barnraise.planning.search import make_stage_plan
 from barnraise.planning.write_advice import PlanRequest
 from barnraise.swap.executor import EngineProgress
 from barnraise.swap.state_store import FragmentSequence, StateStore
 from barnraise.training.checkpoint import StateHeader
 from barnraise.training.crew.crew_channels import CrewChannels
-from barnraise.training.crew.crew_code import CrewCode
-from barnraise.training.crew.crew_endpoint import PROTOCOL, CrewDoor, CrewEndpoint
+from barnraise.training.crew.crew_code import CrewCode, CrewRecord
+from barnraise.training.crew.crew_endpoint import PROTOCOL, CrewDoor, CrewEndpoint, CrewPort
 from barnraise.training.crew.crew_engine import CrewEngine
 from barnraise.training.crew.crew_fragments import CrewFragments
 from barnraise.training.crew.crew_gathering import LAN_LINE, CrewGathering
 from barnraise.training.crew.crew_links import CrewLinks
-from barnraise.training.crew.crew_orders import CrewOrders
+from barnraise.training.crew.crew_orders import CONNECT_SECONDS, RETURN_SECONDS, CrewOrders
 from barnraise.training.crew.crew_status import describe_seats
-from barnraise.training.crew.forming_messages import Seating
+from barnraise.training.crew.formed_crew import FormedCrew
 from barnraise.training.crew.roster import LEAD
 from barnraise.training.crew.stage_engine import StageEngine
 from barnraise.training.join import JoinedRun
@@ -45,7 +48,7 @@ from barnraise.training.training_engine import TrainingEngine
 
 log = logging.getLogger("barnraise")
 
-CONNECT_SECONDS = 300.0  # in which all members have planned, allocated and connected
+MAX_PROBLEMS = 6  # from one saved round to the next, after which the crew ends
 
 
 @dataclass(frozen=True)
@@ -56,11 +59,13 @@ class CrewOptions:
         members: how many machines to wait for besides the lead; None: those that come.
         boundary_bits: 32, 16 or 8; None to choose by the lines.
         line: of the lead; None for that of its network.
+        port: at which its members dial it; 0: any.
     """
 
     members: int | None = None
     boundary_bits: int | None = None
     line: Line | None = None
+    port: int = 0
 
 
 def form_crew(
@@ -70,8 +75,10 @@ def form_crew(
     transport: Transport,
     should_stop: Callable[[], bool],
     on_code: Callable[[str], None],
-) -> Seating | None:
+) -> FormedCrew | None:
     """Wait for machines that have the crew's code.
+
+    A lead that restarts has the same code, and waits no longer once its last crew is complete.
 
     Args:
         joined: the lead's part in the run.
@@ -82,7 +89,7 @@ def form_crew(
         on_code: is called with the code once machines can join.
 
     Returns:
-        The seats; None if the wait was stopped.
+        The crew; None if the wait was stopped.
 
     Raises:
         PlanError: the machines cannot train the model together.
@@ -91,11 +98,20 @@ def form_crew(
     endpoint = CrewEndpoint(joined, transport)
     endpoint.thread.open()
     try:
-        code = CrewCode.create(joined.run, endpoint.key, tuple(endpoint.addresses))
+        record = CrewRecord.load(joined.folder.path)
+        secret = bytes.fromhex(record.secret)
+        code = CrewCode.create(joined.run, endpoint.key, endpoint.addresses, secret)
         lead = describe_machine("the lead", options.line or LAN_LINE, request)
         task = CrewTask(request.model, request.step_sequences, options.boundary_bits)
         on_code(str(code))
-        return CrewGathering(endpoint, code, lead, task).gather(options.members, should_stop)
+        expected = record.members if options.members is None else ()
+        gathering = CrewGathering(endpoint.port, code, lead, task, expected)
+        crew = gathering.gather(options.members, should_stop)
+        if crew is not None:
+            members = [seat.key for seat in crew.seating.seats[1:]]
+            changes = {"port": options.port, "members": members}
+            record.model_copy(update=changes).save(joined.folder.path)
+        return crew
     finally:
         endpoint.thread.close()
 
@@ -107,7 +123,7 @@ class CrewWorker(Worker):
 
     def __init__(
         self,
-        seating: Seating,
+        crew: FormedCrew,
         joined: JoinedRun,
         leaving: threading.Event,
         machine: tuple[Hardware, Limits],
@@ -117,15 +133,19 @@ class CrewWorker(Worker):
         """Plan the lead's stage; see `Worker`.
 
         Args:
-            seating: who holds what.
+            crew: its machines, and who holds what.
             joined: this machine's part in the run.
             leaving: ends the worker after the current step.
             machine: what this machine can do, and what its owner allows.
             on_status: receives the status.
             transport: carries the frames; it is not started yet.
         """
-        self.seating = seating
-        self.roster = seating.to_roster(joined.spec.model)
+        self.crew = crew
+        self.roster = crew.seating.to_roster(joined.spec.model)
+        self._problem: CrewError | None = None  # after which all begin again
+        self._problems = 0  # since the last saved round
+        self._has_saved = False  # and has trained nothing since
+        self._balancer = CrewBalancer()
         self._crew_source = transport.add_protocol(PROTOCOL)
         self._has_fresh_anchor = True
         super().__init__(joined, leaving, *machine, on_status, transport)
@@ -140,6 +160,7 @@ class CrewWorker(Worker):
         Raises:
             PlanError: it does not fit this machine any longer.
         """
+        self._planned_on = hardware, limits
         recipe = self.spec.recipe
         stage = self.roster.seats[LEAD].stage
         return make_stage_plan(
@@ -170,16 +191,16 @@ class CrewWorker(Worker):
         Raises:
             CrewError: one does not come.
         """
-        thread, peers = self.exchange.thread, self.exchange.server.peers
-        links = CrewLinks(self.roster, LEAD, thread.loop, peers.uplink)
-        channels = CrewChannels(
+        thread = self.exchange.thread
+        links = CrewLinks(self.roster, LEAD, thread.loop, self.exchange.server.peers.uplink)
+        self._channels = CrewChannels(
             links,
-            CrewDoor(self._crew_source, peers.handshake),
-            self.seating,
+            self._open_port().door,
+            self.crew.seating,
+            self.crew.code,
             self.joined.folder.path,
-            self.joined.run,
         )
-        serving: Future[None] = asyncio.run_coroutine_threadsafe(channels.run(), thread.loop)
+        serving: Future[None] = asyncio.run_coroutine_threadsafe(self._channels.run(), thread.loop)
         self._open_state.callback(serving.cancel)
         self.orders = CrewOrders(links)
         others = set(self.orders.others)
@@ -191,6 +212,11 @@ class CrewWorker(Worker):
                 f"{self.roster.name_of(first)} of the crew does not connect: {links.reason(first)}"
             )
         log.info("the crew is connected: %d machines", len(self.roster.seats))
+
+    def _open_port(self) -> CrewPort:
+        exchange = self.exchange
+        door = CrewDoor(self._crew_source, exchange.server.peers.handshake)
+        return CrewPort(self.key, exchange.thread, door, exchange.addresses())
 
     def open_anchor_fragments(self, store: StateStore) -> FragmentStorage:
         """Return the anchor's fragments, those on other machines among them."""
@@ -211,19 +237,117 @@ class CrewWorker(Worker):
         )
 
     def train(self) -> None:
-        """Train as any worker does; begin again at the last saved round if a member restarts."""
+        """Train as any worker does; begin again at the last saved round after a problem.
+
+        Raises:
+            CrewError: the crew ends after too many of them.
+            PlanError: the machines that are left cannot hold the model.
+        """
         while True:
             try:
+                if (problem := self._problem) is not None:
+                    self._problem = None
+                    log.warning("%s", problem)
+                    self._begin_again(deals=not isinstance(problem, RoundLostError))
                 super().train()
                 return
-            except RoundLostError as error:
-                log.warning("%s", error)
-                self._drop_engine()
-                self.reopen_state()
+            except CrewError as error:
+                self._problem = error
+                self._problems += 1
+                if self._problems > MAX_PROBLEMS or self.is_leaving():
+                    raise
 
-    def _drop_engine(self) -> None:
-        self.engine.suspend()  # the members wait for the state that is opened next
-        super()._drop_engine()
+    def prepare(self) -> None:
+        """Build the engine and fetch the text; what goes wrong with a member is left to `train`."""
+        try:
+            super().prepare()
+        except CrewError as error:
+            self._problem = error
+            if not hasattr(self, "text") and self.prefetch.fetch_text():
+                self.open_text()
+
+    def _begin_again(self, deals: bool, moved: FormedCrew | None = None) -> None:
+        """Open the last saved state with all machines.
+
+        Args:
+            deals: whether to deal the blocks again, to the machines that are connected and those
+                that have come.
+            moved: the crew with a block moved; None leaves the seats as they are.
+        """
+        links = self.orders.links
+        present = {self.roster.seats[number].key for number in links.connected()}
+        present |= self._channels.list_applicants()
+        if hasattr(self, "engine"):
+            self.engine.suspend()  # the members wait for the state that is opened next
+            self._drop_engine()
+        else:  # it could not be opened
+            self._open_state.close()
+            if hasattr(self, "store"):
+                self.store.close()
+        if deals:
+            self._deal_again(present)
+        elif moved is not None:
+            self._seat(moved)
+        self.reopen_state()
+
+    def _deal_again(self, present: set[str]) -> None:
+        """Deal the blocks again.
+
+        Raises:
+            CrewError: the wait for the machines was stopped.
+            PlanError: they cannot hold the model.
+        """
+        plan = self.crew.plan
+        gathering = CrewGathering(
+            self._open_port(), self.crew.code, plan.machines[LEAD], plan.task, present
+        )
+        crew = gathering.gather(None, self.poll_should_stop, RETURN_SECONDS)
+        if crew is None:
+            raise CrewError("this machine left while the crew's blocks were dealt again")
+        self._seat(crew)
+
+    def _seat(self, crew: FormedCrew) -> None:
+        """Plan this machine's part of another deal."""
+        self.crew = crew
+        self.roster = crew.seating.to_roster(self.spec.model)
+        self.plan = self.plan_training(*self._planned_on)
+        self.metrics.plan = build_plan_view(self.plan, self._planned_on[0])
+        self.exchange.author.set_crew(self.roster.flops_by_key())
+
+    def wait_for_round(self) -> bool:
+        """Change who holds what where that pays, between two rounds; see `Worker`."""
+        if self._has_saved:
+            self._change_deal()
+        return super().wait_for_round()
+
+    def _change_deal(self) -> None:
+        """Give machines that have come a part, or move a block where the speeds have changed."""
+        steps = self.engine.pop_stage_seconds()
+        if applicants := self._channels.list_applicants():
+            log.info("%d more machines join the crew", len(applicants))
+            self._begin_again(deals=True)
+            return
+        move = self._balancer.choose(self.crew.find_move(steps), len(steps))
+        if move is not None:
+            log.info(
+                "a block moves from %s to %s: a step takes %.2f s, and %.2f s once the crew is "
+                "balanced",
+                self.roster.name_of(move.giver),
+                self.roster.name_of(move.receiver),
+                move.present_seconds,
+                move.target_seconds,
+            )
+            self._begin_again(deals=False, moved=self.crew.move_block(move))
+
+    def train_locally(self, round_schedule: RoundSchedule) -> bool:
+        """Take the round's local steps; see `Worker.train_locally`."""
+        self._has_saved = False
+        return super().train_locally(round_schedule)
+
+    def save_checkpoint(self, closing: bool = False) -> None:
+        """Save the crew's state; see `Worker.save_checkpoint`."""
+        super().save_checkpoint(closing)
+        self._has_saved, self._problems = True, 0
 
     def drain(self) -> None:
         """Hand over the last updates, then let the members leave while channels are open."""

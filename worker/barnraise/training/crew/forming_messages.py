@@ -85,6 +85,7 @@ class PriceList(Message):
     """The answer to a query."""
 
     type: Literal["price list"] = "price list"
+    can_lead: bool  # whether the machine has room for both ends and a block
     shapes: Annotated[list[ShapePrices], Field(max_length=MAX_SHAPES)]
 
 
@@ -94,6 +95,7 @@ class SeatView(Message):
     key: PublicKey
     name: ShortText
     addresses: Addresses
+    can_lead: bool
     first_block: Blocks
     blocks: Blocks
 

@@ -1,18 +1,23 @@
 """The engine of one machine of a crew: a swap engine over its part of the model."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from barnraise.errors import StateError
+from barnraise.ledger.anchor import fragment_from_bytes, fragment_to_bytes
+from barnraise.mixing.payloads import Payload, decode_weights, encode_weights
 from barnraise.models.functions import functions_of
+from barnraise.spec.architecture import FP32_BYTES
 from barnraise.swap.activations import Activations
 from barnraise.swap.engine import Engine, StepStats
-from barnraise.swap.executor import EngineProgress
+from barnraise.swap.executor import DecodableUpdate, EngineProgress
 from barnraise.swap.forward_backward import ForwardBackward
 from barnraise.training.crew.boundary import BoundaryActivations
+from barnraise.training.crew.crew_messages import PartName
 from barnraise.training.crew.roster import CrewRoster
 from barnraise.training.crew.step_protocol import StepSide
 
@@ -56,6 +61,14 @@ class StageEngine(Engine):
         """Set the label under which this state is saved."""
         self._change_progress(label=label)
 
+    def queue_updates(
+        self, *updates: DecodableUpdate, prediction: tuple[float, ...] | None = None
+    ) -> None:
+        """Queue other authors' updates; a state on disk is no longer that of its label then."""
+        if updates and self.plan.on_disk:
+            self.set_label(-abs(self.progress.label))
+        super().queue_updates(*updates, prediction=prediction)
+
     def forget_training(self) -> None:
         """Set moments, outer momentum and error feedback to zero, and begin at the anchor."""
         for kind in ("moments", "momentum", "feedback"):
@@ -67,10 +80,35 @@ class StageEngine(Engine):
         )
         self.reset_round()
 
-    def store_fragment(self, index: int, units: Tensor) -> None:
-        """Store a fragment of the anchor, int32 [n] units, without a change of the replica."""
+    def forget_fragment(self, index: int) -> None:
+        """Set a fragment's moments, outer momentum and error feedback to zero."""
+        size = self.fragments[index].size
+        second_moments = self.plan.tile_layouts(index)[-1].second_end
+        self._tiles.write_moments(index, torch.zeros(size), torch.zeros(second_moments))
+        for _, sequence in self._exchange_state()[1:]:
+            sequence[index] = torch.zeros_like(sequence[index])
+
+    def write_part(self, index: int, part: PartName, payload: bytes | bytearray) -> None:
+        """Store a part of a fragment's state, as `read_part` returned it; the replica stays.
+
+        Raises:
+            StateError: it is of another size, or not finite.
+        """
         self.executor.drain()
-        self.anchors[index] = units
+        size = self.fragments[index].size
+        second_moments = self.plan.tile_layouts(index)[-1].second_end
+        elements = size + second_moments if part == "moments" else size
+        if len(payload) != FP32_BYTES * elements:
+            raise StateError(f"the {part} of {self.fragments[index].name} have another size")
+        if part == "moments":
+            m, v = _decode_finite(payload, elements).split([size, second_moments])
+            self._tiles.write_moments(index, m, v)
+            return
+        is_float = part == "momentum"
+        sequence = dict(self._exchange_state())[part]
+        sequence[index] = (
+            _decode_finite(payload, size) if is_float else fragment_from_bytes(payload)
+        )
 
     def read_replica_fragment(self, index: int, flushes: bool) -> Tensor:
         """Return a copy of a fragment of the replica, fp32 [n]; `flushes`: with a pending step."""
@@ -121,3 +159,32 @@ class StageEngine(Engine):
     def measure_loss(self, parts: list[Tensor], streams: list[Tensor]) -> float:
         """Return the mean loss of the anchor's head for the last block's outputs."""
         return self._mean_loss(parts, streams)
+
+
+def list_fragments(tensors: Mapping[str, Tensor]) -> list[int]:
+    """Return the fragments whose state a `state_dict` has."""
+    names = [name.partition(".") for name in tensors]
+    return sorted(int(index) for kind, _, index in names if kind == "anchor")
+
+
+def read_part(tensors: Mapping[str, Tensor], index: int, part: PartName) -> Payload:
+    """Return the bytes of a part of a fragment's state, from a `state_dict`."""
+    match part:
+        case "moments":
+            return encode_weights(torch.cat([tensors[f"m.{index}"], tensors[f"v.{index}"]]), 32)
+        case "momentum":
+            return encode_weights(tensors[f"momentum.{index}"], 32)
+        case _:
+            return fragment_to_bytes(tensors[f"{part}.{index}"])
+
+
+def _decode_finite(payload: bytes | bytearray, elements: int) -> Tensor:
+    """Return fp32 [elements] of a payload.
+
+    Raises:
+        StateError: they are not finite.
+    """
+    try:
+        return decode_weights(payload, elements, 32)
+    except ValueError as error:
+        raise StateError(f"a part of a crew's state is of no use: {error}") from None
