@@ -104,7 +104,8 @@ async def test_silent_machine_counts_as_gone(line, monkeypatch):
 async def test_new_channel_begins_with_the_last_decision(line):
     links, channel, serving, sources = line
     decision = StepDecision(epoch=1, number=3, verdict="apply", loss=0.1, norm=1 / 3)
-    links.send_decision(decision)
+    links.send_decision(decision, [2])
+    links.send_decision(decision.model_copy(update={"number": 4}), [1])
     assert unpack(await channel.receive()) == decision
     channel.close("the line is cut")
     await asyncio.wait_for(serving, TIMEOUT)

@@ -114,14 +114,23 @@ def test_holder_without_a_channel_is_skipped_until_it_is_back(tmp_path):
         assert not crew.failures
 
 
-@pytest.mark.parametrize("frames", [1, 2, 4])
+@pytest.mark.parametrize("frames", [1, 3, 4, 5])
 def test_holder_that_breaks_in_a_step_costs_that_attempt_alone(frames, tmp_path):
+    """It waits for the decision on the step, and gets it after others that were without it."""
     with open_crew(tmp_path) as crew:
         engine = start(crew)
+        crew.set_dialling(False)
         crew.cut_after(0, 1, frames=frames)
-        losses = train(engine, 4)
-        assert engine.last_problem and losses[-1] < losses[0]
-        assert sum(engine.holders.dealt.values()) == 4 * MICRO_BATCHES
+        losses = train(engine, 3)
+        assert engine.last_problem
+        crew.set_dialling(True)
+        assert crew.links[0].wait(lambda: 1 in crew.links[0].connected(), 30)
+        before = engine.holders.dealt[1]
+        losses += train(engine, 3, first=3)
+        assert losses[-1] < losses[0] and engine.holders.dealt[1] > before
+        assert sum(engine.holders.dealt.values()) == 6 * MICRO_BATCHES
+        list(engine.end_round(ENCODE, 1.0))
+        assert torch.equal(crew.engines[1].anchors[6], crew.engines[2].anchors[6])
         assert not crew.failures
 
 

@@ -11,7 +11,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from barnraise.errors import CrewError, MessageError
@@ -86,7 +86,7 @@ class CrewLinks:
         self._opened = dict.fromkeys(self._received, 0)  # channels so far
         self._ends: dict[int, str] = {}  # why the last channel has ended
         self._order = 0  # of this machine; payloads of earlier ones are void
-        self._last_decision: StepDecision | None = None
+        self._last_decisions: dict[int, StepDecision] = {}  # by machine
         self._session = secrets.token_hex(8)
         self._sessions: dict[int, str] = {}  # of each machine, as its last channel has stated it
         self._accepted_sessions: dict[int, str] = {}
@@ -134,11 +134,14 @@ class CrewLinks:
         """Send a control message, if a machine has a channel."""
         self._call(self._queue_message, number, message)
 
-    def send_decision(self, decision: StepDecision) -> None:
-        """Send a decision to all; a machine whose channel breaks gets it with the next one."""
+    def send_decision(self, decision: StepDecision, machines: Collection[int]) -> None:
+        """Send a decision on the step of some machines.
+
+        One whose channel breaks gets it with the next one, also if other steps were without it.
+        """
         with self._changed:
-            self._last_decision = decision
-        for number in range(len(self.roster.seats)):
+            self._last_decisions |= dict.fromkeys(machines, decision)
+        for number in machines:
             self.send(number, decision)
 
     def send_payload(self, number: int, of: PayloadId, payload: Payload) -> None:
@@ -260,8 +263,8 @@ class CrewLinks:
             self._ends.pop(number, None)
             self._opened[number] += 1
             link.messages.append(CrewHello(epoch=self.roster.epoch, session=self._session))
-            if self._last_decision is not None:
-                link.messages.append(self._last_decision)
+            if number in self._last_decisions:
+                link.messages.append(self._last_decisions[number])
             link.has_work.set()
             self._changed.notify_all()
         return link

@@ -280,7 +280,7 @@ class LeadStep(_CrewStep):
         decision = StepDecision(
             epoch=self.roster.epoch, number=self.order, verdict=verdict, loss=loss, norm=norm
         )
-        self.links.send_decision(decision)
+        self.links.send_decision(decision, self.routes.members)
 
 
 class MemberStep(_CrewStep):
