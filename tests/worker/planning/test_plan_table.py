@@ -145,7 +145,7 @@ def test_prices_of_measured_steps_are_within_a_tenth():
         assert abs(error) <= (0.3 if name.startswith("6.4M") else 0.1), errors
 
 
-@pytest.mark.parametrize(("memory", "share"), [(24, 0.78), (8, 0.60)])
+@pytest.mark.parametrize(("memory", "share"), one_in(2, [(24, 0.78), (8, 0.60)]))
 def test_programs_keep_a_limited_card_busy(memory, share):
     rows = bench_plans.read_lines(bench_plans.EARLIER_PLANS)
     (row,) = (row for row in rows if (row["card"], row["memory"]) == ("H200", memory))

@@ -90,7 +90,7 @@ def planning_cases(draw) -> tuple[Hardware, ModelSpec, Limits, int]:
     return machine, model, limits, draw(st.sampled_from([1, 2, 8, 12]))
 
 
-@settings(max_examples=examples(30, 60), deadline=None)
+@settings(max_examples=examples(20, 60), deadline=None)
 @given(case=planning_cases())
 def test_plan_obeys_every_budget_and_limit_and_can_be_executed(case):
     hardware, model, limits, sequences = case
@@ -142,7 +142,7 @@ SLOW_UPDATES = replace(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(15, 60), deadline=None)
 @given(
     case=planning_cases(),
     factor=st.floats(1.0, 8.0),
