@@ -100,7 +100,8 @@ bench-crew: .venv/.installed
 	@PYTHONPATH=worker:tests:benchmarks/shared:benchmarks/field:benchmarks/swap $(BIN)/python benchmarks/crew/bench_crew.py $(if $(QUICK),--quick)
 
 # What a GPU says about the swap engine, in nine minutes; CALL=second: 2.7B and other plans; CALL=third: the study with 32 M
-# parameters. A bare checkout on a machine with torch needs no make: python3 benchmarks/swap/gpu_first.py
+# parameters; CALL=twice: one card used as several; CALL=two: two cards against one, and ranks on them against FSDP2. A bare
+# checkout on a machine with torch needs no make: python3 benchmarks/swap/gpu_first.py
 CALL ?= first
 bench-gpu: .venv/.installed
 	@$(BIN)/python benchmarks/swap/gpu_first.py --call $(CALL)

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,8 @@ from sharded_runs import (
     measure_dead_rank,
     measure_loss_gaps,
     moves_between_engines,
+    open_sharded,
+    open_slow_group,
 )
 
 from barnraise.planning.card_choice import choose_cards
@@ -54,7 +57,7 @@ NEAR = 0.9  # of the fastest choice's speed
 
 @dataclass(frozen=True)
 class ChoiceCase:
-    """One decision between one device and two.
+    """One decision between one device, two over one copy, and two ranks.
 
     Attributes:
         model: what is trained.
@@ -128,17 +131,28 @@ def compare_speeds(
     plans: Sequence[Plan], rounds: int, slowness: float = 1.0
 ) -> Iterator[list[float]]:
     """Yield each plan's tokens/s in a round of steps; the last of several devices is slowed."""
-    engines = [open_engine(plan) for plan in plans]
-    try:
+    with ExitStack() as stack:
+        engines = [stack.enter_context(open_slowed(plan, slowness)) for plan in plans]
         for engine in engines:
-            if slowness > 1 and engine.plan.devices:
-                slow_down(engine, len(engine.plan.devices) - 1, slowness)
             step_once(engine, 0)
         for number in range(1, rounds + 1):
             yield [engine.plan.step_tokens / step_once(engine, number) for engine in engines]
-    finally:
-        for engine in engines:
-            engine.close()
+
+
+@contextmanager
+def open_slowed(plan: Plan, slowness: float) -> Iterator[Engine]:
+    """Open an engine whose last device or rank, if there are several, is slowed."""
+    if plan.ranks:
+        with (
+            open_slow_group(len(plan.ranks), slowness) as group,
+            open_sharded(replace(plan, threads=1), group) as engine,
+        ):
+            yield engine
+        return
+    with closing(open_engine(plan)) as engine:
+        if slowness > 1 and plan.devices:
+            slow_down(engine, len(plan.devices) - 1, slowness)
+        yield engine
 
 
 def measure_speedup(hardware: Hardware, rounds: int) -> float:
@@ -233,19 +247,21 @@ def measure_choice(hardware: Hardware, case: ChoiceCase, rounds: int) -> bool:
     alone, together = (
         make_plan(machine, case.model, limits, case.sequences) for machine in (hardware, both)
     )
-    chosen = choose_cards(both, case.model, limits, case.sequences).plan
-    speeds = list(compare_speeds([alone, together], rounds, case.slowness))
-    measured = [median(values) for values in zip(*speeds, strict=True)]
-    speed = measured[bool(chosen.devices)]
-    is_near = speed >= NEAR * max(measured)
+    of_ranks = choose_cards(both, case.model, replace(limits, engine="sharded"), case.sequences)
+    plans = {"one": alone, "two": together, "ranks": of_ranks.plan}
+    predicted = {name: plan.tokens_per_second for name, plan in plans.items()}
+    chosen = max(predicted, key=lambda name: predicted[name])
+    speeds = list(compare_speeds(list(plans.values()), rounds, case.slowness))
+    medians = [median(values) for values in zip(*speeds, strict=True)]
+    measured = dict(zip(plans, medians, strict=True))
     print(
         f"  {case.model.layers} layers, {case.sequences} sequences, second {case.slowness:g} times "
-        f"as slow: chose {1 + bool(chosen.devices)}; measured {measured[0]:,.0f} and "
-        f"{measured[1]:,.0f}, predicted {alone.tokens_per_second:,.0f} and "
-        f"{together.tokens_per_second:,.0f} tokens/s",
+        f"as slow: {chosen} of {', '.join(plans)}; tokens/s measured "
+        f"{', '.join(f'{speed:,.0f}' for speed in measured.values())}; predicted "
+        f"{', '.join(f'{speed:,.0f}' for speed in predicted.values())}",
         flush=True,
     )
-    return is_near
+    return measured[chosen] >= NEAR * max(measured.values())
 
 
 # ---- memory --------------------------------------------------------------------------------------

@@ -4,9 +4,11 @@ For gpu_first.py. Layers, tokens, clipping and recomputation are those of baseli
 bf16 products and fp32 master weights: FSDP2 by its MixedPrecisionPolicy, the others by autocast.
 """
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -56,19 +58,31 @@ def build_plain(training: GpuTraining) -> Step:
     return _with_autocast(torch_step(module), training.device)
 
 
-def build_fsdp2(training: GpuTraining) -> Step:
-    """Return the step of FSDP2 with CPU offload."""
+def build_fsdp2(training: GpuTraining, offloads: bool = True) -> Step:
+    """Return the step of FSDP2, with CPU offload or with all on the GPUs of torchrun's ranks."""
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+    from torch.distributed.fsdp import (
+        CPUOffloadPolicy,
+        MixedPrecisionPolicy,
+        OffloadPolicy,
+        fully_shard,
+    )
 
     is_gpu = training.device == "cuda"
-    init_single_process_group("cpu:gloo,cuda:nccl" if is_gpu else "gloo")
+    backend = "cpu:gloo,cuda:nccl" if is_gpu else "gloo"
+    if "WORLD_SIZE" in os.environ:
+        torch.distributed.init_process_group(backend)
+    else:
+        init_single_process_group(backend)
+    policy = CPUOffloadPolicy(pin_memory=is_gpu) if offloads else OffloadPolicy()
     options: dict[str, Any] = {
-        "mesh": init_device_mesh(training.device, (1,)),
-        "offload_policy": CPUOffloadPolicy(pin_memory=is_gpu),
+        "mesh": init_device_mesh(training.device, (torch.distributed.get_world_size(),)),
+        "offload_policy": policy,
         "mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32),
     }
     module = GPT(training.model, LOSS)
+    if not offloads:
+        module.to(training.device)
     for block in module.blocks:
         fully_shard(block, **options)
     fully_shard(module, **options)
@@ -119,6 +133,7 @@ def _with_autocast(step: Step, device: str) -> Step:
 BUILDERS: dict[str, Callable[[GpuTraining], Step]] = {
     "plain": build_plain,
     "fsdp2": build_fsdp2,
+    "fsdp2 resident": partial(build_fsdp2, offloads=False),
     "torchao": build_torchao,
 }
 

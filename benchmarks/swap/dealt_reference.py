@@ -36,13 +36,22 @@ def run_one_after_the_other(
     model: ModelSpec, counts: tuple[int, ...], clipping: str, steps: int, optimizer: str = ADAMW
 ) -> RunResult:
     """Return the losses and the state at the end of the dealt run on one device."""
-    # With exact clipping a step's program ends with the gradients, and updates nothing.
     plan = resident_plan(model, sum(counts), "exact", optimizer=optimizer)
+    return run_one_after_the_other_under(plan, counts, steps, clipping)
+
+
+def run_one_after_the_other_under(
+    plan: Plan, counts: tuple[int, ...], steps: int, clipping: str = "exact"
+) -> RunResult:
+    """Return the same under a plan with exact clipping.
+
+    A step's program ends with the gradients then, and updates nothing.
+    """
     engine = open_engine(plan)
     losses: list[float] = []
     try:
         for step in range(steps):
-            batch = sample_text(model, plan.sequences * plan.micro_batches, seed=step)
+            batch = sample_text(plan.model, plan.sequences * sum(counts), seed=step)
             losses.append(_step(engine, batch.split(plan.sequences), counts, clipping))
         return losses, read_state(engine)
     finally:
@@ -59,13 +68,17 @@ def _step(
     for end, count in zip(accumulate(counts), counts, strict=True):
         passes = ForwardBackward(
             replace(plan, micro_batches=count),
-            batches[end - count : end],
+            [batch.to(plan.device) for batch in batches[end - count : end]],
             [1 / len(batches)] * count,
             Activations(),
         )
         executor.run(partial(program.step_program, pending=False), None, [passes])
         executor.drain()
-        gradients = [executor.buffers.gradient(i, -1) for i in range(len(plan.fragments))]
+        buffers, fragments = executor.buffers, range(len(plan.fragments))
+        if plan.staged:
+            gradients = [buffers.host_gradient(i) for i in fragments]
+        else:
+            gradients = [buffers.gradient(i, -1) for i in fragments]
         losses += torch.stack(passes.losses).tolist()
         if not totals:
             totals = [gradient.clone() for gradient in gradients]

@@ -3,6 +3,8 @@
     python3 benchmarks/swap/gpu_first.py                      # the first call: nine minutes at most
     python3 benchmarks/swap/gpu_first.py --call second        # 2.7B, FSDP2 on it, more plans
     python3 benchmarks/swap/gpu_first.py --call third         # the study with 32 M parameters
+    python3 benchmarks/swap/gpu_first.py --call twice         # one card that is used twice
+    python3 benchmarks/swap/gpu_first.py --call two           # two cards, and ranks on them
     python3 benchmarks/swap/gpu_first.py --part exact         # one part
     python3 benchmarks/swap/gpu_first.py --device cpu --tiny  # shows that the script runs
 
@@ -55,6 +57,8 @@ CALLS = {
     },
     "second": {"speed_2.7b": 200, "fsdp2_2.7b": 150, "choices": 180},
     "third": {"study": 560},
+    "twice": {"one_card_twice": 120},
+    "two": {"two_cards": 500},
 }
 CALL_SECONDS = 540.0
 TINY_PATIENCE = 10.0  # a tiny session is no measurement and may run on a busy machine
@@ -384,8 +388,8 @@ def _hardware_file() -> Path:
     return Path(os.environ.get("OUT") or tempfile.gettempdir()) / "gpu_first_hardware.json"
 
 
-def open_large_engine(plan: Any, folder: Path | None) -> Any:
-    """Return an engine with weights that do not take minutes to draw."""
+def open_large_engine(plan: Any, folder: Path | None, ranks: Any = None) -> Any:
+    """Return an engine, perhaps on a group of ranks, whose weights do not take minutes to draw."""
     import bitwise
     import torch
 
@@ -408,6 +412,10 @@ def open_large_engine(plan: Any, folder: Path | None) -> Any:
                     chunk.copy_(normal[: chunk.numel()] * slot.deviation)
         anchor[fragment.index] = units
     recipe = Recipe(learning_rate=1e-5)
+    if ranks is not None:
+        from barnraise.swap.sharded.sharded_engine import ShardedEngine
+
+        return ShardedEngine(plan, recipe, store, bitwise.HeaderRecorder(), ranks)
     return Engine(plan, recipe, store, bitwise.HeaderRecorder(), lambda progress: "")
 
 
@@ -618,6 +626,36 @@ def _release(session: Session) -> None:
         torch.cuda.reset_peak_memory_stats()
 
 
+# ---- several cards -------------------------------------------------------------------------------
+
+
+def compare_one_card_twice(session: Session) -> Iterator[Row]:
+    """Compare several devices on one card with the same deal done in turns."""
+    import several_cards
+
+    plan = build_tiny_plan(session)
+    yield from several_cards.compare_one_card_twice(plan, 3 if session.tiny else 8)
+
+
+def measure_two_cards(session: Session) -> Iterator[Row]:
+    """Measure two cards against one, and ranks on them against plain FSDP2."""
+    import several_cards
+    import torch
+
+    from barnraise.spec import preset
+    from barnraise.swap.hardware_probe import probe
+
+    first = second = measure_machine(session)
+    if session.has_gpu:
+        if torch.cuda.device_count() < several_cards.RANKS:
+            yield {"failure": "this machine has one GPU"}
+            return
+        second = probe(_hardware_file().parent, "cuda:1", _hardware_file().with_suffix(".1.json"))
+    model, steps = preset("gpt-nano" if session.tiny else "gpt3-1.3b"), 3 if session.tiny else 6
+    both = replace(first, others=(second,))
+    yield from several_cards.measure_two_cards(both, model, 8, steps, open_large_engine)
+
+
 # ---- other systems -------------------------------------------------------------------------------
 
 
@@ -732,6 +770,8 @@ PARTS: dict[str, Callable[[Session], Iterator[Row]]] = {
     "fsdp2_2.7b": measure_large_fsdp2,
     "torchao": measure_torchao,
     "choices": measure_choices,
+    "one_card_twice": compare_one_card_twice,
+    "two_cards": measure_two_cards,
     "swarm": run_swarm,
     "study": run_study,
 }

@@ -66,6 +66,14 @@ def open_sharded(plan: Plan, group: RankGroup) -> Iterator[ShardedEngine]:
         engine.close()
 
 
+@contextmanager
+def open_slow_group(ranks: int, slowness: float) -> Iterator[RankGroup]:
+    """Open a group of CPU ranks; all but the first take `slowness` times as long."""
+    program = str(Path(__file__).with_name("slow_rank.py")), str(slowness)
+    with contextlib.closing(RankGroup.start(["cpu"] * ranks, program)) as group:
+        yield group
+
+
 # ---- exactness -----------------------------------------------------------------------------------
 
 

@@ -56,6 +56,25 @@ def test_memory_and_speed_are_of_plans_as_the_planner_made_them():
     assert speed["plan"]["sequences"] * speed["plan"]["micro_batches"] == 4
 
 
+def test_one_card_used_twice_has_the_bits_of_its_deal_done_in_turns():
+    chosen, *rows = gpu_first.compare_one_card_twice(TINY)
+    assert chosen["devices"] == ("cpu", "cpu") and len(rows) == 3
+    for row in rows:
+        assert row["same_bits"] and row["again"] and row["loss_gap"] < 1e-5, row
+
+
+def test_two_cards_and_ranks_are_measured_against_one_and_plain_fsdp():
+    rows = {row["way"]: row for row in gpu_first.measure_two_cards(TINY)}
+    assert list(rows) == [
+        *("one card", "two cards", "ranks"),
+        *("plain FSDP2", "plain FSDP2 with offload"),
+    ]
+    assert all(row.get("tokens_per_second", 0) > 0 for row in rows.values()), rows
+    assert rows["two cards"]["devices"] == 2
+    for way in ("two cards", "ranks"):
+        assert rows[way]["losses"] == pytest.approx(rows["one card"]["losses"], rel=1e-5)
+
+
 def test_part_without_its_packages_says_which_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "pydantic", None)  # its import fails
     assert list(gpu_first.run_swarm(TINY)) == [{"failure": NEEDING_PACKAGES["swarm"]}]

@@ -69,6 +69,41 @@ def test_lost_rank_ends_the_step_and_all_ranks(number):
     assert group.processes[0].returncode is not None
 
 
+HANGS_IN_A_STEP = """
+import time
+from barnraise.swap.sharded import rank
+from barnraise.swap.sharded.rank_place import RankPlace
+from barnraise.swap.sharded.rank_program import Opcode
+
+class HangingProgram(rank.RankProgram):
+    steps = 0
+
+    def execute(self, words, payload):
+        self.steps += words[0] == Opcode.APPLY
+        if self.steps == 3:
+            time.sleep(600)
+        return super().execute(words, payload)
+
+rank.RankProgram = HangingProgram
+rank.serve_commands(RankPlace.read())
+"""
+
+
+def test_rank_that_hangs_while_it_beats_is_found_by_its_measured_steps():
+    group = RankGroup.start(["cpu", "cpu"], ("-c", HANGS_IN_A_STEP))
+    with (
+        pytest.raises(RankLostError, match="have not done their part of a step in 10 seconds"),
+        open_sharded(sharded_plan(GPT, 2), group) as engine,
+    ):
+        bitwise.train(engine, 2)
+        started = time.monotonic()
+        try:
+            bitwise.train(engine, 1, first=2)
+        finally:
+            assert time.monotonic() - started < FOUND_SECONDS
+    group.close()
+
+
 @pytest.fixture
 def place():
     """Return rank 0's place of two, whose store this process serves."""

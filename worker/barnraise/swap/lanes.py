@@ -180,6 +180,12 @@ class WorkerLane:
         if self.stream is not None:
             self.stream.synchronize()
 
+    def drop_stream(self) -> None:
+        """Use the stream no more, once all that can still end there has ended."""
+        with contextlib.suppress(RuntimeError):  # its device is lost
+            self.wait_until_idle()
+        self.stream = None
+
     def close(self) -> None:
         """Stop the thread after the submitted tasks."""
         if self._thread is not None:

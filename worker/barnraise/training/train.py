@@ -20,7 +20,7 @@ from torch import Tensor
 
 from barnraise.coordinator_client.machine_monitor import MachineMonitor, OwnersLogHandler
 from barnraise.coordinator_client.reporter import Reporter, ReportSpool
-from barnraise.errors import StateError
+from barnraise.errors import DeviceLostError, StateError
 from barnraise.exchange.snapshots.snapshot_client import Snapshot, load_base_snapshot
 from barnraise.ledger.anchor import Anchor, FragmentStorage, load_initial_fragments
 from barnraise.ledger.blob_store import BlobStore
@@ -40,7 +40,7 @@ from barnraise.protocol.polling import (
     PERSON_POLL_SECONDS,
 )
 from barnraise.swap.device import require_determinism
-from barnraise.swap.engine import WARMUP_STEPS, Engine
+from barnraise.swap.engine import WARMUP_STEPS, Engine, StepStats
 from barnraise.swap.executor import EngineProgress
 from barnraise.swap.lr_schedule import learning_rate_scale
 from barnraise.swap.sharded.cluster import open_sharded_engine
@@ -59,7 +59,7 @@ from barnraise.training.memory_return import return_memory
 from barnraise.training.memory_watch import MemoryWatch
 from barnraise.training.metrics import TrainingMetrics
 from barnraise.training.pauses import Pause, choose_pause, frees_memory
-from barnraise.training.plan_change import find_other_plan
+from barnraise.training.plan_change import find_other_plan, leave_out_card
 from barnraise.training.prefetch import Prefetch, reserve_text
 from barnraise.training.replay_monitor import ReplayMonitor
 from barnraise.training.resume import SavedState, compose_header
@@ -344,7 +344,10 @@ class Worker:
             tokens = self.anchor.tokens + self.engine.round_tokens
             scale = learning_rate_scale(recipe, tokens)
             self._cpu_share.start_step()
-            stats = self.engine.step(micro_batches, scale, step + 1, self.should_end_step)
+            stats = self.take_step(micro_batches, scale, step + 1)
+            if stats is None:
+                self.go_on_without_card(round_schedule)
+                return False
             if stats.interrupted:
                 # A step that a pause has ended is taken again.
                 if not self.is_leaving() and self.wait_while_paused():
@@ -359,6 +362,20 @@ class Worker:
             if not self.wait_while_paused():
                 return False
         return True
+
+    def take_step(
+        self, micro_batches: list[Tensor], rate_scale: float, position: int
+    ) -> StepStats | None:
+        """Make a step; return None if one of several cards was lost, which the others go without.
+
+        Raises:
+            DeviceLostError: only a new process can go on.
+        """
+        try:
+            return self.engine.step(micro_batches, rate_scale, position, self.should_end_step)
+        except DeviceLostError as error:
+            self._plan_request = leave_out_card(self._plan_request, self.plan, error)
+            return None  # the error is gone then, and with it what its frames hold of the memory
 
     def should_end_step(self) -> bool:
         """Return whether to end the step; rest as the share of the CPU requires.
@@ -633,6 +650,18 @@ class Worker:
         plan = find_other_plan(self._plan_request, self.plan, self._memory_watch)
         if plan is None:
             return
+        self._move_state(plan)
+
+    def go_on_without_card(self, round_schedule: RoundSchedule) -> None:
+        """End the round before the step in which a card was lost, and move to a plan without it."""
+        plan = self.plan_training(self._plan_request.hardware, self._plan_request.limits)
+        assert isinstance(self.engine, Engine), "no other engine has several cards"
+        self.engine.recover_on_host()
+        if self.engine.round_tokens:
+            self.publish_round(round_schedule)
+        self._move_state(plan)
+
+    def _move_state(self, plan: Plan) -> None:
         self._close_state()
         return_freed_memory()
         self.plan = plan

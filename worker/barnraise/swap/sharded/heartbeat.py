@@ -11,7 +11,8 @@ import time
 from barnraise.swap.sharded.key_value_store import StoreAddress, first_line
 
 BEAT_SECONDS = 2.0
-DEAD_SECONDS = 10.0  # without a beat; with two beats, a dead rank is found within 15 s
+MISSED_BEATS = 5  # of a rank that is lost; with two more beats, it is found within 15 s
+DEAD_SECONDS = MISSED_BEATS * BEAT_SECONDS
 POLL_SECONDS = 0.1  # at which a caller looks for a failure
 STORE_SECONDS = 5.0  # for one request to the store
 LOST_RANK_CODE = 3  # the exit code of a rank whose group has ended
@@ -31,7 +32,9 @@ class Heartbeat:
         self._rank = rank
         self._watched = range(1, ranks) if rank == 0 else range(1)
         self._closed = threading.Event()
-        self._beats: dict[int, tuple[bytes, float]] = {}
+        # Each rank's last beat, and for how many of this rank's it is the same: a clock would go
+        # on while the whole machine sleeps.
+        self._beats: dict[int, tuple[bytes, int]] = {}
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         self._thread.start()
 
@@ -50,7 +53,6 @@ class Heartbeat:
 
     def _find_silence(self) -> str:
         """Return a sentence about a rank that has failed, or has been silent for too long."""
-        now = time.monotonic()
         for rank in self._watched:
             if self._store.check([f"failed/{rank}"]):
                 reason = self._store.get(f"failed/{rank}").decode(errors="replace")
@@ -58,10 +60,10 @@ class Heartbeat:
             beat = b""
             if self._store.check([f"beat/{rank}"]):
                 beat = self._store.get(f"beat/{rank}")
-            last, since = self._beats.get(rank, (b"", now))
-            if beat != last or rank not in self._beats:
-                self._beats[rank] = beat, now
-            elif now - since > DEAD_SECONDS:
+            last, missed = self._beats.get(rank, (b"", -1))
+            missed = missed + 1 if beat == last else 0
+            self._beats[rank] = beat, missed
+            if missed >= MISSED_BEATS:
                 return f"rank {rank} has not answered for {DEAD_SECONDS:.0f} seconds"
         return ""
 

@@ -37,9 +37,12 @@ from barnraise.swap.sharded.rank_place import RankPlace
 from barnraise.swap.sharded.rank_program import WORDS, Opcode, RankProgram, float_to_word
 
 POLL_SECONDS = 0.5  # at which a caller looks for lost ranks
+SLOWER = 5.0  # times as long as ever before a command may take: then a rank hangs
+UNMEASURED_SECONDS = 900.0  # that the first one of its kind may take
 END_SECONDS = 5.0  # that ranks may take to end, or the heartbeat to say why a collective failed
 LOOPBACK = "127.0.0.1"
 RANK_MODULE = "barnraise.swap.sharded.rank"
+RANK_PROGRAM = ("-m", RANK_MODULE)
 NO_PORTS = (
     "the ranks have found each other, but gloo or NCCL has not connected them: open all TCP ports "
     "between their machines"
@@ -89,21 +92,26 @@ class RankGroup:
         self._heartbeat: Heartbeat | None = None
         self._failure: BarnraiseError | None = None
         self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
+        self._longest: dict[tuple[int, ...], float] = {}  # seconds, by what was commanded
         joined = _Request()
         self._thread = threading.Thread(
             target=self._serve, args=(joined,), name="rank 0", daemon=True
         )
         self._thread.start()
         try:
-            self._wait(joined, 2 * REACH_SECONDS)
+            self._wait(joined, 2 * REACH_SECONDS, StateError(NO_PORTS))
         except BaseException as error:
             self._failure = self._failure or StateError(str(error))
             self.close()
             raise
 
     @classmethod
-    def start(cls, devices: Sequence[str]) -> "RankGroup":
+    def start(cls, devices: Sequence[str], program: Sequence[str] = RANK_PROGRAM) -> "RankGroup":
         """Start a process for each device but the first, which is this process's.
+
+        Args:
+            devices: as torch names them.
+            program: what Python runs as the other ranks.
 
         Raises:
             StateError: a process cannot be reached, or ends at once.
@@ -118,7 +126,8 @@ class RankGroup:
             RankPlace(rank, len(devices), torch.device(name), StoreAddress(LOOPBACK, port))
             for rank, name in enumerate(devices)
         )
-        return cls(first, processes=[_start_process(place) for place in others], store=store)
+        processes = [_start_process(place, program) for place in others]
+        return cls(first, processes=processes, store=store)
 
     # ---- commands ------------------------------------------------------------------------------
 
@@ -187,16 +196,26 @@ class RankGroup:
             raise self._failure
         request = _Request(words + [0] * (WORDS - len(words)), payload)
         self._requests.put(request)
-        return self._wait(request)
+        measured = tuple(words[: 1 if words[0] == Opcode.APPLY else 3])
+        longest = self._longest.get(measured, 0.0)
+        limit = max(DEAD_SECONDS, SLOWER * longest) if longest else UNMEASURED_SECONDS
+        started = time.monotonic()
+        late = f"the ranks are alive, but have not done their part of a step in {limit:.0f} seconds"
+        result = self._wait(request, limit, RankLostError(late))
+        self._longest[measured] = max(longest, time.monotonic() - started)
+        return result
 
-    def _wait(self, request: _Request, seconds: float | None = None) -> Tensor | None:
-        deadline = None if seconds is None else time.monotonic() + seconds
+    def _wait(self, request: _Request, seconds: float, late: BarnraiseError) -> Tensor | None:
+        """Wait for a result; polls count, so that a process that was stopped is not late."""
+        polls = 0
         while not request.is_done.wait(POLL_SECONDS):
+            polls += 1
             if lost := self._find_lost():
                 self._failure = RankLostError(lost)
                 raise self._failure
-            if deadline is not None and time.monotonic() > deadline:
-                raise StateError(NO_PORTS)
+            if polls * POLL_SECONDS > seconds:
+                self._failure = late
+                raise late
         if request.error is not None:
             self._failure = self._explain(request.error)
             raise self._failure
@@ -263,12 +282,12 @@ def _record_outcome(request: _Request, execute: Callable[[], Tensor | None]) -> 
     request.is_done.set()
 
 
-def _start_process(place: RankPlace) -> "subprocess.Popen[bytes]":
+def _start_process(place: RankPlace, program: Sequence[str]) -> "subprocess.Popen[bytes]":
     """Start the process of a rank on this machine, with the code of this process."""
     code = str(Path(__file__).parents[3])
     paths = os.pathsep.join(filter(None, (code, os.environ.get("PYTHONPATH"))))
     return subprocess.Popen(
-        [sys.executable, "-m", RANK_MODULE],
+        [sys.executable, *program],
         env=os.environ | place.to_environment() | {"PYTHONPATH": paths},
         stdin=subprocess.DEVNULL,
     )
