@@ -89,7 +89,8 @@ def test_round_merges_replicas_by_share(tmp_path):
         engine.holders.merge_replicas([6], flushes=True)
         for n in (1, 2):
             merged = crew.engines[n].read_replica_fragment(6, flushes=False)
-            assert torch.allclose(merged, expected, rtol=0, atol=1e-7)
+            # Two roundings near one, whose last place is 1.2e-7 in fp32.
+            assert torch.allclose(merged, expected, rtol=0, atol=2.5e-7)
         assert sum(shares) == pytest.approx(1)
 
 
