@@ -1,6 +1,6 @@
 """Measure crews whose machines are processes with a thread each; the last line is one JSON object.
 
-    make bench-crew            QUICK=1 takes four minutes
+    make bench-crew            QUICK=1 makes it shorter, and leaves out the losses
 
 Speeds that are compared are measured in turns. As root on Linux, the crew with a slow line runs in
 network namespaces. What is not measured is listed under "missing".
@@ -8,6 +8,7 @@ network namespaces. What is not measured is listed under "missing".
 
 import argparse
 import json
+import socket
 import tempfile
 import time
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from crew_losses import compare_holders, compare_losses
 from crew_process import Machine
 from field_network import FieldNetwork, NamespaceError
 from helpers.worker.crew_churn import simulate
@@ -25,7 +27,13 @@ from helpers.worker.crews import deal
 from helpers.worker.plans import bitwise
 
 from barnraise.errors import PlanError
-from barnraise.planning.crew import CrewTask, Deal, plan_crew
+from barnraise.planning.crew import (
+    CrewTask,
+    Deal,
+    PipelineShape,
+    plan_crew,
+)
+from barnraise.planning.crew_balance import lay_deal, slow_down
 from barnraise.planning.crew_pricing import describe_machine
 from barnraise.planning.hardware import Hardware
 from barnraise.planning.limits import Limits
@@ -48,7 +56,14 @@ FITS_MODEL = ModelSpec(layers=8, width=512, heads=8, context=64, vocabulary=2048
 SPEED_MODEL = ModelSpec(layers=12, width=512, heads=8, context=128, vocabulary=1024)
 LINE_MODEL = ModelSpec(layers=4, width=256, heads=8, context=64, vocabulary=512)
 MICRO_BATCHES = 16
-MISSING = ("share_error", "lost_updates", "return_s", "square_cube", "vs_torch_pipeline")
+SQUARE_LINE = Line("50 Mb/s", 50, 50, 0.0)
+SQUARE_MICRO_BATCHES = 4
+SQUARE_SEQUENCES = 4  # of a micro-batch, whose boundaries are far longer than the line's bursts
+SHARED_MODEL = ModelSpec(layers=5, width=512, heads=8, context=64, vocabulary=256)
+LOSS_SEEDS, LOSS_STEPS = 3, 1000
+SHARED_STEPS = 400  # of the loss with two holders
+SLOWED = 3  # times the seconds of the slowed machine
+MISSING = ("lost_updates", "return_s")
 
 
 @dataclass(frozen=True)
@@ -57,11 +72,12 @@ class CrewCase:
 
     Attributes:
         model: what it trains.
-        counts: blocks of each machine, the lead's first.
+        counts: blocks of each span, the lead's first.
         sequences: of a micro-batch.
         micro_batches: of a step.
         bits: of a boundary.
         limits: of each machine.
+        holders: machines of each span; without any, each has one.
     """
 
     model: ModelSpec
@@ -70,12 +86,13 @@ class CrewCase:
     micro_batches: int = MICRO_BATCHES
     bits: int = 32
     limits: Limits = LIMITS
+    holders: tuple[int, ...] = ()
 
     def roster(self) -> CrewRoster:
         """Return the crew's roster."""
         plan = bitwise.resident_plan(self.model)
         plan = replace(plan, sequences=self.sequences, micro_batches=self.micro_batches)
-        return deal(plan, self.counts, self.bits)
+        return deal(plan, self.counts, self.bits, self.holders)
 
     def plans(self, hardware: Hardware) -> list[Plan]:
         """Return the planner's plan of each machine's stage."""
@@ -109,7 +126,7 @@ class Crew:
         Where `counts` is given, all allocations are counted.
         """
         self.plans = case.plans(hardware)
-        roster, numbers = case.roster(), range(len(case.counts))
+        roster, numbers = case.roster(), range(len(self.plans))
         prefixes = [network.command_prefix(n) if network else [] for n in numbers]
         hosts = [network.host(n) if network else "127.0.0.1" for n in numbers]
         self.machines = [
@@ -276,10 +293,139 @@ def measure_eight_bit_gain(hardware: Hardware, rounds: int) -> float:
     return median(ratios)
 
 
+def measure_square_cube(hardware: Hardware, rounds: int, widths: Sequence[int]) -> float:
+    """Return the largest relative error of the predicted boundary share, over models' widths.
+
+    The boundary share is the part of a step that a line without limits saves. Compute grows with
+    the square of the width, and boundaries with the width. `plan_error` judges the predicted
+    compute: here it is scaled to what a step takes without the line.
+
+    Raises:
+        NamespaceError: this process may not shape lines.
+    """
+    worst = 0.0
+    for width in widths:
+        model = ModelSpec(layers=2, width=width, heads=width // 64, context=64, vocabulary=256)
+        case = CrewCase(model, (1, 1), SQUARE_SEQUENCES, SQUARE_MICRO_BATCHES)
+        steps: list[list[float]] = []
+        with ExitStack() as cleanup:
+            network = FieldNetwork(2, None, cleanup)
+            network.create()
+            crew = Crew(case, hardware, cleanup, cores=(0, 1), network=network)
+            for number in range(rounds + 1):
+                seconds: list[float] = []
+                for line in (None, SQUARE_LINE):
+                    network.shape(line)
+                    trained = crew.lead.request("train", steps=2, first=2 * number)
+                    seconds.append(trained["seconds"][1])
+                if number > 0:
+                    steps.append(seconds)
+            network.shape(None)
+            crew.close()
+        fast, slow = (median(column) for column in zip(*steps, strict=True))
+        ratio = fast / _predict_step(hardware, case, LAN_LINE)
+        measured = 1 - fast / slow
+        predicted = 1 - fast / _predict_step(hardware, case, SQUARE_LINE, ratio)
+        print(
+            f"  width {width}: {fast:.2f} and {slow:.2f} s a step, share {measured:.3f}, "
+            f"predicted {predicted:.3f}",
+            flush=True,
+        )
+        worst = max(worst, abs(predicted - measured) / measured)
+    return worst
+
+
+def _predict_step(hardware: Hardware, case: CrewCase, line: Line, ratio: float = 1.0) -> float:
+    """Return the planner's seconds of a step whose machines have lines like this one.
+
+    `ratio`: measured over predicted seconds of their computation.
+    """
+    sequences = case.sequences * case.micro_batches
+    request = PlanRequest(hardware, case.model, case.limits, sequences)
+    machine = slow_down(describe_machine("machine", line, request), ratio)
+    shape = PipelineShape(case.model, case.sequences, case.micro_batches, case.bits)
+    dealt = lay_deal([machine] * len(case.counts), shape, case.counts)
+    assert dealt is not None
+    return dealt.step_seconds
+
+
+def measure_vs_torch(hardware: Hardware, rounds: int, factor: int = 1) -> float:
+    """Return a crew's speed over that of torch's GPipe with equal spans, without recomputation.
+
+    In both, one machine takes `factor` times as long: torch's is the one without the head.
+    """
+    request = PlanRequest(hardware, SPEED_MODEL, LIMITS, MICRO_BATCHES)
+    first = describe_machine("lead", LAN_LINE, request)
+
+    machines = [first, slow_down(first, factor)]
+    dealt = plan_crew(machines, CrewTask(SPEED_MODEL, MICRO_BATCHES, 32)).deal
+    shape = dealt.sequences, dealt.micro_batches
+    ratios: list[float] = []
+    with ExitStack() as cleanup:
+        crew = Crew(case_of(SPEED_MODEL, dealt), hardware, cleanup, cores=(0, 1))
+        assert all(plan.retained_blocks == len(plan.blocks) for plan in crew.plans)
+        ranks = [cleanup.enter_context(Machine(core)) for core in (0, 1)]
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+        blocks = SPEED_MODEL.layers // 2
+        for n, rank in enumerate(ranks):
+            rank.send(
+                "open_gpipe", model=SPEED_MODEL, blocks=blocks, rank=n, shape=shape, port=port
+            )
+        for rank in ranks:
+            rank.receive()
+        if factor > 1:
+            cleanup.enter_context(crew.machines[1].slowed(factor))
+            cleanup.enter_context(ranks[0].slowed(factor))
+        for number in range(rounds + 1):
+            for rank in ranks:
+                rank.send("train_gpipe", steps=2)
+            theirs = max(sum(rank.receive()) for rank in ranks)
+            ours = sum(crew.lead.request("train", steps=2, first=2 * number)["seconds"])
+            if number > 0:
+                ratios.append(theirs / ours)
+        crew.close()
+    print(
+        f"  blocks {list(dealt.counts.values())}, {dealt.micro_batches} micro-batches of "
+        f"{dealt.sequences}: {[round(ratio, 2) for ratio in ratios]} of torch's speed",
+        flush=True,
+    )
+    return median(ratios)
+
+
+def measure_share_error(hardware: Hardware, rounds: int) -> float:
+    """Return by how much the share of a threefold slower holder differs from that of its speed.
+
+    A round is a step with each of the two alone, which shows their speeds, and one with both.
+    """
+    case = CrewCase(SHARED_MODEL, (1, SHARED_MODEL.layers - 1), holders=(1, 2))
+    alone: dict[int, list[float]] = {1: [], 2: []}
+    dealt = [0, 0]
+    with ExitStack() as cleanup:
+        crew = Crew(case, hardware, cleanup, cores=(1, 0, 1))  # the lead has little to do
+        cleanup.enter_context(crew.machines[2].slowed(SLOWED))
+        for number in range(rounds + 1):
+            seconds = {n: crew.lead.request("train_without", number=3 - n) for n in alone}
+            counts = crew.lead.request("count_dealt")
+            if number > 0:  # the first steps are slower
+                dealt = [old + new for old, new in zip(dealt, counts, strict=True)]
+                for n, found in alone.items():
+                    found.append(seconds[n])
+        crew.close()
+    fast, slow = (median(found) for found in alone.values())
+    expected, share = fast / (fast + slow), dealt[1] / sum(dealt)
+    print(
+        f"  alone {fast:.2f} and {slow:.2f} s: of the micro-batches {expected:.3f} would be the "
+        f"slow one's; it had {share:.3f} of them",
+        flush=True,
+    )
+    return abs(share - expected)
+
+
 def main() -> None:
     """Run all parts and print the results."""
     parser = argparse.ArgumentParser(description="Measure crews of processes.")
-    parser.add_argument("--quick", action="store_true", help="within four minutes")
+    parser.add_argument("--quick", action="store_true", help="fewer turns, and no losses")
     quick = parser.parse_args().quick
     torch.set_num_threads(1)
     started = time.perf_counter()
@@ -299,12 +445,27 @@ def main() -> None:
         "efficiency": round(efficiency, 3),
         "plan_error": round(plan_error, 3),
     }
+    print("torch's pipeline …", flush=True)
+    for name, factor in (("vs_torch_pipeline", 1), ("vs_torch_slowed", SLOWED)):
+        ratio = measure_vs_torch(hardware, 2 if quick else 12, factor)
+        results[name] = round(ratio, 3)
+    print("two holders …", flush=True)
+    results["share_error"] = round(measure_share_error(hardware, 3 if quick else 9), 3)
     print("slow lines …", flush=True)
     try:
         results["eight_bit_gain"] = round(measure_eight_bit_gain(hardware, 5 if quick else 15), 2)
+        widths = (256, 1024) if quick else (256, 512, 1024, 2048)
+        error = measure_square_cube(hardware, 3 if quick else 9, widths)
+        results["square_cube"] = round(error, 3)
     except NamespaceError as error:
         print(f"  {error}", flush=True)
-        missing.append("eight_bit_gain")
+        missing += ["eight_bit_gain", "square_cube"]
+    if quick:
+        missing += ["eight_bit_loss", "shared_loss"]
+    else:
+        print("loss in 8 bits …", flush=True)
+        results["eight_bit_loss"] = round(compare_losses(LOSS_SEEDS, LOSS_STEPS), 4)
+        results["shared_loss"] = round(compare_holders(LOSS_SEEDS, SHARED_STEPS), 4)
     print("rebalancing, simulated …", flush=True)
     seeds = range(3)
     for name, balances in (("oracle", True), ("oracle_without", False)):

@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,7 @@ from typing import Any
 
 import torch
 from engine_child import ChildError, answer_requests, find_peaks, show_allocations
+from gpipe_rank import GpipeRank
 from helpers.worker.crews import IDENTITIES, RUN
 from helpers.worker.plans import bitwise
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -32,6 +34,7 @@ from barnraise.peering.transports.transport import ChannelClosedError
 from barnraise.planning.plan import Plan
 from barnraise.planning.quantization_scheme import QuantizationScheme
 from barnraise.protocol.messages import Peer
+from barnraise.spec import ModelSpec
 from barnraise.swap.engine import Engine
 from barnraise.swap.state_store import FragmentSequence, StateStore
 from barnraise.training.crew.crew_engine import CrewEngine
@@ -49,6 +52,7 @@ from barnraise.training.training_engine import Encoder
 REPLY_SECONDS = 600.0  # A machine that takes longer is stuck.
 CONNECT_SECONDS = 60.0
 REDIAL_SECONDS = 0.1
+SLICE_SECONDS = 0.01  # for which a slowed machine computes at a time
 PEAK, NOW = "VmHWM", "VmRSS"  # lines of /proc/self/status
 
 
@@ -97,6 +101,25 @@ class Machine:
         """Request something and wait for its result."""
         self.send(method, **arguments)
         return self.receive()
+
+    @contextlib.contextmanager
+    def slowed(self, factor: int) -> Iterator[None]:
+        """Stop the process for so much of a block of statements that it takes `factor` times."""
+        is_over = threading.Event()
+
+        def stop_and_go() -> None:
+            while not is_over.wait(SLICE_SECONDS):
+                self._process.send_signal(signal.SIGSTOP)
+                time.sleep((factor - 1) * SLICE_SECONDS)
+                self._process.send_signal(signal.SIGCONT)
+
+        thread = threading.Thread(target=stop_and_go)
+        thread.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            thread.join()
 
 
 # ---- in the process ------------------------------------------------------------------------------
@@ -215,6 +238,39 @@ class MachineHost:
                 found["losses"].append(stats.loss)
                 found["norms"].append(stats.norm)
         return found
+
+    def open_gpipe(
+        self, model: ModelSpec, blocks: int, rank: int, shape: tuple[int, int], port: int
+    ) -> None:
+        """Be a rank of torch's pipeline; see `GpipeRank`."""
+        self._gpipe = GpipeRank(model, blocks, rank, shape, port)
+        self._model, self._step_sequences = model, shape[0] * shape[1]
+
+    def train_gpipe(self, steps: int) -> list[float]:
+        """Return the seconds of steps of torch's pipeline."""
+        seconds: list[float] = []
+        for step in range(steps):
+            text = bitwise.sample_text(self._model, self._step_sequences, seed=step)
+            started = time.perf_counter()
+            self._gpipe.step(text)
+            seconds.append(time.perf_counter() - started)
+        return seconds
+
+    def train_without(self, number: int) -> float:
+        """Return the seconds of a step in which a holder has no part."""
+        assert isinstance(self._engine, CrewEngine)
+        self._engine.holders.skip(number, REPLY_SECONDS)
+        seconds = self.train(1)["seconds"][0]
+        self._engine.holders.skip(number, 0.0)
+        return seconds
+
+    def count_dealt(self) -> list[int]:
+        """Return the micro-batches that each member computes in a step."""
+        assert isinstance(self._engine, CrewEngine)
+        before = list(self._engine.holders.dealt.values())
+        self.train(1)
+        after = self._engine.holders.dealt.values()
+        return [new - old for old, new in zip(before, after, strict=True)]
 
     def end_round(self) -> str:
         """Publish a round; return its payloads' digest."""

@@ -36,15 +36,17 @@ VALIDATION_SEQUENCES = 128
 class FieldGPT(nn.Module):
     """The model as other systems expect it: a module of parameters whose output is the loss."""
 
-    def __init__(self, fragments: range | None = None) -> None:
+    def __init__(self, fragments: range | None = None, model: ModelSpec = MODEL) -> None:
         """Create the model with the weights of the benchmark's seed.
 
         Args:
             fragments: of the model's fragments, for a stage of a pipeline; None: all. The last
                 stage has a copy of the tied head.
+            model: its shape.
         """
         super().__init__()
-        layout = MODEL.fragments()
+        self.model = model
+        layout = model.fragments()
         self.last = len(layout) - 1
         self.indices = list(fragments if fragments is not None else range(len(layout)))
         stored = set(self.indices) | ({0} if self.last in self.indices else set())
@@ -61,9 +63,9 @@ class FieldGPT(nn.Module):
             if index == 0:
                 x = GPT2.embed(weights, x)
             elif index < self.last:
-                x = GPT2.block(weights, x, MODEL)
+                x = GPT2.block(weights, x, self.model)
             else:
-                x = head(weights, self._view_weights(0)["token"], x, MODEL)
+                x = head(weights, self._view_weights(0)["token"], x, self.model)
         return x
 
     def forward(self, tokens: Tensor) -> Tensor:
