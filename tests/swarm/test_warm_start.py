@@ -10,6 +10,7 @@ from helpers.worker.trained_models import BPE, bpe_file, compute_logits, make_tr
 from barnraise.errors import StateError, UnsupportedModelError
 from barnraise.ledger.anchor import digest_fragments, fragment_from_bytes
 from barnraise.ledger.blob_store import BlobStore
+from barnraise.planning.memory_model import HELD_OUT
 from barnraise.spec import RunSpec, Start, problems
 from barnraise.state_dir import StateDir
 from barnraise.training.model_files.hugging_face_export import export_hugging_face
@@ -112,7 +113,8 @@ def test_run_begins_with_a_model_in_a_folder_and_states_its_loss(swarm, tmp_path
     run.until(lambda: all("validation_first" in worker.status for worker in workers))
     for worker in workers:
         worker.join(120)
-    loss = mean_loss(theirs, workers[0].worker.held_out)
+    text = workers[0].worker.text
+    loss = mean_loss(theirs, text.validation_batches(HELD_OUT, run.spec.model.context))
     firsts = [worker.status["validation_first"] for worker in workers]
     # One of them may start with the other's first updates.
     assert [0, pytest.approx(loss, abs=1e-4)] in firsts

@@ -108,7 +108,7 @@ LARGE = replace(preset("gpt3-13b"), context=256, vocabulary=1024)
 def test_block_launches_at_most_half_more_kernels_than_plain_torch(model, card):
     for dtype in ("bfloat16", "float32"):
         ours, plain = (card(count, model, dtype) for count in (launches_per_block, plain_launches))
-        assert ours <= 1.5 * plain, f"{dtype}: {ours} instead of {plain}"
+        assert ours <= min(90, 1.5 * plain), f"{dtype}: {ours} instead of {plain}"
         if model == SMALL:
             priced = sum(architecture_of(model).block_kernels[dtype])
             assert ours == priced, "the planner prices as many"
