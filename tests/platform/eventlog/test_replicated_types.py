@@ -9,6 +9,7 @@ import pytest
 from allauth.mfa.models import Authenticator
 from django.contrib.auth.hashers import make_password
 from django.utils import timezone
+from helpers.contract.event_shapes import describe_events
 from helpers.mirrors.event_log_builder import LogBuilder
 from helpers.mirrors.mirror_lists import list_entry, signed_list
 from helpers.mirrors.rebuild_site import (
@@ -19,6 +20,7 @@ from helpers.mirrors.rebuild_site import (
     rebuild_in_random_order,
     replicated_rows,
 )
+from helpers.paths import ROOT
 from helpers.site.checkpoint_views import build_checkpoint
 from helpers.site.enrolment_requests import ABOUT, enrolment_request
 from helpers.site.second_factor import add_authenticator_app
@@ -73,6 +75,15 @@ def rebuilt_rows():
 
 
 # ---- people
+
+
+def test_events_of_the_release_lose_no_type_and_no_field():
+    """Logs hold them for ever: what is renamed needs an alias at reading, which goes in here."""
+    released = json.loads((ROOT / "tests/contract/released_events.json").read_text())
+    current = describe_events()
+    assert set(released) <= set(current)
+    lost = {name: {*released[name].split()} - {*current[name].split()} for name in released}
+    assert not any(lost.values()), lost
 
 
 def test_people_rights_and_names_are_rebuilt(person, rebuilt_rows):
