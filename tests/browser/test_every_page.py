@@ -11,6 +11,7 @@ from django.contrib import admin
 from django.urls import URLPattern, URLResolver, get_resolver, resolve
 from helpers.browser.navigation import click_and_load
 from helpers.browser.screenshots import (
+    FIND_BROKEN_WORDS,
     FIND_SPARE_ROOM,
     UPSTREAM,
     assert_still,
@@ -279,6 +280,10 @@ def test_public_page_passes_the_check(names, visitor, name):
     assert answer.status == (404 if name == "nothing-here" else 200)
     assert_still(visitor)
     check_page(visitor, name)
+    if name == "document":
+        visitor.set_viewport_size({"width": 360, "height": 900})
+        assert not visitor.evaluate(FIND_BROKEN_WORDS)
+        visitor.set_viewport_size({"width": 1280, "height": 900})
 
 
 @pytest.mark.parametrize("name", mark_slow(SIGNED_IN_PAGES))

@@ -218,7 +218,6 @@ def check_page(
             findings += [
                 text for text in page.evaluate(READ_SENTENCES) if text and BLEMISH.search(text)
             ]
-            findings += page.evaluate(FIND_BROKEN_WORDS) + page.evaluate(FIND_CLIPPED)
             findings += [f"spare room: {card}" for card in page.evaluate(FIND_SPARE_ROOM)]
         if EXHAUSTIVE:
             page.screenshot(path=SHOTS / f"{name}-{theme}-{width}.png", full_page=True)
