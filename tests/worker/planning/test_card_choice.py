@@ -24,7 +24,7 @@ from barnraise.spec import preset
 HOST = cpu_machine(memory=64 * 10**9, cores=8, stream=4e10, adam=1.4e9)
 MODEL = preset("gpt2-1.5b")
 ONE_COPY = Limits(engine="swap")
-# Tests share choices, each of which takes many plans.
+# Tests share choices, as each one takes seconds of planning.
 pytestmark = pytest.mark.xdist_group("choices of cards")
 
 

@@ -34,7 +34,7 @@ SEQUENCES = 32
 IN_8_BITS = Limits(moments_bits=8)
 
 
-# The tests share the prices of stages, each of which takes a plan.
+# Tests share the prices of stages, as each one takes a plan.
 pytestmark = pytest.mark.xdist_group("prices of stages")
 
 
