@@ -563,7 +563,7 @@ class Gossip:
             for link in self.links.values():
                 link.is_fast = carriers.is_far_above(link.uplink, uplink)
                 link.carries = carriers.carries(link, uplink, now)
-            self.membership.set_carrying(self._is_fast_for_others)
+            self.membership.set_carrying(self._is_fast_for_others, now)
         released = carriers.release_all() if self.complete else []
         review = carriers.review(self.links, now)
         for author, carrier in review.told:
