@@ -110,7 +110,7 @@ class RelayPeer:
                 exchange.announce_completion()
             else:
                 steps += 1
-                if schedule.is_over(steps, time.time()):
+                if exchange.is_round_over(schedule, steps, time.time()):
                     self._publish(steps, schedule.scheme)
                     schedule, steps = exchange.plan_round(rate), 0
             if time.monotonic() >= self._status_at:
@@ -158,6 +158,7 @@ class RelayPeer:
         use = self._exchange.server.uplink_use()
         gossip = self._exchange.server.gossip
         status: dict[str, Any] = dataclasses.asdict(use) | {
+            "owes_update": self._exchange.server.owes_update,
             "has_carrier": gossip.has_carrier,
             "links": len(gossip.links),
             "period": period,

@@ -107,10 +107,10 @@ class CrewDrill:
         self.until(lambda: len(self.codes) > count)
         return self.codes[-1]
 
-    def start_member(self, name: str, code: CrewCode) -> Path:
-        """Start a member; return its run's folder."""
+    def start_member(self, name: str, code: CrewCode, hardware: Hardware | None = None) -> Path:
+        """Start a member on the drill's hardware or another; return its run's folder."""
         joined = self.run.join(name, with_text=False)
-        request = describe_request(joined, self.hardware, Limits())
+        request = describe_request(joined, hardware or self.hardware, Limits())
         transport = self.run.network.transport(joined.coordinator.identity.key)
         pausing = self.members_pausing[name] = threading.Event()
         membership = CrewMembership(joined, code, name, request, pausing.is_set)
@@ -346,8 +346,8 @@ def read_label(worker: CrewWorker) -> int:
 def test_machine_that_would_slow_the_crew_down_is_told_so(drill):
     crew = drill(hardware=FAST_MACHINE, members=2)
     code = parse_code(crew.start_lead(trains=False))
-    for name in ("ada", "ben"):
-        crew.start_member(name, code)
+    crew.start_member("ada", code)
+    crew.start_member("ben", code, SLOW_MACHINE)
     crew.until(lambda: crew.crews and crew.failures)
     assert len(crew.crews[0].seating.seats) == 2
     assert "the crew is faster without this machine" in str(*crew.failures.values())

@@ -327,7 +327,7 @@ class Simulation:
 
     def _end_push(self, source: str, to: str, author: str, seq: int) -> None:
         if self._pushing[source, to].pop((author, seq), None) is not None:
-            if self.machines[source].carriers.on_sent(to, author, seq):
+            if self.machines[source].carriers.on_sent(to, author, seq, self.now):
                 self.carry_out_actions(source)
             self.send_message(source, to, self.payload, self._on_payload, source, to, author, seq)
 

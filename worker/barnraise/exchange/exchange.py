@@ -65,7 +65,7 @@ from barnraise.protocol.messages import Peer, Signed, Ticket, Update
 from barnraise.protocol.mirror_list import SignedMirrorList, parse_list
 from barnraise.protocol.opinions import Doubt
 from barnraise.protocol.signing import digest, open_signed
-from barnraise.spec import MAX_TOKENIZER_BYTES
+from barnraise.spec import AUTO, MAX_TOKENIZER_BYTES
 
 log = logging.getLogger("barnraise.exchange")
 
@@ -99,6 +99,7 @@ class Exchange:
         spec = config.spec
         self._fragment_count = len(spec.model.fragments())
         self._evaluate_every = spec.recipe.evaluate_every
+        self._most_steps = spec.max_round_steps if spec.recipe.codec == AUTO else 0
         self._owner = spec.owner
         rules = UpdateRules.from_spec(spec, config.run, config.mirrors)
         self._ledger = ledger
@@ -439,6 +440,15 @@ class Exchange:
         )
         self._contribution.set_dense(self._round_schedule.scheme.dense)
         return self._round_schedule
+
+    def is_round_over(self, schedule: RoundSchedule, steps: int, now: float) -> bool:
+        """Return whether to publish after `steps` steps, at `now` in seconds since 1970.
+
+        A round that fits the uplink goes on until there is room for its update: none pile up.
+        """
+        if not schedule.is_over(steps, now):
+            return False
+        return steps >= self._most_steps or not self.server.owes_update
 
     def announce_rate(self, rate: float) -> None:
         """Publish how many tokens per second this machine trains at; 0 while it does not."""

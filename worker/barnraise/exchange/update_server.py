@@ -243,23 +243,29 @@ class UpdateServer:
 
     def uplink_use(self) -> UplinkUse:
         """Return what the uplink carries, as measured. Safe from any thread."""
-        uplink, traffic = self.peers.uplink, self._traffic[self.gossip.has_carrier]
+        uplink, traffic, links = self.peers.uplink, self._traffic, len(self.gossip.links)
         # Messages do not wait, and updates have what they leave.
         capacity = min(uplink.measured_rate or math.inf, uplink.rate)
         rate = max(MIN_UPDATE_SHARE * capacity, capacity - uplink.message_rate)
-        # What waits to be sent is not measured yet.
-        own, links = self._author.name, list(self.gossip.links.values())
-        pushes = sum(link.is_eager_for(own) for link in links)
-        copies = max(traffic.copies or 1.0, 0 if self.gossip.has_carrier else pushes)
-        carrier = self.gossip.carrier_rate
-        return UplinkUse(rate, copies, traffic.relayed_rate, carrier=carrier)
+        # Before that is measured, each linked peer may need a copy from here.
+        has_carrier, carrier = self.gossip.has_carrier, self.gossip.carrier_rate
+        prior = 1.0 if has_carrier else max(1.0, links)
+        copies, relayed = traffic.measured(has_carrier) or (prior, 0.0)
+        return UplinkUse(rate, copies, relayed, 1 + links, carrier)
+
+    @property
+    def owes_update(self) -> bool:
+        """Whether the line has no room for an update after the last one. Safe from any thread."""
+        now = time.monotonic()
+        is_busy = now < self._traffic.free_at(self.uplink_use())
+        return is_busy or self.gossip.carriers.owes_update(now)
 
     def on_published(self, update: Update) -> None:
         """Spread an update of this machine."""
         self._trial_receiver.on_own_round(len(update.payload_parts) / len(update.fragments))
         if self.gossip.links:
             size = sum(part.size for part in update.fragments)
-            self._traffic[self.gossip.has_carrier].on_published(size, self._loop.time())
+            self._traffic.on_published(size, self._loop.time(), self.gossip.has_carrier)
         self.gossip.on_local_update(update.author, update.seq)
         self.wake()
 

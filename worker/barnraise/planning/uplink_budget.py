@@ -41,20 +41,21 @@ class UplinkUse:
     def update_rate(self) -> float:
         """Return the bytes per second of updates that this machine can publish.
 
-        min(max(0.8·u − ρ, 0.8·u / R) / c, 0.8·v / ((R − 1)·(R − 2)))
+        min(max((0.8·u − ρ) / c, 0.8·u / max(c, R − 1)), 0.8·v / ((R − 1)·(R − 2)))
 
         u   bytes per second of the uplink                       `rate`
-        ρ   those of others' updates, at most 1 − 1/R of them    `relayed`
-        R   machines                                             `machines`
         c   copies of each update that this machine sends        `copies`
+        ρ   bytes per second of others' updates                  `relayed`
+        R   machines; each receives R − 1 updates in a round, so
+            none has to send more than R − 1, own and others'    `machines`
         v   bytes per second of the carrier's uplink, which has
             R − 1 machines' updates for R − 2 others each        `carrier`
         """
-        usable = UPDATE_SHARE * self.rate
-        left = max(usable - self.relayed, usable / self.machines)
         others = max(1, self.machines - 1)
         carried = UPDATE_SHARE * self.carrier / (others * max(1, others - 1))
-        return min(left / max(1.0, self.copies), carried)
+        copies, usable = max(1.0, self.copies), UPDATE_SHARE * self.rate
+        left = max((usable - self.relayed) / copies, usable / max(copies, others))
+        return min(left, carried)
 
 
 def alike_uplink(line: Line, machines: int, carrier_bytes: float = math.inf) -> UplinkUse:

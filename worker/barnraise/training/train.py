@@ -399,7 +399,8 @@ class Worker:
     def is_round_over(self, round_schedule: RoundSchedule) -> bool:
         """Return whether this machine publishes now."""
         steps = self.engine.round_tokens // self.spec.step_tokens
-        return round_schedule.is_over(steps, self.joined.coordinator.now())
+        now = self.joined.coordinator.now()
+        return self.exchange.is_round_over(round_schedule, steps, now)
 
     def sample_micro_batches(self, step: int) -> list[Tensor]:
         """Return the token ids of a step, int64 [sequences, context + 1] for each micro-batch."""

@@ -148,9 +148,8 @@ def test_own_update_is_sent_to_the_carrier_and_announced_once_it_has_it():
     assert pushed(me, 1.0) == [3]
     assert stated(me, 2, 1.0) == {} and me.carriers.withheld(key_of(2))
     assert stated(me, 3, 1.0) == {author: 1}
-    assert me.carriers.on_sent(key_of(3), author, 1) and not me.carriers.on_sent(
-        key_of(2), author, 1
-    )
+    assert me.carriers.on_sent(key_of(3), author, 1, 3.0)
+    assert not me.carriers.on_sent(key_of(2), author, 1, 3.0)
     actions = me.next_actions(4.0)
     assert g.SendState(key_of(2)) in actions and g.SendState(key_of(4)) in actions
     assert stated(me, 2, 4.0) == {author: 1} and not me.carriers.withheld(key_of(2))
@@ -190,18 +189,63 @@ def test_update_of_a_carrier_that_is_gone_is_pushed_at_once():
     assert sorted(pushed(me, 2.0)) == [2, 4]
 
 
-def test_carrier_does_not_count_while_nobody_reports_what_it_was_sent():
+def test_update_of_a_carrier_that_falls_silent_is_pushed_before_its_link_ends():
+    me, author = peers_with({2: SLOW, 3: FAST, 4: SLOW}), author_of(1)
+    me.on_message(key_of(3), 4.0)
+    me.on_local_update(author, 1)
+    assert pushed(me, 5.0) == [3]
+    assert pushed(me, 13.0) == []
+    assert sorted(pushed(me, 14.5)) == [2, 3, 4]
+
+
+def test_update_is_owed_until_it_is_sent_and_while_nobody_reports_it():
     me, author = peers_with({2: SLOW, 3: FAST, 4: SLOW}), author_of(1)
     me.on_local_update(author, 1)
     assert pushed(me, 1.0) == [3]
-    me.carriers.on_sent(key_of(3), author, 1)  # to a buffer: it may be gone
-    me.next_actions(7.0)
-    assert me.has_carrier, "a State may still be on its way"
-    me.next_actions(8.5)
-    assert not me.has_carrier, "the next round is planned as without a carrier"
+    assert me.carriers.owes_update(1.5)
+    me.carriers.on_sent(key_of(3), author, 1, 2.0)  # to a buffer: it may be gone
+    assert not me.carriers.owes_update(5.9), "a State may still be on its way"
+    assert me.carriers.owes_update(6.1), "the line may have to send it to everybody"
     me.on_state(key_of(2), peer_state({author: 1}, uplink=SLOW), 9.0)
     me.next_actions(9.0)
-    assert me.has_carrier, "another peer has the update, and it came from there"
+    assert not me.carriers.owes_update(9.0), "another peer has it, and it came from there"
+
+
+def test_update_that_a_carrier_lost_is_owed_until_peers_have_it():
+    me, author = peers_with({2: SLOW, 3: FAST, 4: SLOW}), author_of(1)
+    me.on_local_update(author, 1)
+    assert pushed(me, 1.0) == [3]
+    me.on_disconnected(key_of(3), 2.0)
+    assert sorted(pushed(me, 2.0)) == [2, 4]
+    assert me.carriers.owes_update(30.0), "the tree has to grow again"
+    assert not me.carriers.owes_update(200.0), "a peer may never report it"
+    for number in (2, 4):
+        me.on_state(key_of(number), peer_state({author: 1}, uplink=SLOW), 31.0)
+    me.next_actions(31.0)
+    assert not me.carriers.owes_update(31.0)
+    me.on_local_update(author, 2)
+    assert sorted(pushed(me, 32.0)) == [2, 4]
+    assert not me.carriers.owes_update(32.0), "the next one takes the tree from the start"
+
+
+def test_peers_that_lag_behind_a_carrier_are_waited_for_longer_and_sent_nothing():
+    me, author = peers_with({2: SLOW, 3: FAST, 4: SLOW, 5: SLOW}), author_of(1)
+    now, waits = 0.0, []
+    for seq in (1, 2):
+        me.on_local_update(author, seq)
+        assert pushed(me, now) == [3]
+        me.carriers.on_sent(key_of(3), author, seq, now)
+        for number in (2, 3, 4):
+            state = peer_state({author: seq}, uplink=FAST if number == 3 else SLOW)
+            me.on_state(key_of(number), state, now)
+        me.next_actions(now)
+        waits.append(me.carriers.next_wakeup - now)
+        now = me.carriers.next_wakeup
+        me.on_message(key_of(3), now)
+        assert me.carriers.is_carried(key_of(5), author, seq)
+        assert pushed(me, now) == [], "it knows of the update, and requests it"
+        assert not me.carriers.is_carried(key_of(5), author, seq), "also from here"
+    assert waits[1] == pytest.approx(1.5 * waits[0])
 
 
 def test_machine_that_ends_withholds_nothing():
@@ -288,7 +332,7 @@ def test_carrier_that_reaches_some_counts_for_less_until_it_reaches_all():
         seq += 1
         me.on_local_update(author, seq)
         assert pushed(me, now) == [3]
-        me.carriers.on_sent(key_of(3), author, seq)
+        me.carriers.on_sent(key_of(3), author, seq, now)
         me.next_actions(now)
         for number in (3, *reported):
             me.on_state(

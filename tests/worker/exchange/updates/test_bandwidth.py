@@ -9,6 +9,8 @@ from helpers.network.raw_peer import build_hello, connect_raw_peer
 from helpers.wait_for import wait_until
 
 from barnraise.peering.limits.rate_limit import PIECE_BYTES
+from barnraise.planning.round_schedule import DEFAULT_SCHEME, RoundSchedule
+from barnraise.planning.uplink_budget import UPDATE_SHARE
 from barnraise.protocol.messages import BlobRequest, PeerState
 from barnraise.protocol.signing import Identity, digest
 from barnraise.spec import ModelSpec
@@ -70,6 +72,30 @@ def test_limited_uplink_is_shared_fairly_and_delays_no_message(large):
     received = [machine.exchange.stats.bytes_received for machine in (b, c)]
     assert sum(received) < 1.3e6 * (time.monotonic() - started_at) + 500_000
     assert abs(received[0] - received[1]) <= 2 * PIECE_BYTES + 10_000
+
+
+@pytest.mark.parametrize("codec", ["auto", "dense2"])
+def test_round_goes_on_while_the_line_sends_the_update_before(large, codec):
+    large.spec = replace(large.spec, recipe=replace(large.spec.recipe, codec=codec))
+    a, b = large.start_agreed(1, 2)
+    uplink, schedule = 1_000_000.0, RoundSchedule(1, DEFAULT_SCHEME)
+    a.exchange.set_uplink_limit(uplink)
+
+    def is_over(steps: int = 1) -> bool:
+        return a.exchange.is_round_over(schedule, steps, time.time())
+
+    wait_until(is_over)
+    started_at, update = time.monotonic(), a.publish_round(2)
+    time.sleep(0.3)
+    if codec != "auto":
+        assert is_over(), "the owner chose the rounds"
+        return
+    assert not is_over()
+    assert is_over(large.spec.max_round_steps), "an update may state only so many tokens"
+    wait_until(is_over)
+    assert b.ledger.vector()[update.author] == 2
+    seconds = time.monotonic() - started_at
+    assert seconds >= 0.95 * size_of(update) / (UPDATE_SHARE * uplink), "the line has other uses"
 
 
 def test_limited_download_is_obeyed_over_all_peers(large):

@@ -1,6 +1,8 @@
 """What a peer is sent of the updates and blobs that it requests."""
 
+import math
 import random
+from itertools import pairwise
 
 import hypothesis.strategies as st
 import pytest
@@ -12,6 +14,7 @@ from barnraise.exchange.updates.update_sender import UpdateTraffic
 from barnraise.ledger import blob_store
 from barnraise.peering.limits.served_pieces import REPEAT_LIMITS
 from barnraise.peering.transports.framing import unpack
+from barnraise.planning.uplink_budget import UPDATE_SHARE, UplinkUse
 from barnraise.protocol.messages import BlobMissing, BlobPart, BlobRequest, UpdateRequest
 
 
@@ -73,11 +76,11 @@ def test_machines_that_request_all_again_and_again_get_it_once(world):
 
 def test_nothing_is_measured_before_a_second_update():
     traffic = UpdateTraffic()
-    assert (traffic.copies, traffic.relayed_rate) == (None, 0.0)
+    assert traffic.measured() is None and traffic.free_at(UplinkUse(1.0)) == -math.inf
     traffic.on_sent(500, is_own=False)
     traffic.on_published(100, 10.0)
     traffic.on_sent(100, is_own=True)
-    assert (traffic.copies, traffic.relayed_rate) == (None, 0.0)
+    assert traffic.measured() is None
 
 
 @given(
@@ -92,13 +95,33 @@ def test_steady_traffic_is_measured_as_it_is(copies, relayed, size, period):
         traffic.on_published(size, number * period)
         traffic.on_sent(int(copies * size), is_own=True)
         traffic.on_sent(int(relayed * period), is_own=False)
-    assert traffic.copies == pytest.approx(copies, rel=0.01)
-    assert traffic.relayed_rate == pytest.approx(relayed, rel=0.01, abs=3 / period)
+    measured_copies, measured_relayed = traffic.measured()
+    assert measured_copies == pytest.approx(copies, rel=0.01)
+    assert measured_relayed == pytest.approx(relayed, rel=0.01, abs=3 / period)
+    use = UplinkUse(size / UPDATE_SHARE, machines=12)  # a copy takes a second
+    sent = max(copies, min(11, copies + relayed * period / size))
+    assert traffic.free_at(use) == pytest.approx(4 * period + sent, rel=0.01)
 
 
 def test_change_is_measured_within_a_few_updates():
-    traffic = UpdateTraffic()
+    traffic, measured = UpdateTraffic(), []
     for number in range(20):
         traffic.on_published(1000, float(number))
         traffic.on_sent(1000 * (13 if number < 10 else 1), is_own=True)
-    assert traffic.copies < 2
+        measured.append(traffic.measured() or (13.0, 0.0))
+    assert measured[15][0] < 2
+    for (before, _), (after, _) in pairwise(measured):
+        assert after >= before / 2, "a round is half as long as the one before at least"
+
+
+def test_carrier_that_comes_or_goes_begins_the_measurement_again():
+    traffic = UpdateTraffic()
+    for number in range(3):
+        traffic.on_published(1000, float(number))
+        traffic.on_sent(13_000, is_own=True)
+    assert traffic.measured() == (13, 0) and traffic.measured(has_carrier=True) is None
+    traffic.on_published(1000, 3.0, has_carrier=True)
+    traffic.on_sent(1000, is_own=True)
+    assert traffic.measured(has_carrier=True) is None, "the last update had none"
+    traffic.on_published(1000, 4.0, has_carrier=True)
+    assert traffic.measured(has_carrier=True) == (1, 0) and traffic.measured() is None

@@ -72,6 +72,19 @@ def test_peer_after_goodbye_is_not_redialled_soon():
     assert dials(me, 1.0 + 2 * membership.GOODBYE_REDIAL_SECONDS)
 
 
+def test_peer_after_goodbye_is_redialled_by_a_machine_that_carries():
+    me = connected_gossip(1, *range(10, 18))
+    for number in range(10, 18):
+        me.links[key_of(number)].meeting = met(number, dialled=True)
+    me.membership.add_peers([peer(2)], 0.0)
+    me.on_connected(key_of(2), 0.0, met(2, dialled=True))
+    me.on_goodbye(key_of(2), 1.0)
+    me.on_disconnected(key_of(2), 1.0)
+    assert not dials(me, 5.0)
+    me.membership.set_carrying(True, 6.0)
+    assert [dialled.key for dialled in dials(me, 8.0)] == [key_of(2)]
+
+
 def test_dials_alternate_between_the_sources():
     me = Gossip(key_of(9999), 3)
     for source, numbers in (

@@ -30,8 +30,10 @@ class CarrierRules:
         recovery: By which a carrier counts for more after each update that reached all.
         patience: How many times the usual seconds an update may take.
         min_seconds: That it may take in any case: two States have to travel.
-        report_seconds: After which somebody should report an update that a carrier was sent, or
-            rounds are planned without a carrier. A State follows the other by 6.25 s at most.
+        report_seconds: After a carrier was sent an update, within which somebody should report it.
+        silent_seconds: Without a message from a carrier, after which it is taken for gone.
+        repair_share: Of the peers, who should have what a carrier lost before the next update.
+        repair_seconds: For which the next update waits for that at most.
         first_seconds: Expected of an update before one was measured.
         pauses: Before a volunteer whose machine failed to carry is chosen again.
     """
@@ -42,7 +44,10 @@ class CarrierRules:
     recovery: float = 1.25
     patience: float = 2.0
     min_seconds: float = 10.0
-    report_seconds: float = 7.0
+    report_seconds: float = 4.0
+    silent_seconds: float = 10.0
+    repair_share: float = 0.9
+    repair_seconds: float = 120.0
     first_seconds: float = 30.0
     pauses: BackOff = field(default_factory=lambda: BackOff(60.0, 3600.0))
 
@@ -72,9 +77,10 @@ class Spread:
         carrier: Key of the peer that carries it; empty if it spreads along the tree.
         volunteer: Digest of the carrier's volunteer.
         deadline: When the carrier has failed, in seconds.
-        is_sent: Whether all of it was sent to the carrier.
+        sent_at: When all of it had been sent to the carrier, in seconds; inf: it has not.
         has_carrier_it: Whether the carrier has it, so that the others are told.
         is_reported: Whether the carrier, or a peer that received it there, reports that it has it.
+        is_repair: Whether a carrier failed to deliver it.
     """
 
     author: str
@@ -85,14 +91,15 @@ class Spread:
     carrier: str = ""
     volunteer: str = ""
     deadline: float = math.inf
-    is_sent: bool = False
+    sent_at: float = math.inf
     has_carrier_it: bool = False
     is_reported: bool = False
+    is_repair: bool = False
 
     @property
     def carried_share(self) -> float:
         """The part of the targets that the carrier has reached."""
-        return 1.0 - len(self.waiting) / self.targets
+        return 1.0 - len(self.waiting) / max(1, self.targets)
 
     @property
     def is_withheld(self) -> bool:
@@ -151,7 +158,12 @@ class Carriers:
     # ---- updates under way
 
     def start(
-        self, author: str, seq: int, lacking: set[str], carrier: LinkState | None, now: float
+        self,
+        update: tuple[str, int],
+        lacking: set[str],
+        carrier: LinkState | None,
+        now: float,
+        is_repair: bool,
     ) -> bool:
         """Follow an update of this machine, which the linked peers `lacking` lack, from now on.
 
@@ -161,22 +173,23 @@ class Carriers:
         if len(self._spreads) >= UPDATE_WINDOW:
             return False
         others = lacking - {carrier.key} if carrier else lacking
-        spread = Spread(author, seq, now, len(others), others)
+        spread = Spread(*update, now, len(others), others, is_repair=is_repair)
         is_carried = carrier is not None and bool(others)
         if carrier is not None and is_carried:
             spread.carrier, spread.volunteer = carrier.key, carrier.volunteer
             seconds = max(self._rules.min_seconds, self._rules.patience * self._usual_seconds)
             spread.deadline = now + seconds
-        self._spreads[author, seq] = spread
+        self._spreads[update] = spread
         self._has_changed = True
         return is_carried
 
-    def on_sent(self, key: str, author: str, seq: int) -> bool:
+    def on_sent(self, key: str, author: str, seq: int, now: float) -> bool:
         """Record that all of an update was sent to a peer; return whether others are told now."""
         spread = self._spreads.get((author, seq))
         if spread is None or spread.carrier != key or not spread.is_withheld:
             return False
-        spread.is_sent = self._has_changed = True
+        spread.sent_at = now
+        self._has_changed = True
         return True
 
     def is_carried(self, key: str, author: str, seq: int) -> bool:
@@ -205,13 +218,20 @@ class Carriers:
         """When the next carrier has failed, in seconds; inf if none is waited for."""
         return min((spread.deadline for spread in self._spreads.values()), default=math.inf)
 
-    def is_late(self, now: float) -> bool:
-        """Return whether nobody reports an update that a carrier should have by now."""
-        return any(
-            spread.carrier and not spread.is_reported
-            for spread in self._spreads.values()
-            if now > spread.published_at + self._rules.report_seconds
-        )
+    def owes_update(self, now: float) -> bool:
+        """Return whether this machine may have to send an update to everybody yet.
+
+        Its carrier is being sent it, or nobody reports it, or peers lack it since a carrier
+        failed. Safe from any thread.
+        """
+        return any(self._is_owed(spread, now) for spread in list(self._spreads.values()))
+
+    def _is_owed(self, spread: Spread, now: float) -> bool:
+        if spread.is_repair:
+            is_over = now >= spread.published_at + self._rules.repair_seconds
+            return not is_over and spread.carried_share < self._rules.repair_share
+        is_awaited = spread.sent_at < now <= spread.sent_at + self._rules.report_seconds
+        return bool(spread.carrier) and not (spread.is_reported or is_awaited)
 
     def release_all(self) -> list[Spread]:
         """Return the updates that others were not told of, and withhold nothing any longer."""
@@ -222,7 +242,10 @@ class Carriers:
     def review(self, links: Links, now: float) -> Review:
         """Find out what the linked peers have by now, and which carriers have failed."""
         review = Review([], [], [])
-        if not self._has_changed and now < self.next_wakeup:
+        oldest = now - self._rules.silent_seconds
+        carriers = {spread.carrier for spread in self._spreads.values()}
+        here = {key for key in carriers & links.keys() if links[key].last_received_at > oldest}
+        if not self._has_changed and now < self.next_wakeup and here == carriers - {""}:
             return review
         self._has_changed = False
         for name, spread in list(self._spreads.items()):
@@ -231,21 +254,23 @@ class Carriers:
                 for key in spread.waiting
                 if key in links and links[key].vector.get(spread.author, 0) < spread.seq
             }
-            has_failed = spread.carrier not in links or now >= spread.deadline
+            has_failed = spread.carrier not in here or now >= spread.deadline
             has_arrived = len(spread.waiting) < spread.targets
             spread.is_reported = has_arrived or (not has_failed and self._has(links, spread))
             if not spread.waiting or (spread.carrier and has_failed):
                 del self._spreads[name]
-                if spread.carrier and not self._judge(spread, now):
+                is_trusted = not spread.carrier or self._judge(spread, now)
+                if not is_trusted:
                     review.distrusted.append(spread.volunteer)
-                if spread.waiting:
+                if spread.waiting and not (is_trusted and spread.carrier in here):
                     review.failed.append(spread)
-                else:
-                    seconds = now - spread.published_at
-                    self._usual_seconds += 0.5 * (seconds - self._usual_seconds)
-                if spread.is_withheld and not spread.waiting:
+                    continue
+                # Peers that are late know of it, and request it. The next update may take longer.
+                seconds = now - spread.published_at
+                self._usual_seconds += 0.5 * (seconds - self._usual_seconds)
+                if spread.is_withheld:
                     review.told.append((spread.author, spread.carrier))
-            elif spread.is_withheld and (spread.is_sent or self._has(links, spread)):
+            elif spread.is_withheld and (spread.sent_at <= now or self._has(links, spread)):
                 spread.has_carrier_it = True
                 review.told.append((spread.author, spread.carrier))
         return review

@@ -563,7 +563,7 @@ class Gossip:
             for link in self.links.values():
                 link.is_fast = carriers.is_far_above(link.uplink, uplink)
                 link.carries = carriers.carries(link, uplink, now)
-            self.membership.set_carrying(self._is_fast_for_others)
+            self.membership.set_carrying(self._is_fast_for_others, now)
         released = carriers.release_all() if self.complete else []
         review = carriers.review(self.links, now)
         for author, carrier in review.told:
@@ -576,8 +576,7 @@ class Gossip:
         for author, seq in self._fresh:
             self._start_spread(author, seq, now)
         self._fresh = []
-        has_carrier = math.isfinite(uplink) and not carriers.is_late(now)
-        best = carriers.choose(self.links, uplink, now) if has_carrier else None
+        best = carriers.choose(self.links, uplink, now) if math.isfinite(uplink) else None
         self.carrier_rate = carriers.rate(best, now) if best else math.inf
 
     def _start_spread(self, author: str, seq: int, now: float, failed: str = "") -> None:
@@ -590,14 +589,14 @@ class Gossip:
             for link in self.links.values()
             if link.has_state and self.needs(link.key, author, seq)
         ]
-        lacking.sort(key=lambda link: -(link.uplink or 0.0))
+        lacking.sort(key=lambda link: (link.key == failed, -(link.uplink or 0.0)))
         carrier = None
         if not self.complete and math.isfinite(self._own_uplink):
             carrier = self.carriers.choose(self.links, self._own_uplink, now)
         if carrier is not None and carrier.key == failed:
             carrier = None
         keys = {link.key for link in lacking}
-        if self.carriers.start(author, seq, keys, carrier, now) and carrier is not None:
+        if self.carriers.start((author, seq), keys, carrier, now, bool(failed)) and carrier:
             self._pushes.append(PushUpdate(carrier.key, author, seq))
             for link in lacking:
                 link.lazy_keys[self.key] = None

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Sequence
 
 from barnraise.exchange.gossip.gossip import Gossip
@@ -14,6 +15,7 @@ from barnraise.peering.limits.repeated_warnings import RepeatedWarnings
 from barnraise.peering.limits.served_pieces import ServedPieces
 from barnraise.peering.links.connection import OutgoingMessages
 from barnraise.peering.links.received import MessageHandlers, Received
+from barnraise.planning.uplink_budget import UPDATE_SHARE, UplinkUse
 from barnraise.protocol.messages import (
     BlobMissing,
     BlobPart,
@@ -25,56 +27,66 @@ from barnraise.protocol.types import Message
 
 log = logging.getLogger("barnraise.exchange")
 
-TRAFFIC_MEMORY = 0.75  # of what was counted, at each update that this machine publishes
+TRAFFIC_MEMORY = 0.5  # of what was counted, at each update that this machine publishes
 
 
 class UpdateTraffic:
     """What an uplink has sent, counted from one update of this machine to the next. Pure.
 
-    Updates are sent after they are published: an update counts once the next one follows it.
+    Updates are sent after they are published: an update counts once the next one follows it. What
+    was counted without a carrier does not count with one.
     """
 
     def __init__(self) -> None:
-        self._counted_from: float | None = None  # when the last update was published, in seconds
-        self._last_size = 0  # its bytes
+        self._published_at = -math.inf  # when the last update was, in seconds
         self._own_bytes = self._relayed_bytes = 0  # sent since then
+        self._last_size = 0  # bytes of the last update
+        self._has_carrier = False
         self._published = self._own = self._relayed = self._seconds = 0.0  # fading sums
 
-    def on_published(self, size: int, now: float) -> None:
+    def on_published(self, size: int, now: float, has_carrier: bool = False) -> None:
         """Record that this machine published an update of so many bytes."""
-        if self._counted_from is not None:
+        if has_carrier != self._has_carrier:
+            self._published = self._own = self._relayed = self._seconds = 0.0
+        elif math.isfinite(self._published_at):
             self._published = TRAFFIC_MEMORY * self._published + self._last_size
             self._own = TRAFFIC_MEMORY * self._own + self._own_bytes
             self._relayed = TRAFFIC_MEMORY * self._relayed + self._relayed_bytes
-            self._seconds = TRAFFIC_MEMORY * self._seconds + now - self._counted_from
+            self._seconds = TRAFFIC_MEMORY * self._seconds + now - self._published_at
         self._own_bytes = self._relayed_bytes = 0
-        self._counted_from = now
+        self._published_at = now
         self._last_size = size
+        self._has_carrier = has_carrier
 
     def on_sent(self, size: int, is_own: bool) -> None:
-        """Record that payload bytes of an update were sent, of this machine's own or another's."""
+        """Record that payload bytes were sent, of this machine's own updates or for others."""
         if is_own:
             self._own_bytes += size
         else:
             self._relayed_bytes += size
 
-    @property
-    def copies(self) -> float | None:
-        """The copies of each own update that were sent; None if that is not measured yet."""
-        return self._own / self._published if self._published else None
+    def measured(self, has_carrier: bool = False) -> tuple[float, float] | None:
+        """Return the copies of each own update, and bytes per second for others; None: unknown."""
+        if not self._published or has_carrier != self._has_carrier:
+            return None
+        return self._own / self._published, self._relayed / max(self._seconds, 1e-9)
 
-    @property
-    def relayed_rate(self) -> float:
-        """Bytes per second of others' updates that were sent; 0 before that is measured."""
-        return self._relayed / self._seconds if self._seconds else 0.0
+    def free_at(self, use: UplinkUse) -> float:
+        """Return when the line has had time for what it sent since this machine published last.
+
+        That is later for as long as it sends copies. Of others' updates no more count than fill it
+        up to R − 1 copies, see `UplinkUse`.
+        """
+        most = max(self._own_bytes, (use.machines - 1) * self._last_size)
+        sent = min(self._own_bytes + self._relayed_bytes, most)
+        return self._published_at + sent / max(UPDATE_SHARE * use.rate, 1e-9)
 
 
 class UpdateSender:
     """Answer requests for updates and blobs, and read what a connection sends from the disk.
 
     Attributes:
-        traffic: What was sent of this machine's updates, and of others'; first without a carrier,
-            then with one.
+        traffic: What was sent of this machine's updates, and of others'.
     """
 
     def __init__(
@@ -91,7 +103,7 @@ class UpdateSender:
         self._snapshots = snapshots
         self._uplink = uplink
         self._wake = wake
-        self.traffic = UpdateTraffic(), UpdateTraffic()
+        self.traffic = UpdateTraffic()
         self._served = ServedPieces()
         self._repeats = RepeatedWarnings()
 
@@ -156,8 +168,9 @@ class UpdateSender:
                 if not self._gossip.needs(key, author, seq):
                     return
                 yield message, payload
-                self.traffic[self._gossip.has_carrier].on_sent(len(payload), is_own)
-        if self._gossip.carriers.on_sent(key, author, seq):
+                self.traffic.on_sent(len(payload), is_own)
+        now = asyncio.get_running_loop().time()
+        if self._gossip.carriers.on_sent(key, author, seq, now):
             self._wake()
 
     def open_blob(self, key: str, digest: str, offset: int) -> OutgoingMessages:
@@ -166,6 +179,8 @@ class UpdateSender:
         for piece in self._limit_repeats(key, pieces):
             self._snapshots.record_use(digest, asyncio.get_running_loop().time())
             yield piece
+            # The rest of an update that another peer began to send, or a snapshot's.
+            self.traffic.on_sent(len(piece[1]), is_own=False)
 
     def _limit_repeats(self, key: str, messages: OutgoingMessages) -> OutgoingMessages:
         """Yield what a peer requested, as far as its volunteer may be sent it."""

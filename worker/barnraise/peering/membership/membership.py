@@ -154,10 +154,14 @@ class PartialView:
         self._most = LINK_TARGETS.most
         self._wanted = LINK_TARGETS.wanted
 
-    def set_carrying(self, carries: bool) -> None:
-        """Want many links from now on if this machine can pass on updates for many slower ones."""
-        if carries:
+    def set_carrying(self, carries: bool, now: float) -> None:
+        """Want many links from now on if this machine can pass on updates for many slower ones.
+
+        Slow lines serve the peers that are not linked to it. So it dials at once who said goodbye.
+        """
+        if carries and self._wanted < LINK_TARGETS.of_carrier:
             self._most = self._wanted = LINK_TARGETS.of_carrier
+            self._hasten_redials(now)
 
     # ---- events: what others report
 
