@@ -344,7 +344,7 @@ class Worker:
             tokens = self.anchor.tokens + self.engine.round_tokens
             scale = learning_rate_scale(recipe, tokens)
             self._cpu_share.start_step()
-            stats = self.take_step(micro_batches, scale, step + 1)
+            stats = self.run_step(micro_batches, scale, step + 1)
             if stats is None:
                 self.go_on_without_card(round_schedule)
                 return False
@@ -363,7 +363,7 @@ class Worker:
                 return False
         return True
 
-    def take_step(
+    def run_step(
         self, micro_batches: list[Tensor], rate_scale: float, position: int
     ) -> StepStats | None:
         """Make a step; return None if one of several cards was lost, which the others go without.
