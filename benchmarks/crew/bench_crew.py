@@ -1,6 +1,6 @@
 """Measure crews whose machines are processes with a thread each; the last line is one JSON object.
 
-    make bench-crew            QUICK=1 takes four minutes
+    make bench-crew            QUICK=1 takes six minutes
 
 Speeds that are compared are measured in turns. As root on Linux, the crew with a slow line runs in
 network namespaces. What is not measured is listed under "missing".
@@ -18,6 +18,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from churn import run_churn
 from crew_process import Machine
 from field_network import FieldNetwork, NamespaceError
 from helpers.worker.crew_churn import simulate
@@ -48,7 +49,9 @@ FITS_MODEL = ModelSpec(layers=8, width=512, heads=8, context=64, vocabulary=2048
 SPEED_MODEL = ModelSpec(layers=12, width=512, heads=8, context=128, vocabulary=1024)
 LINE_MODEL = ModelSpec(layers=4, width=256, heads=8, context=64, vocabulary=512)
 MICRO_BATCHES = 16
-MISSING = ("share_error", "lost_updates", "return_s", "square_cube", "vs_torch_pipeline")
+KILLS, KILL_SECONDS = 8, 480.0
+QUICK_KILLS, QUICK_KILL_SECONDS = 3, 75.0
+MISSING = ("share_error", "square_cube", "vs_torch_pipeline")
 
 
 @dataclass(frozen=True)
@@ -279,7 +282,7 @@ def measure_eight_bit_gain(hardware: Hardware, rounds: int) -> float:
 def main() -> None:
     """Run all parts and print the results."""
     parser = argparse.ArgumentParser(description="Measure crews of processes.")
-    parser.add_argument("--quick", action="store_true", help="within four minutes")
+    parser.add_argument("--quick", action="store_true", help="within six minutes")
     quick = parser.parse_args().quick
     torch.set_num_threads(1)
     started = time.perf_counter()
@@ -305,6 +308,15 @@ def main() -> None:
     except NamespaceError as error:
         print(f"  {error}", flush=True)
         missing.append("eight_bit_gain")
+    print("kills …", flush=True)
+    kills, seconds = (QUICK_KILLS, QUICK_KILL_SECONDS) if quick else (KILLS, KILL_SECONDS)
+    churn = run_churn(kills, seconds)
+    results |= {
+        "lost_updates": churn.lost_updates,
+        "anchors_equal": churn.anchors_equal,
+        "lost_rounds": round(churn.lost_rounds, 1),
+        "return_s": round(churn.median_return, 1),
+    }
     print("rebalancing, simulated …", flush=True)
     seeds = range(3)
     for name, balances in (("oracle", True), ("oracle_without", False)):
