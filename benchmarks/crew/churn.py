@@ -112,8 +112,11 @@ class ChurnDrill:
 
     def wait_for_steps(self, connections: int, seconds: float) -> int:
         """Wait until the crew was connected so often and has made a step; return its first step."""
-        log_has = lambda: self.read_log("lead").count(CONNECTED) >= connections  # noqa: E731
-        self.wait(log_has, seconds, f"connection {connections} of the crew")
+
+        def is_connected() -> bool:
+            return self.read_log("lead").count(CONNECTED) >= connections
+
+        self.wait(is_connected, seconds, f"connection {connections} of the crew")
         connected_at = time.time()
         first: list[int] = []
 

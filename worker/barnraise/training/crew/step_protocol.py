@@ -92,7 +92,7 @@ class _CrewStep:
         links.start_order(order)
 
     @property
-    def own_seconds(self) -> float:
+    def work_seconds(self) -> float:
         """Return the seconds of this machine's own work so far, without waiting for others."""
         return time.perf_counter() - self._started - self._waited_seconds
 
@@ -218,7 +218,7 @@ class LeadStep(_CrewStep):
     def agree(self, losses: list[float], norms: Mapping[int, float]) -> tuple[float, float] | None:
         """Wait for all norms, and decide; None if the step is cancelled before that."""
         links, roster = self.links, self.roster
-        self.seconds[LEAD] = self.own_seconds
+        self.seconds[LEAD] = self.work_seconds
         if not links.wait(self._read_messages, WAIT_SECONDS, lambda: self.is_cancelled):
             return None
         if self.is_cancelled:
@@ -312,7 +312,7 @@ class MemberStep(_CrewStep):
         """
         links = self.links
         values = [norm if math.isfinite(norm) else None for _, norm in sorted(norms.items())]
-        epoch, seconds = self.roster.epoch, self.own_seconds
+        epoch, seconds = self.roster.epoch, self.work_seconds
         links.send(LEAD, Norms(epoch=epoch, number=self.order, norms=values, seconds=seconds))
         decision: list[StepDecision] = []
 
