@@ -19,6 +19,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from churn import run_churn
 from crew_losses import compare_holders, compare_losses
 from crew_process import Machine
 from field_network import FieldNetwork, NamespaceError
@@ -63,7 +64,8 @@ SHARED_MODEL = ModelSpec(layers=5, width=512, heads=8, context=64, vocabulary=25
 LOSS_SEEDS, LOSS_STEPS = 3, 1000
 SHARED_STEPS = 400  # of the loss with two holders
 SLOWED = 3  # times the seconds of the slowed machine
-MISSING = ("lost_updates", "return_s")
+KILLS, KILL_SECONDS = 8, 480.0
+QUICK_KILLS, QUICK_KILL_SECONDS = 3, 75.0
 
 
 @dataclass(frozen=True)
@@ -431,7 +433,7 @@ def main() -> None:
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         hardware = replace(probe(Path(folder), "cpu"), cores=1)
-    missing: list[str] = list(MISSING)
+    missing: list[str] = []
     print("bits …", flush=True)
     exact = find_exact(hardware)
     print("memory …", flush=True)
@@ -466,6 +468,15 @@ def main() -> None:
         print("loss in 8 bits …", flush=True)
         results["eight_bit_loss"] = round(compare_losses(LOSS_SEEDS, LOSS_STEPS), 4)
         results["shared_loss"] = round(compare_holders(LOSS_SEEDS, SHARED_STEPS), 4)
+    print("kills …", flush=True)
+    kills, seconds = (QUICK_KILLS, QUICK_KILL_SECONDS) if quick else (KILLS, KILL_SECONDS)
+    churn = run_churn(kills, seconds)
+    results |= {
+        "lost_updates": churn.lost_updates,
+        "anchors_equal": churn.anchors_equal,
+        "lost_rounds": round(churn.lost_rounds, 1),
+        "return_s": round(churn.median_return, 1),
+    }
     print("rebalancing, simulated …", flush=True)
     seeds = range(3)
     for name, balances in (("oracle", True), ("oracle_without", False)):

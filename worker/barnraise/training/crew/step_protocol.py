@@ -106,7 +106,7 @@ class _CrewStep:
         links.start_order(order)
 
     @property
-    def compute_seconds(self) -> float:
+    def work_seconds(self) -> float:
         """Return the seconds of this machine's own work so far, without waiting for others."""
         return time.perf_counter() - self._started - self._waited_seconds
 
@@ -255,7 +255,7 @@ class LeadStep(_CrewStep):
         one is at most as long as all of them together, which counts.
         """
         links, roster = self.links, self.roster
-        self.seconds[LEAD] = self.compute_seconds
+        self.seconds[LEAD] = self.work_seconds
         if not links.wait(self._read_messages, WAIT_SECONDS, lambda: self.is_cancelled):
             return None
         if self.is_cancelled:
@@ -349,7 +349,7 @@ class MemberStep(_CrewStep):
         """
         links = self.links
         values = [norm if math.isfinite(norm) else None for _, norm in sorted(norms.items())]
-        epoch, seconds = self.roster.epoch, self.compute_seconds
+        epoch, seconds = self.roster.epoch, self.work_seconds
         links.send(LEAD, Norms(epoch=epoch, number=self.order, norms=values, seconds=seconds))
         decision: list[StepDecision] = []
 
