@@ -119,6 +119,11 @@ def test_status_shows_a_whole_warning_while_the_worker_runs(folder):
     assert "trains alone" not in show_status()
 
 
+def test_status_counts_how_often_memory_ran_short(folder):
+    write_status(folder.path, memory_shortages=2)
+    assert "memory ran short 2 times, and the plan was made smaller" in show_status()
+
+
 def test_status_of_an_older_version_is_shown(folder):
     (folder.path / "status.json").write_text(json.dumps(STATUS))
     assert "Ridge" in show_status()

@@ -24,6 +24,7 @@ from barnraise.errors import PlanError, StateError
 from barnraise.ledger.blob_store import BlobStore
 from barnraise.ledger.ledger import Ledger
 from barnraise.planning.limits import Limits
+from barnraise.planning.memory_pressure import MemoryFacts
 from barnraise.protocol.coordinator_messages import Directive, Shard
 from barnraise.protocol.enums import Activity, Role, RunStatus
 from barnraise.protocol.signing import Identity, digest
@@ -32,11 +33,12 @@ from barnraise.state_dir import StateDir
 from barnraise.swap.lr_schedule import learning_rate_scale
 from barnraise.text.prompt_codec import PromptCodec
 from barnraise.text.tokenizer import tokenizer_errors
-from barnraise.training import pauses, train
+from barnraise.training import cpu_share, pauses, train
 from barnraise.training.checkpoint import CheckpointSlots
 from barnraise.training.join import JoinedRun
 from barnraise.training.local_control import LocalControl
 from barnraise.training.local_status import read_status
+from barnraise.training.memory_watch import MemoryWatch
 from barnraise.training.train import Worker, WorkerPhase
 
 owner_files = import_drill_module("owner_files")
@@ -405,6 +407,24 @@ def test_learning_rate_follows_the_tokens_of_ledger_and_round(new_worker):
         for step in range(ROUND_STEPS + 2)
     ]
     assert rates == pytest.approx(expected) and rates[0] < rates[-1]
+
+
+def test_status_file_counts_how_often_memory_ran_short(new_worker):
+    watch = MemoryWatch(measure=lambda: MemoryFacts(total=10**9, available=10**9))
+    watch.on_shortage()
+    watch.on_shortage()
+    worker = new_worker()
+    worker.watch_memory(watch)
+    worker.run()
+    status = read_status(worker.joined.folder.path)
+    assert status is not None and status.memory_shortages == 2
+
+
+def test_rest_after_a_step_is_no_part_of_its_seconds(new_worker, monkeypatch):
+    monkeypatch.setattr(cpu_share, "SHORTEST_WORK", 0.0)
+    worker = new_worker(ROUND_STEPS * STEP_TOKENS, limits=Limits(cpu=5))
+    worker.run()
+    assert worker.metrics.step_seconds > 0
 
 
 def test_failing_disk_ends_in_one_sentence_with_everything_closed(new_worker, monkeypatch):

@@ -10,7 +10,7 @@ from barnraise.swap.device import free_memory, limit_memory, total_memory
 
 
 def claim_card_memory(plan: Plan, recipe: Recipe) -> None:
-    """Check that a plan fits what is free on its GPU now, and bind torch to what the plan takes.
+    """Check that a plan fits what is free on its GPU now, and bind torch to what it takes of that.
 
     Without a bound, what exceeds the card goes where the driver pages, ten times as slowly and
     without an error; other programs on the card, a desktop's windows, would go there as well.
@@ -32,4 +32,4 @@ def claim_card_memory(plan: Plan, recipe: Recipe) -> None:
                 "made",
                 device=True,
             )
-        limit_memory(each.device, device_allowance(used))
+        limit_memory(each.device, min(free, device_allowance(used)))

@@ -1,8 +1,9 @@
 """The training loop: one machine trains one run and exchanges updates with its peers.
 
 `Worker.train` is the core of the program. `Worker.run` puts it into its life cycle: prepare, train,
-drain. This is the only module that knows both the engine (`swap`) and the exchange. `join.py` does
-what comes before it: finding the run, preparing its text, waiting for its launch.
+drain. `join.py` does what comes before it: finding the run, preparing its text, waiting for its
+launch. `resume.py` finds the saved state, `round_publication.py` ends a round with the engine and
+the exchange, and `anchor_evaluator.py` evaluates the run's model.
 """
 
 import logging
@@ -353,9 +354,9 @@ class Worker:
                 if not self.is_leaving() and self.wait_while_paused():
                     continue
                 return False
+            stats = replace(stats, seconds=stats.seconds - self._cpu_share.slept_in_step)
             self._cpu_share.rest(self.is_leaving)
             tokens = self.anchor.tokens + self.engine.round_tokens
-            stats = replace(stats, seconds=stats.seconds - self._cpu_share.slept_in_step)
             self.metrics.record_step(stats, tokens, scale * recipe.learning_rate)
 
             self.run_between_steps()

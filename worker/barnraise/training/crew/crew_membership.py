@@ -15,6 +15,7 @@ from barnraise.planning.crew_pricing import StagePricer
 from barnraise.planning.search import make_stage_plan
 from barnraise.planning.write_advice import PlanRequest
 from barnraise.protocol.polling import PERSON_POLL_SECONDS
+from barnraise.training.card_memory import claim_card_memory
 from barnraise.training.crew.crew_channels import CrewChannels
 from barnraise.training.crew.crew_code import CrewCode, CrewRecord
 from barnraise.training.crew.crew_endpoint import CrewEndpoint
@@ -154,6 +155,7 @@ class CrewMembership:
         # What was saved for another lead belongs to another state of the run.
         folder = joined.folder.path / STATE_FOLDER / roster.seats[LEAD].key
         state = CrewState(folder, joined.run, joined.spec_digest)
+        claim_card_memory(plan, recipe)
         store, progress = state.open_store(plan)
         engine = StageEngine(plan, recipe, store, NoLedger(), state.describe, progress)
         cleanup.callback(engine.close)
