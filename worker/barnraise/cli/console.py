@@ -137,7 +137,7 @@ def configure_logging(log_file: logging.Handler | None = None) -> None:
         handler = logging.StreamHandler()
         handler.setFormatter(SafeFormatter())
     elif log_file is not None:
-        # A panel shows the status, and what strangers do is for whoever searches the log.
+        # A panel shows the status, and a log file is the place for what strangers do.
         handler.addFilter(lambda record: record.name not in (STATUS_LOGGER, STRANGERS_LOGGER))
     handlers = [handler] if log_file is None else [handler, log_file]
     for each in handlers:
