@@ -189,7 +189,7 @@ def test_update_of_a_carrier_that_is_gone_is_pushed_at_once():
     assert sorted(pushed(me, 2.0)) == [2, 4]
 
 
-def test_update_of_a_carrier_that_falls_silent_is_pushed_before_its_link_ends():
+def test_update_of_a_silent_carrier_is_pushed_before_its_link_ends():
     me, author = peers_with({2: SLOW, 3: FAST, 4: SLOW}), author_of(1)
     me.on_message(key_of(3), 4.0)
     me.on_local_update(author, 1)
@@ -228,7 +228,7 @@ def test_update_that_a_carrier_lost_is_owed_until_peers_have_it():
     assert not me.carriers.owes_update(32.0), "the next one takes the tree from the start"
 
 
-def test_peers_that_lag_behind_a_carrier_are_waited_for_longer_and_sent_nothing():
+def test_peers_that_lag_behind_a_carrier_are_sent_nothing():
     me, author = peers_with({2: SLOW, 3: FAST, 4: SLOW, 5: SLOW}), author_of(1)
     now, waits = 0.0, []
     for seq in (1, 2):
