@@ -228,7 +228,7 @@ def test_update_that_a_carrier_lost_is_owed_until_peers_have_it():
     assert not me.carriers.owes_update(32.0), "the next one takes the tree from the start"
 
 
-def test_peers_that_lag_behind_a_carrier_are_awaited_and_sent_nothing():
+def test_peers_that_lag_behind_a_carrier_are_sent_nothing():
     me, author = peers_with({2: SLOW, 3: FAST, 4: SLOW, 5: SLOW}), author_of(1)
     now, waits = 0.0, []
     for seq in (1, 2):
