@@ -89,7 +89,7 @@ def test_round_merges_replicas_by_share(tmp_path):
         engine.holders.merge_replicas([6], flushes=True)
         for n in (1, 2):
             merged = crew.engines[n].read_replica_fragment(6, flushes=False)
-            assert torch.allclose(merged, expected, rtol=0, atol=1e-7)
+            assert torch.allclose(merged, expected, rtol=0, atol=1e-6)
         assert sum(shares) == pytest.approx(1)
 
 

@@ -51,9 +51,11 @@ class SpanHolders:
 
     def record_step(self, side: LeadStep) -> None:
         """Record who has computed what in a step that counts, and how fast."""
-        for number, seconds in side.seconds.items():
-            self._dealer.record(number, seconds)
-            self.dealt[number] += len(side.routes.micro_batches_of(number))
+        for number in side.routes.members:
+            count = len(side.routes.micro_batches_of(number))
+            self.dealt[number] += count
+            if number in side.seconds:
+                self._dealer.record(number, side.seconds[number] / count)
 
     def skip(self, number: int, seconds: float = SKIP_SECONDS) -> None:
         """Deal nothing to a machine for a while, if its span has another holder."""

@@ -100,9 +100,15 @@ class _CrewStep:
         self.problem = ""
         self.has_diverged = False
         self._should_stop = should_stop
-        self._started, self._waited = time.perf_counter(), 0.0  # seconds
+        self._started = time.perf_counter()
+        self._waited_seconds = 0.0
         self._neighbours = self._channels()
         links.start_order(order)
+
+    @property
+    def own_seconds(self) -> float:
+        """Return the seconds of this machine's own work so far, without waiting for others."""
+        return time.perf_counter() - self._started - self._waited_seconds
 
     def _channels(self) -> dict[int, int]:
         """Map each machine that this step needs to the number of its current channel."""
@@ -170,12 +176,12 @@ class _CrewStep:
         links, roster, part = self.links, self.roster, self.micro_batches[m]
         sender = self.routes.sender_of(key, part)
         of = PayloadId(PieceKind.BOUNDARY, self.order, part, key)
-        started = time.perf_counter()
-        has_come = links.wait(
+        asked_at = time.perf_counter()
+        is_here = links.wait(
             lambda: links.has_payload(sender, of), WAIT_SECONDS, lambda: self.is_cancelled
         )
-        self._waited += time.perf_counter() - started
-        if not has_come:
+        self._waited_seconds += time.perf_counter() - asked_at
+        if not is_here:
             return None
         payload = links.pop_payload(sender, of)
         if payload is None:  # the channel has ended in this moment
@@ -194,7 +200,7 @@ class LeadStep(_CrewStep):
     """The lead's side of a step.
 
     Attributes:
-        seconds: a micro-batch, by machine, as those that have ended their part state them.
+        seconds: of each machine's own work, by its number, once they agree.
         broken: a machine with which another one cannot go on; None if there is none.
     """
 
@@ -227,7 +233,7 @@ class LeadStep(_CrewStep):
         match message:
             case Norms(number=self.order):
                 self._norms[number] = message.norms
-                self.seconds[number] = message.seconds / len(self.routes.micro_batches_of(number))
+                self.seconds[number] = message.seconds
                 if len(message.norms) != len(self.roster.seats[number].stage.fragments):
                     self.problem = f"{name} sent norms of other fragments than its own"
                     self.links.end_link(number, "its norms are of other fragments than its own")
@@ -249,6 +255,7 @@ class LeadStep(_CrewStep):
         one is at most as long as all of them together, which counts.
         """
         links, roster = self.links, self.roster
+        self.seconds[LEAD] = self.own_seconds
         if not links.wait(self._read_messages, WAIT_SECONDS, lambda: self.is_cancelled):
             return None
         if self.is_cancelled:
@@ -342,11 +349,8 @@ class MemberStep(_CrewStep):
         """
         links = self.links
         values = [norm if math.isfinite(norm) else None for _, norm in sorted(norms.items())]
-        seconds = time.perf_counter() - self._started - self._waited
-        norms_message = Norms(
-            epoch=self.roster.epoch, number=self.order, norms=values, seconds=seconds
-        )
-        links.send(LEAD, norms_message)
+        epoch, seconds = self.roster.epoch, self.own_seconds
+        links.send(LEAD, Norms(epoch=epoch, number=self.order, norms=values, seconds=seconds))
         decision: list[StepDecision] = []
 
         def is_decided() -> bool:
