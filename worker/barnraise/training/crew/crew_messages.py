@@ -202,16 +202,13 @@ class StepDecision(Message):
 
 
 class Norms(Message):
-    """The norms of a machine's gradients, which are complete; None for one that is not finite.
-
-    `seconds` is for how long it has computed.
-    """
+    """The norms of a machine's gradients, which are complete; None for one that is not finite."""
 
     type: Literal["norms"] = "norms"
     epoch: Count
     number: Count
     norms: Annotated[list[FiniteFloat | None], Field(max_length=MAX_FRAGMENTS)]
-    seconds: Annotated[FiniteFloat, Field(ge=0)] = 0.0
+    seconds: Annotated[FiniteFloat, Field(ge=0)] = 0.0  # of its own work, without waiting
 
 
 class Reply(Message):

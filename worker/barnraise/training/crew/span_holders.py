@@ -52,9 +52,10 @@ class SpanHolders:
     def record_step(self, side: LeadStep) -> None:
         """Record who has computed what in a step that counts, and how fast."""
         for number in side.routes.members:
-            micro_batches = len(side.routes.micro_batches_of(number))
-            self._dealer.record(number, side.seconds[number] / micro_batches)
-            self.dealt[number] += micro_batches
+            count = len(side.routes.micro_batches_of(number))
+            self.dealt[number] += count
+            if number in side.seconds:
+                self._dealer.record(number, side.seconds[number] / count)
 
     def skip(self, number: int, seconds: float = SKIP_SECONDS) -> None:
         """Deal nothing to a machine for a while, if its span has another holder."""
