@@ -179,9 +179,12 @@ class CrewLinks:
                 messages.remove(found)
             return found
 
-    def has_message(self, number: int) -> bool:
-        """Return whether a message of a machine waits to be read."""
-        return bool(self._received[number])
+    def has_message(
+        self, number: int, is_wanted: Callable[[ControlMessage], bool] = lambda message: True
+    ) -> bool:
+        """Return whether a message of a machine that is wanted waits to be read."""
+        with self._changed:
+            return any(is_wanted(message) for message in self._received[number])
 
     def has_payload(self, number: int, of: PayloadId) -> bool:
         """Return whether a machine's payload is here."""

@@ -24,6 +24,7 @@ from barnraise.training.crew.crew_messages import (
     BrokenStep,
     ControlMessage,
     Norms,
+    Order,
     Reply,
     StepDecision,
     Verdict,
@@ -34,6 +35,7 @@ from barnraise.training.crew.routing import StepRoutes
 WAIT_SECONDS = 86_400.0  # for activations: the sign of life of the channels decides
 STREAM_SECONDS = 300.0  # for which the next part of a validation is awaited
 LEAD_SECONDS = 60.0  # without the lead, for which a prepared machine waits for its decision
+GONE_ON = "the lead has restarted since the step began"
 
 
 def decode_stream(payload: bytearray) -> Tensor:
@@ -294,14 +296,26 @@ class MemberStep(_CrewStep):
         self._is_decided = False
 
     def _find_problem(self) -> str:
+        is_dead = self._is_overtaken()
         decision = self._pop_decision()
         if decision is not None:
             return "the lead has cancelled the step"
+        if is_dead:
+            return GONE_ON
         problem = super()._find_problem()
         lost = self.find_lost() if problem else None
         if lost is not None and lost != LEAD:
             self.report_broken(lost, problem)
         return problem
+
+    def _is_overtaken(self) -> bool:
+        """Return whether a later order is here: without a decision the lead has died meanwhile.
+
+        A lead decides on a step before it gives another order, and a restarted one decides on none.
+        """
+        return self.links.has_message(
+            LEAD, lambda message: isinstance(message, Order) and message.number > self.order
+        )
 
     def _pop_decision(self) -> StepDecision | None:
         """Remove and return the decision on this step."""
@@ -364,6 +378,9 @@ class MemberStep(_CrewStep):
             now = time.monotonic()
             if links.is_recalled:
                 self.problem = "the lead deals the blocks again"
+                return None
+            if self._is_overtaken() and not is_decided():
+                self.problem = GONE_ON
                 return None
             if LEAD in links.connected():
                 gone_since = None
