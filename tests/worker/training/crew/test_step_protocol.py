@@ -26,8 +26,8 @@ TIMEOUT = 60.0  # seconds that only a failure reaches
 
 
 @pytest.fixture
-async def prepared():
-    """Provide a machine that waits for the decision on its step, and its lead's channel."""
+async def computing():
+    """Provide a machine that computes its part of a step, and its lead's channel."""
     network = MemoryNetwork()
     lead, member = (network.transport(IDENTITIES[n].key) for n in (0, 2))
     sources = [transport.add_protocol("crew") for transport in (lead, member)]
@@ -38,13 +38,24 @@ async def prepared():
     serving = asyncio.create_task(links.serve(await sources[1].accept()))
     assert isinstance(unpack(await channel.receive()), CrewHello)
     side = MemberStep(links, STEP, lambda: False, StepRoutes(ROSTER))
-    norms = dict.fromkeys(ROSTER.seats[2].stage.fragments, 1.0)
-    agreeing = asyncio.create_task(asyncio.to_thread(side.agree, [], norms))
-    assert isinstance(unpack(await channel.receive()), Norms)
-    yield side, channel, agreeing
+    yield side, channel
     serving.cancel()
     for transport in (lead, member):
         await transport.close()
+
+
+def agree(side):
+    norms = dict.fromkeys(ROSTER.seats[2].stage.fragments, 1.0)
+    return asyncio.create_task(asyncio.to_thread(side.agree, [], norms))
+
+
+@pytest.fixture
+async def prepared(computing):
+    """Provide a machine that waits for the decision on its step, and its lead's channel."""
+    side, channel = computing
+    agreeing = agree(side)
+    assert isinstance(unpack(await channel.receive()), Norms)
+    return side, channel, agreeing
 
 
 def later_order():
@@ -64,3 +75,11 @@ async def test_decision_before_a_later_order_counts(prepared):
     await channel.send(pack_control(decision))
     await channel.send(later_order())
     assert await asyncio.wait_for(agreeing, TIMEOUT) == (0.5, 2.0)
+
+
+async def test_cancellation_that_arrives_while_a_machine_computes_counts(computing):
+    side, channel = computing
+    await channel.send(pack_control(StepDecision(epoch=1, number=STEP, verdict="cancel")))
+    while not side.is_cancelled:
+        await asyncio.sleep(0)
+    assert await asyncio.wait_for(agree(side), TIMEOUT) is None

@@ -361,6 +361,8 @@ class MemberStep(_CrewStep):
         Raises:
             LeadLostError: the lead is gone; whether the step counted is not known.
         """
+        if self.problem:  # it was found, and perhaps decided, while this machine computed
+            return None
         links = self.links
         values = [norm if math.isfinite(norm) else None for _, norm in sorted(norms.items())]
         epoch, seconds = self.roster.epoch, self.work_seconds
