@@ -246,7 +246,7 @@ def all_route_names(resolver: URLResolver) -> Iterator[str]:
 
 def route_name(address: str) -> str:
     """Return the name of the route of an address with placeholders such as {run}."""
-    ids = {"jonas": UUID(int=0), "machine": UUID(int=0), "run_id": UUID(int=0)}
+    ids = dict.fromkeys(("jonas", "machine", "crew_machine", "run_id"), UUID(int=0))
     path = address.partition("?")[0]
     path = re.sub(r"\{(\w+)\}", lambda placeholder: str(ids.get(placeholder[1], "x")), path)
     return resolve(path).url_name

@@ -63,8 +63,9 @@ def upgraded(request, django_db_setup, django_db_blocker, tmp_path_factory):
         assert projection.state_hash() == facts["state_hash"]
         call_command("migrate", verbosity=0, interactive=False)
         # A release before this page was compared with others had no finished run of its own.
-        ended = {"finished_run": facts["names"]["cancelled_run"]}
-        yield UpgradedSite({**ended, **facts["names"]}, facts["password"])
+        names = facts["names"]
+        later = {"finished_run": names["cancelled_run"], "crew_machine": names["machine"]}
+        yield UpgradedSite({**later, **names}, facts["password"])
 
 
 @contextmanager

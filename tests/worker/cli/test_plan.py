@@ -119,9 +119,10 @@ def test_cards_that_are_not_here_are_priced_with_the_reasons(home):
     output = " ".join(run_plan(home, *several, *memory).split())
     assert "on 2 × an assumed GPU of 24 GB" in output and "an assumed GPU of 12 GB" in output
     assert "slower, limited by" in output and "taken" in output and "GPUs are assumed" in output
-    fields = json.loads(run_plan(home, *several, *memory, "--json"))
+    sharded = (*several, "--devices", "2x24GB", "--engine", "sharded")
+    fields = json.loads(run_plan(home, *sharded, *memory, "--json"))
     assert fields["ranks"] == ["cuda", "cuda:1"] and not fields["devices"]
-    fields = json.loads(run_plan(home, *several, *memory, "--engine", "swap", "--json"))
+    fields = json.loads(run_plan(home, *several, *memory, "--json"))
     assert len(fields["devices"]) == 2 and len(fields["card_bytes"]) == 2
     verdicts = [each["verdict"] for each in fields["cards"]]
     assert verdicts.count("taken") == 1 and all(verdicts)

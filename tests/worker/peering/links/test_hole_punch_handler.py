@@ -13,6 +13,11 @@ SECONDS = 60.0
 RUN = "01890000-0000-7000-8000-000000000001"  # of the world
 
 
+@pytest.fixture
+def short_waits():
+    """Wait as long as in use: what routers have opened is closed again after some seconds."""
+
+
 def test_two_peers_behind_routers_meet_through_a_third(world):
     common, a, b = (world.machine(n).start() for n in (1, 2, 3))
     world.network.natted = {a.identity.key, b.identity.key}

@@ -214,8 +214,11 @@ class RankGroup:
                 self._failure = RankLostError(lost)
                 raise self._failure
             if polls * POLL_SECONDS > seconds:
-                self._failure = late
-                raise late
+                if self._heartbeat is not None:
+                    self._heartbeat.wait_for_failure()  # it names a rank that is stopped
+                lost = self._find_lost()
+                self._failure = RankLostError(lost) if lost else late
+                raise self._failure
         if request.error is not None:
             self._failure = self._explain(request.error)
             raise self._failure
