@@ -107,6 +107,13 @@ class CrewDrill:
         self.until(lambda: len(self.codes) > count)
         return self.codes[-1]
 
+    def gather(self, *names: str) -> CrewCode:
+        """Start the lead and members; return the crew's code."""
+        code = parse_code(self.start_lead())
+        for name in names:
+            self.start_member(name, code)
+        return code
+
     def start_member(self, name: str, code: CrewCode, hardware: Hardware | None = None) -> Path:
         """Start a member on the drill's hardware or another; return its run's folder."""
         joined = self.run.join(name, with_text=False)
@@ -194,9 +201,7 @@ def test_crew_of_three_forms_trains_and_ends_with_its_run(drill):
 def test_member_that_restarts_comes_back_with_the_round_that_it_saved(drill, swarm, caplog):
     caplog.set_level("INFO")
     crew = drill(swarm(MODEL, token_budget=60_000, evaluate_every=20_000), members=2)
-    code = parse_code(crew.start_lead())
-    for name in ("ada", "ben"):
-        crew.start_member(name, code)
+    code = crew.gather("ada", "ben")
     crew.until(lambda: read_label(crew.lead) > 1)
     crew.start_member("eve", replace(code, secret=bytes(16)))
     crew.until(lambda: "eve" in crew.failures)
@@ -216,9 +221,7 @@ def test_crew_goes_on_without_a_member_and_with_it_again(drill, swarm, caplog, m
     caplog.set_level("INFO")
     be_impatient(monkeypatch)
     crew = drill(swarm(MODEL, token_budget=150_000, evaluate_every=50_000), members=2)
-    code = parse_code(crew.start_lead())
-    for name in ("ada", "ben"):
-        crew.start_member(name, code)
+    code = crew.gather("ada", "ben")
     crew.until(lambda: read_label(crew.lead) > 1)
     for change, names in ((crew.stop_member, {"ben"}), (crew.start_member, {"ada", "ben"})):
         label = read_label(crew.lead)
@@ -227,7 +230,7 @@ def test_crew_goes_on_without_a_member_and_with_it_again(drill, swarm, caplog, m
         crew.until(lambda label=label: read_label(crew.lead) > label + 1)
     assert not crew.failures, crew.failures
     assert "ada of this crew is gone" in caplog.text or "ada has no channel" in caplog.text
-    assert "1 more machines join the crew" in caplog.text
+    assert "dealing the blocks again, with 1 more machine\n" in caplog.text
     assert "without Adam's moments" in caplog.text, "what ada held had to be rebuilt"
 
 
@@ -245,8 +248,7 @@ def test_block_moves_from_a_machine_that_has_become_slow(drill, swarm, caplog, m
         return [dict(enumerate(seconds))] * len(steps)
 
     monkeypatch.setattr(crew_engine.CrewEngine, "pop_stage_seconds", pop_slowed)
-    code = parse_code(crew.start_lead())
-    crew.start_member("ada", code)
+    crew.gather("ada")
     crew.until(lambda: read_label(crew.lead) > 0)
     before = [seat.blocks for seat in crew.lead.crew.seating.seats]
     crew.until(lambda: "a block moves from" in caplog.text)
@@ -262,8 +264,7 @@ def test_block_moves_from_a_machine_that_has_become_slow(drill, swarm, caplog, m
 def test_crew_that_cannot_hold_the_model_any_longer_says_so(drill, swarm, monkeypatch):
     be_impatient(monkeypatch)
     crew = drill(swarm(MODEL, token_budget=150_000, evaluate_every=50_000), members=1)
-    code = parse_code(crew.start_lead())
-    crew.start_member("ada", code)
+    crew.gather("ada")
     crew.until(lambda: read_label(crew.lead) > 0)
     crew.stop_member("ada")
     crew.threads["lead"].join(60)
@@ -274,9 +275,7 @@ def test_member_that_its_owner_pauses_counts_as_gone(drill, swarm, caplog, monke
     caplog.set_level("INFO")
     be_impatient(monkeypatch)
     crew = drill(swarm(MODEL, token_budget=150_000, evaluate_every=50_000), members=2)
-    code = parse_code(crew.start_lead())
-    for name in ("ada", "ben"):
-        crew.start_member(name, code)
+    crew.gather("ada", "ben")
     crew.until(lambda: read_label(crew.lead) > 0)
     crew.members_pausing["ada"].set()
     crew.until(lambda: read_members(crew) == {"ben"})

@@ -218,7 +218,7 @@ def test_owners_tokenizer_that_panics_costs_the_samples_only(new_worker, caplog,
     monkeypatch.setattr(PromptCodec, "decode", decode)
     worker = new_worker(prompts=[[1]])
     worker.run()
-    assert caplog.text.count("this machine writes no more samples") == 1
+    assert caplog.text.count("this machine stops writing samples") == 1
     assert len(read_ledger(worker.joined.folder.path)) == 3
 
 

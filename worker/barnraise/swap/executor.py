@@ -305,7 +305,7 @@ class Executor:
         self._hazards = Hazards()
 
     def complete_on_host(self, pending: PendingUpdate | None) -> PendingUpdate | None:
-        """Apply what a lost device has cut off of an update, and use the devices no more.
+        """Complete on the host an update that a device has interrupted, and stop using devices.
 
         Args:
             pending: the update of the step before; None: its own step's, which is cancelled.

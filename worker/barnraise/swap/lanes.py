@@ -181,7 +181,7 @@ class WorkerLane:
             self.stream.synchronize()
 
     def drop_stream(self) -> None:
-        """Use the stream no more, once all that can still end there has ended."""
+        """Stop using the stream, after its submitted work has ended or its device has failed."""
         with contextlib.suppress(RuntimeError):  # its device is lost
             self.wait_until_idle()
         self.stream = None

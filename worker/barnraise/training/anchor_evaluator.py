@@ -102,7 +102,7 @@ class AnchorEvaluator:
                 engine, anchor.tokens, evaluation_seconds, self._is_leaving
             )
         except TextError as error:
-            log.warning("this machine writes no more samples: %s", error)
+            log.warning("this machine stops writing samples: %s", error)
             self._sample_writer = None
         else:
             self._metrics.record_samples(samples)

@@ -74,8 +74,8 @@ class UpdateTraffic:
     def free_at(self, use: UplinkUse) -> float:
         """Return when the line has had time for what it sent since this machine published last.
 
-        That is later for as long as it sends copies. Of others' updates no more count than fill it
-        up to R − 1 copies, see `UplinkUse`.
+        Each copy that the line sends makes it later. Bytes of others' updates count until own and
+        others' bytes together are R − 1 copies of the last update; see `UplinkUse`.
         """
         most = max(self._own_bytes, (use.machines - 1) * self._last_size)
         sent = min(self._own_bytes + self._relayed_bytes, most)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from barnraise.errors import CrewError, StateError
+from barnraise.formats import format_amount
 from barnraise.ledger import codec
 from barnraise.ledger.anchor import fragment_to_bytes
 from barnraise.mixing.payloads import Payload, encode_weights
@@ -513,7 +514,9 @@ class CrewEngine:
         steps = warmup = None
         if lost:
             name = self._roster.name_of(number)
-            log.warning("%d fragments of %s begin without Adam's moments", len(lost), name)
+            log.warning(
+                "%s begins without Adam's moments of %s", name, format_amount(len(lost), "fragment")
+            )
             steps, warmup = 0, WARMUP_STEPS
         elif not any(i in saved for i in fragments):
             steps, warmup = own.optimizer_steps, own.warmup_steps_left

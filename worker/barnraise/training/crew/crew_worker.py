@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from barnraise.errors import CrewError, RoundLostError
 from barnraise.exchange.snapshots.snapshot_client import Snapshot
+from barnraise.formats import format_amount
 from barnraise.ledger.anchor import Anchor, FragmentStorage
 from barnraise.peering.transports.transport import Transport
 from barnraise.planning.crew import CrewTask
@@ -324,7 +325,9 @@ class CrewWorker(Worker):
         """Give machines that have come a part, or move a block where the speeds have changed."""
         steps = self.engine.pop_stage_seconds()
         if applicants := self._channels.list_applicants():
-            log.info("%d more machines join the crew", len(applicants))
+            log.info(
+                "dealing the blocks again, with %s", format_amount(len(applicants), "more machine")
+            )
             self._begin_again(deals=True)
             return
         move = self._balancer.choose(self.crew.find_move(steps), len(steps))

@@ -50,7 +50,7 @@ class SpanHolders:
         return self._dealer.deal(f"{self._roster.seats[0].key} {position}", absent)
 
     def record_step(self, side: LeadStep) -> None:
-        """Record who has computed what in a step that counts, and how fast."""
+        """Record the micro-batches and the speed of each machine in a step that counts."""
         for number in side.routes.members:
             count = len(side.routes.micro_batches_of(number))
             self.dealt[number] += count
