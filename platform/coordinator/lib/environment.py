@@ -136,11 +136,16 @@ def parse_origin(text: str) -> str:
 
 
 def parse_folder(text: str) -> Path:
-    """Return a folder, which is created if missing, to which this process can write."""
+    """Return a folder, which is created if missing, to which this process can write.
+
+    No shell expands `~` in an environment file.
+    """
     try:
-        folder = Path(text).resolve()
+        folder = Path(text).expanduser().resolve()
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise SettingError(text, f"is no folder for the site ({error.strerror})") from None
+    except RuntimeError:  # of expanduser
+        raise SettingError(text, "begins with a user who has no home here") from None
     return folder

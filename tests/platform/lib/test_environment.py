@@ -149,6 +149,7 @@ def test_empty_variable_means_the_default(monkeypatch, empty):
         ("BARNRAISE_IMPRINT", "example.org/imprint"),
         ("BARNRAISE_TERMS", "javascript:alert(1)"),
         ("BARNRAISE_STATE", f"{SETTINGS}/state"),
+        ("BARNRAISE_STATE", "~nobody-here/state"),
         ("DATABASE_URL", "mysql://db/barn"),
         ("DATABASE_URL", "postgresql://db"),
         ("REDIS_URL", "redis://cache/barn"),
@@ -160,6 +161,12 @@ def test_empty_variable_means_the_default(monkeypatch, empty):
 )
 def test_wrong_setting_ends_with_its_name_and_value(monkeypatch, capsys, variable, wrong):
     assert f"{variable}: '{wrong}' " in refuse(monkeypatch, capsys, variable, wrong)
+
+
+def test_folder_below_home_is_found_without_a_shell(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert environment.parse_folder("~/state") == tmp_path / "state"
+    assert (tmp_path / "state").is_dir()
 
 
 def test_refused_proxy_is_named_among_right_ones(monkeypatch, capsys):
