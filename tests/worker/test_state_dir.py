@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 
@@ -111,6 +112,14 @@ def test_key_is_private_and_refused_when_damaged(tmp_path):
     (tmp_path / "key").write_bytes(b"short")
     with pytest.raises(StateError, match="key is damaged"):
         StateDir(tmp_path)
+
+
+def test_home_with_a_tilde_is_below_the_users_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert StateDir.choose_path(Path("~/training")) == tmp_path / "training"
+    assert StateDir.choose_path(None) == tmp_path / ".barnraise"
+    with pytest.raises(StateError, match="--home FOLDER"):
+        StateDir.choose_path(Path("~nobody-here/training"))
 
 
 def test_machine_without_enrolment_gets_the_next_step(tmp_path):

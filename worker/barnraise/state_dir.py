@@ -77,20 +77,19 @@ class StateDir:
             raise _build_folder_error(path, error) from None
 
     @classmethod
-    def default_path(cls) -> Path:
-        """Return `$BARNRAISE_HOME`, or `~/.barnraise` if that is not set.
+    def choose_path(cls, named: Path | None) -> Path:
+        """Return the folder that was named, with its `~` expanded, or `~/.barnraise`.
+
+        No shell expands `~` in a service's environment, nor behind `--home=`.
 
         Raises:
-            StateError: neither is known: a container's user often has no home folder.
+            StateError: `~` has no meaning: a container's user often has no home folder.
         """
-        named = os.environ.get("BARNRAISE_HOME")
-        if named:
-            return Path(named)
         try:
-            return Path.home() / cls.DEFAULT_NAME
+            return (named or Path("~") / cls.DEFAULT_NAME).expanduser()
         except RuntimeError:
             raise StateError(
-                "this user has no home folder: name a folder for this machine's state with "
+                "there is no such home folder: name a folder for this machine's state with "
                 "--home FOLDER or the variable BARNRAISE_HOME"
             ) from None
 

@@ -32,7 +32,7 @@ def export_key(file: FileArgument, home: HomeOption = None) -> None:
 
     Example: barnraise key export barnraise.key
     """
-    folder = home or StateDir.default_path()
+    folder = StateDir.choose_path(home)
     if not (folder / "key").exists():
         raise StateError(f"there is no key in {folder}: `barnraise login URL` creates one")
     state_dir = StateDir(folder)
@@ -55,7 +55,7 @@ def import_key(file: FileArgument, home: HomeOption = None) -> None:
 
     Example: barnraise key import barnraise.key
     """
-    folder = home or StateDir.default_path()
+    folder = StateDir.choose_path(home)
     if (folder / "key").exists():
         state_dir = StateDir(folder)
         refuse_other_worker(state_dir)

@@ -62,7 +62,7 @@ class MachineOptions:
 
 def open_state_dir(home: Path | None) -> StateDir:
     """Open the state directory that an option names, or the default one."""
-    return StateDir(home or StateDir.default_path())
+    return StateDir(StateDir.choose_path(home))
 
 
 def measure_machine(state_dir: StateDir, machine: MachineOptions) -> Hardware:

@@ -29,7 +29,7 @@ def privacy(home: HomeOption = None, as_json: JsonOption = False) -> None:
             }
         )
         return
-    folder = home or StateDir.default_path()
+    folder = StateDir.choose_path(home)
     is_enrolled = (folder / "coordinator.json").exists()
     site = f"To {StateDir(folder).membership.url}" if is_enrolled else "To the site of a run"
     _print_disclosures(site, TO_SITE)

@@ -40,7 +40,7 @@ def remove(
     It asks first, and whether to revoke the machine on the site. What this machine has published
     stays in the shared models. The program itself stays; its uninstall line is printed.
     """
-    folder = home or StateDir.default_path()
+    folder = StateDir.choose_path(home)
     if not (folder / KEY_FILE).exists():
         out.print_sentence(f"There is nothing of barnraise in {escape(str(folder))}.")
         _print_uninstall_line()
