@@ -7,6 +7,7 @@ import signal
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import hypothesis
@@ -98,6 +99,12 @@ def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str)
     return f"{len(val)} bytes" if isinstance(val, bytes) else None
 
 
+@cache
+def locate(path: Path) -> tuple[tuple[str, ...], str]:
+    """Return the folders that a module lies in, below this one, and its name."""
+    return path.relative_to(Path(__file__).parent).parts[:-1], path.stem
+
+
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups in its own hook of this name
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark integration tests, and keep tests that share a live site or a text in one xdist worker.
@@ -106,20 +113,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     other processes would wait for the one that runs them all.
     """
     for item in items:
-        folders = item.path.relative_to(Path(__file__).parent).parts[:-1]
+        folders, module = locate(item.path)
         fixtures = set(getattr(item, "fixturenames", ()))
         # Tests of the worker call a stand-in of their own by that name.
         needs_live_site = "site" in fixtures and "worker" not in folders
         if (
             INTEGRATION_FOLDERS.intersection(folders)
-            or item.path.stem in INTEGRATION_MODULES
+            or module in INTEGRATION_MODULES
             or INTEGRATION_FIXTURES & fixtures
         ):
             item.add_marker(pytest.mark.integration)
-        if needs_live_site and item.path.stem in OWN_SITE_MODULES:
-            item.add_marker(pytest.mark.xdist_group(f"site of {item.path.stem}"))
+        if needs_live_site and module in OWN_SITE_MODULES:
+            item.add_marker(pytest.mark.xdist_group(f"site of {module}"))
         elif "sites" in fixtures:
-            item.add_marker(pytest.mark.xdist_group(f"sites of {item.path.stem}"))
+            item.add_marker(pytest.mark.xdist_group(f"sites of {module}"))
         elif "stdlib" in fixtures:
             item.add_marker(pytest.mark.xdist_group("prepared text"))
         elif needs_live_site:
@@ -127,7 +134,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         elif "exchange" in folders:
             # Peers wait for each other: as groups, which xdist begins with, they wait while the
             # other processes compute.
-            item.add_marker(pytest.mark.xdist_group(f"exchange {item.path.stem}"))
+            item.add_marker(pytest.mark.xdist_group(f"exchange {module}"))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

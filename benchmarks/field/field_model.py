@@ -31,6 +31,10 @@ BETAS = (0.9, 0.95)
 WEIGHT_DECAY = 0.1
 UNIT = 2.0**-26
 VALIDATION_SEQUENCES = 128
+MICROBATCHES = 16  # of a pipeline's step; fewer leave stages idle while it fills and drains
+# Of a microbatch. A stage computes it for about as long as a message travels, as an RTX 3090 does
+# with one sequence of 2,048 tokens of GPT 125M; with fewer, the delay alone would decide.
+MICROBATCH_SEQUENCES = 32
 
 
 class FieldGPT(nn.Module):

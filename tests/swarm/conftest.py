@@ -5,6 +5,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -257,8 +258,8 @@ class Swarm:
             time.sleep(0.05)
 
 
-@pytest.fixture
-def swarm(tmp_path, text) -> Iterator[Callable[..., Swarm]]:
+@contextmanager
+def created_swarms(parent: Path, text: tuple[Path, TextManifest]) -> Iterator[Callable[..., Swarm]]:
     """Provide a function that creates a swarm with a quick recipe, changed by its arguments."""
     swarms: list[Swarm] = []
 
@@ -271,7 +272,7 @@ def swarm(tmp_path, text) -> Iterator[Callable[..., Swarm]]:
             round_steps=10,
             evaluate_every=20_000,
         )
-        swarms.append(Swarm(tmp_path / folder, text, replace(quick, **recipe), model))
+        swarms.append(Swarm(parent / folder, text, replace(quick, **recipe), model))
         return swarms[-1]
 
     yield create
@@ -280,3 +281,17 @@ def swarm(tmp_path, text) -> Iterator[Callable[..., Swarm]]:
         volunteer.leaving.set()
     for volunteer in volunteers:
         volunteer.thread.join(60)
+
+
+@pytest.fixture
+def swarm(tmp_path, text) -> Iterator[Callable[..., Swarm]]:
+    """Provide a function that creates swarms of one test."""
+    with created_swarms(tmp_path, text) as create:
+        yield create
+
+
+@pytest.fixture(scope="module")
+def shared_swarm(tmp_path_factory, text) -> Iterator[Callable[..., Swarm]]:
+    """Provide a function that creates swarms which the tests of a module share."""
+    with created_swarms(tmp_path_factory.mktemp("swarm"), text) as create:
+        yield create

@@ -13,16 +13,19 @@ from barnraise.ledger.blob_store import BlobStore
 from barnraise.planning.memory_model import HELD_OUT
 from barnraise.spec import RunSpec, Start, problems
 from barnraise.state_dir import StateDir
+from barnraise.training import prefetch
 from barnraise.training.model_files.hugging_face_export import export_hugging_face
 from barnraise.training.prefetch import fetch_start_weights
 from barnraise.training.start_model import load_start_model
 from barnraise.training.warm_start import fetch_initial_weights
 
+SHARES_THE_ENDED_RUN = pytest.mark.xdist_group("ended run")
 
-@pytest.fixture
-def ended_run(swarm):
-    """Train a run to its end with one worker, Ada."""
-    run = swarm(token_budget=30_000, folder="before")
+
+@pytest.fixture(scope="module")
+def ended_run(shared_swarm):
+    """Train a run to its end with one worker, Ada; tests only read it."""
+    run = shared_swarm(token_budget=30_000)
     ada = run.start("ada")
     ada.join()
     return run, ada
@@ -34,8 +37,12 @@ def start_of(run, ada) -> Start:
     )
 
 
-def test_warm_started_run_continues_identically_on_every_machine(ended_run, swarm, caplog):
+@SHARES_THE_ENDED_RUN
+def test_warm_started_run_continues_identically_on_every_machine(
+    ended_run, swarm, monkeypatch, caplog
+):
     before, ada = ended_run
+    monkeypatch.setattr(prefetch, "SNAPSHOT_SECONDS", 4.0)  # that Ben waits for Ada's weights
     after = swarm(token_budget=60_000, folder="after")
     home = after.home("ada")
     blobs = BlobStore(home.path / "runs" / before.manifest.run / "blobs")
@@ -143,6 +150,7 @@ def test_model_that_a_run_cannot_train_is_refused_at_once(swarm, tmp_path):
         load_start_model(draft, lambda data: "0" * 64, tmp_path)
 
 
+@SHARES_THE_ENDED_RUN
 def test_machine_without_the_start_weights_says_why(ended_run, tmp_path):
     before, ada = ended_run
     wrong = replace(before.spec, start=replace(start_of(before, ada), digest="0" * 64))
@@ -154,6 +162,7 @@ def test_machine_without_the_start_weights_says_why(ended_run, tmp_path):
             )
 
 
+@SHARES_THE_ENDED_RUN
 def test_wrong_start_fragments_are_refused_before_the_first_step(ended_run, tmp_path):
     before, ada = ended_run
     blobs = BlobStore(tmp_path / "blobs")

@@ -4,9 +4,8 @@ from math import inf
 
 from field_bench import LINES, WORKERS, FieldBench, report
 from field_cells import Cell
-from field_model import MODEL, SHAPE, STEP_TOKENS
+from field_model import MICROBATCH_SEQUENCES, MICROBATCHES, MODEL, SHAPE, STEP_TOKENS
 from links import NAMED_MODELS, Shape, boundary_seconds, pipeline_ratio, scale_pipeline_line
-from systems.torch_pipeline import MICROBATCH_SEQUENCES, MICROBATCHES
 
 from barnraise.planning.lines import HOME_LINE, Line
 

@@ -8,6 +8,8 @@ import torch
 import torch.distributed as dist
 from field_job import FieldJob, StepRecorder
 from field_model import (
+    MICROBATCH_SEQUENCES,
+    MICROBATCHES,
     MODEL,
     FieldGPT,
     batches,
@@ -17,10 +19,6 @@ from field_model import (
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-MICROBATCHES = 16  # of a step; fewer leave stages idle while the pipeline fills and drains
-# Of a microbatch. A stage computes it for about as long as a message travels, as an RTX 3090 does
-# with one sequence of 2,048 tokens of GPT 125M; with fewer, the delay alone would decide.
-MICROBATCH_SEQUENCES = 32
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 BOUNDARIES = {16: torch.bfloat16, 8: torch.float8_e4m3fn}
 

@@ -53,7 +53,7 @@ def create_tables(url: str) -> None:
 @cache
 def read_dump() -> str:
     """Return the commands that create the tables, after dumping them if no process has yet."""
-    path = BUILD / f"migrated-{code_digest()}.sql"
+    path = dump_path()
     BUILD.mkdir(exist_ok=True)
     with FileLock(BUILD / "migrated.lock"):
         if not path.exists():
@@ -63,6 +63,16 @@ def read_dump() -> str:
             write_dump(unfinished)
             unfinished.replace(path)
     return META_COMMAND.sub("", path.read_text())
+
+
+def has_dump() -> bool:
+    """Return whether a database of this code has been dumped."""
+    return dump_path().exists()
+
+
+def dump_path() -> Path:
+    """Return where the dump of this code is or will be."""
+    return BUILD / f"migrated-{code_digest()}.sql"
 
 
 def code_digest() -> str:

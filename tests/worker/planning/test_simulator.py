@@ -172,7 +172,7 @@ def test_inputs_that_wait_in_ram_take_their_time_on_the_link(kept_inputs):
     )
     waiting = replace(plan, boundaries="host")
     machine = replace(GPU, to_device=1e6, from_device=1e6)  # slower than everything else
-    bare, copied = (StepSimulation(each, machine).busy_seconds() for each in (plan, waiting))
+    bare, copied = (StepSimulation(each, machine).busy_seconds for each in (plan, waiting))
     one = 4 * waiting.sequences * 64 * 64 / 1e6
     copies = len(waiting.stored_inputs) * waiting.micro_batches
     for lane in (LaneName.IN, LaneName.OUT):

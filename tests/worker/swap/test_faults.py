@@ -184,7 +184,7 @@ def make_disk_fail(monkeypatch, method: str, at: int) -> None:
 
 
 @pytest.mark.parametrize("staged", [False, True])
-@pytest.mark.parametrize("at", [1, 2, 7, 20])
+@pytest.mark.parametrize("at", one_in(2, [1, 2, 7, 20]))
 @pytest.mark.parametrize("method", ["read_request", "write_request"])
 def test_disk_error_mid_run_names_the_operation(method, at, staged, tmp_path, monkeypatch):
     plan = plan_of(staged=staged)

@@ -40,8 +40,16 @@ def plain_losses(model, steps, clipping="exact"):
     return bitwise.run_plan(bitwise.resident_plan(model, clipping=clipping), steps)[0]
 
 
-@pytest.mark.parametrize("tensor", [1, 2])
-@pytest.mark.parametrize("model", [GPT, UNTIED], ids=["gpt2", "llama"])
+# Each model, with and without ranks that split its blocks; `make test-all` tries all four.
+FOLLOWED = [
+    pytest.param(GPT, 1, id="gpt2"),
+    pytest.param(UNTIED, 2, id="llama, split"),
+    pytest.param(GPT, 2, id="gpt2, split", marks=pytest.mark.slow),
+    pytest.param(UNTIED, 1, id="llama", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("model", "tensor"), FOLLOWED)
 def test_two_ranks_follow_the_loss_of_one_for_100_steps(pair, model, tensor):
     with open_sharded(sharded_plan(model, 2, tensor), pair) as engine:
         found = bitwise.train(engine, STEPS)

@@ -284,13 +284,7 @@ class _Search:
         """
         plans = [placed]
         if placed.devices:  # what remains of their memory keeps weights for the backward
-            return [
-                self._largest_that_fits(
-                    placed,
-                    len(self.blocks),
-                    lambda plan, count: replace(plan, slots=max(plan.slots, count)),
-                )
-            ]
+            return [self._largest_that_fits(placed, len(self.blocks), _with_slots)]
         if self.cuda:
             # The device updates resident fragments between its computations, so the largest number
             # that fits is not always the fastest. The counts do not depend on the budget: more
@@ -305,6 +299,8 @@ class _Search:
             plans = [self._largest_that_fits(way, layers, self._with_retained) for way in plans]
         if placed.boundaries == "host":
             plans = [self._largest_that_fits(way, layers, _with_near_inputs) for way in plans]
+            # With all inputs near, a plan is the same as one with its boundaries on the device.
+            plans = [way for way in plans if way.inputs_in_ram]
         return plans
 
     def fits(self) -> bool:
@@ -344,13 +340,13 @@ class _Search:
         self, plan: Plan, high: int, change: Callable[[Plan, int], Plan]
     ) -> Plan:
         """Return `change(plan, k)` with the largest k ≤ high that fits; the plan fits as k = 0."""
-        low = 0
+        low, middle = 0, high  # mostly all of them fit
         while low < high:
-            middle = (low + high + 1) // 2
             if self._check_fit(change(plan, middle)):
                 low = middle
             else:
                 high = middle - 1
+            middle = (low + high + 1) // 2
         return change(plan, low) if low else plan
 
     def _in_memory(self, plan: Plan) -> list[Plan]:
@@ -565,7 +561,7 @@ class _Search:
     def _simulate(self, plan: Plan) -> Plan:
         """Return the plan with its predictions filled in."""
         steps = StepSimulation(plan, self.hardware)
-        busy = steps.busy_seconds()
+        busy = steps.busy_seconds
         seconds = steps.step_seconds
         written = self._bytes_written(plan)
         groups = {
@@ -663,17 +659,15 @@ class _Search:
                     more = format_bytes(int(budget * factor))
                     advice.append(f"{more} of {name.replace('_', ' ')}")
                     break
-        presets = ((name, preset(name)) for name in PRESETS)
-        sizes = {
-            name: model.parameters
-            for name, model in presets
+        presets = ((preset(name), name) for name in PRESETS)
+        smaller_presets = [
+            (model.parameters, name)
+            for model, name in presets
             if model.architecture == self.model.architecture
-        }
-        smaller_presets = sorted(
-            (name for name in sizes if sizes[name] < self.model.parameters),
-            key=lambda name: -sizes[name],
-        )
-        largest = next((name for name in smaller_presets if fits(model=preset(name))), None)
+            and model.parameters < self.model.parameters
+        ]
+        by_size = sorted(smaller_presets, reverse=True)
+        largest = next((name for _, name in by_size if fits(model=preset(name))), None)
         if largest:
             advice.append(f"the preset {largest}")
         return advice[:3]
@@ -682,6 +676,10 @@ class _Search:
 def _with_host_slots(plan: Plan, count: int) -> Plan:
     """Return a plan in which so many gradients can wait in RAM, so that backward need not wait."""
     return replace(plan, host_gradient_slots=max(plan.host_gradient_slots, count))
+
+
+def _with_slots(plan: Plan, count: int) -> Plan:
+    return replace(plan, slots=max(plan.slots, count))
 
 
 def _with_near_inputs(plan: Plan, count: int) -> Plan:

@@ -281,7 +281,7 @@ class StepSimulation:
         No resource can be busy for longer than that, and the disk not at the rate at which it only
         writes its cache.
         """
-        busy = self.busy_seconds()
+        busy = self.busy_seconds
         return max(
             self._end(self.spans) + self._deferred_update_seconds,
             *busy.values(),
@@ -289,7 +289,7 @@ class StepSimulation:
             self.shared_memory_seconds,
         )
 
-    @property
+    @cached_property
     def shared_memory_seconds(self) -> float:
         """Return the seconds of RAM's traffic: of the updates, and of copies to devices."""
         seconds = 0.0
@@ -303,12 +303,11 @@ class StepSimulation:
     def _sustained_disk_seconds(self) -> float:
         """Return the seconds of a step's reads and writes, for a disk that never rests."""
         slowdown = self.hardware.disk_write / self.hardware.sustained_disk_write
-        seconds = 0.0
-        for span in self.spans:
-            if span.op.lane in DISK_LANES:
-                writes = span.op.kind in WRITES
-                seconds += (span.end - span.begin) * (slowdown if writes else 1.0)
-        return seconds
+        return sum(
+            (span.end - span.begin) * (slowdown if span.op.kind in WRITES else 1.0)
+            for span in self.spans
+            if span.op.lane in DISK_LANES
+        )
 
     @property
     def _deferred_update_seconds(self) -> float:
@@ -321,15 +320,15 @@ class StepSimulation:
             return 0.0
         return sum(map(self.update_seconds, plan.local_fragments))
 
+    @cached_property
     def busy_seconds(self) -> dict[LaneName, float]:
         """Return the seconds each lane works in a step, on the device where it works longest."""
         by_device = [dict.fromkeys(LaneName, 0.0) for _ in self.plan.device_plans]
         for span in self.spans:
-            by_device[span.op.device][span.op.lane] += self.price(span.op).seconds
-            if span.op.lane is LaneName.COMPUTE:
-                price = self.price(span.op)
-                by_device[span.op.device][LaneName.IN] += price.moved_in
-                by_device[span.op.device][LaneName.OUT] += price.moved_out
+            price, seconds = self.price(span.op), by_device[span.op.device]
+            seconds[span.op.lane] += price.seconds
+            seconds[LaneName.IN] += price.moved_in
+            seconds[LaneName.OUT] += price.moved_out
         by_device[0][LaneName.COMPUTE] += self._deferred_update_seconds
         return {lane: max(seconds[lane] for seconds in by_device) for lane in LaneName}
 

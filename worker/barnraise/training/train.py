@@ -44,7 +44,6 @@ from barnraise.swap.device import require_determinism
 from barnraise.swap.engine import WARMUP_STEPS, Engine, StepStats
 from barnraise.swap.executor import EngineProgress
 from barnraise.swap.lr_schedule import learning_rate_scale
-from barnraise.swap.sharded.cluster import open_sharded_engine
 from barnraise.swap.state_store import FragmentSequence, StateStore
 from barnraise.text.batches import TokenDataset
 from barnraise.training.anchor_evaluator import AnchorEvaluator
@@ -750,6 +749,8 @@ class Worker:
     ) -> TrainingEngine:
         """Build what trains under the plan; `progress` is that of the state in the store."""
         if self.plan.ranks:
+            from barnraise.swap.sharded.cluster import open_sharded_engine  # takes 0.6 s
+
             return open_sharded_engine(self.plan, self.spec.recipe, store, anchor, progress)
         return Engine(self.plan, self.spec.recipe, store, anchor, self._describe_state, progress)
 

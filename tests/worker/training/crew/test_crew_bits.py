@@ -1,10 +1,12 @@
 """A crew has the bits of one machine: steps, rounds, arrivals, a validation, a line that breaks."""
 
+import itertools
 import shutil
 from dataclasses import replace
 
 import pytest
 import torch
+from helpers.effort import one_in
 from helpers.worker.crews import LocalCrew, deal
 from helpers.worker.llama_models import QWEN, UNTIED
 from helpers.worker.plans import bitwise
@@ -101,8 +103,11 @@ def same_bits(one, other):
     )
 
 
-@pytest.mark.parametrize("kind", ["memory", "iroh"])
-@pytest.mark.parametrize("counts", [(4, 4), (2, 3, 3), (1, 2, 2, 3)], ids=str)
+# Every other one has each deal and each network.
+DEALS = list(itertools.product(["memory", "iroh"], [(4, 4), (2, 3, 3), (1, 2, 2, 3)]))
+
+
+@pytest.mark.parametrize(("kind", "counts"), one_in(2, DEALS), ids=str)
 def test_crew_has_the_bits_of_one_machine(counts, kind, tmp_path):
     plan = whole_plan()
     expected, state, anchor = reference(plan, train_two_rounds)
@@ -191,8 +196,13 @@ def test_line_that_breaks_again_and_again_costs_no_bit(end, every, tmp_path):
         assert not crew.failures
 
 
-@pytest.mark.parametrize("later", [(3, 5), (5, 3), (2, 3, 3)], ids=str)
-@pytest.mark.parametrize("tier", ["memory", "disk exact", "disk restart"])
+# Every fourth one has each tier and each deal.
+SAVED = list(
+    itertools.product(["memory", "disk exact", "disk restart"], [(3, 5), (5, 3), (2, 3, 3)])
+)
+
+
+@pytest.mark.parametrize(("tier", "later"), one_in(4, SAVED), ids=str)
 def test_crew_that_was_saved_goes_on_where_one_machine_does(tier, later, tmp_path):
     """Also where the blocks are dealt in another way then: what has moved is fetched."""
     plan, member = whole_plan(), bitwise.Case(MICRO_BATCHES, tier, "exact", 127, 127).plan()
