@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from barnraise.formats import format_byte_rate, format_bytes, format_share
-from barnraise.planning.rule_texts import describe_rules
+from barnraise.formats import format_share
+from barnraise.planning.limit_texts import describe_limit, is_limited
 from barnraise.protocol.reports import LimitsView, SystemView
 
 SMALL_DEVIATION = 0.15  # as a share of the predicted step
@@ -12,14 +12,6 @@ FULL_SHARE = 0.92  # of memory in use from which the system may swap
 HOT_CPU = 90.0  # °C from which processors slow down
 HOT_GPU = 83.0
 FAST_RATIO = 100  # a ratio that is written without decimals
-
-LIMIT_LABELS = {
-    "memory": "Memory",
-    "device_memory": "GPU memory",
-    "disk": "Disk",
-    "disk_writes_per_day": "Disk writes per day",
-    "uplink": "Uplink",
-}
 
 
 def is_older(reported: str, newest: str) -> bool:
@@ -37,14 +29,9 @@ def describe_limits(limits: LimitsView | None) -> list[tuple[str, str]]:
     """Return the limits and rules that a machine's owner has set: (label, value)."""
     if limits is None:
         return []
-    rows = []
-    for name, label in LIMIT_LABELS.items():
-        value = getattr(limits, name)
-        if value is not None:
-            rows.append(
-                (label, format_byte_rate(value) if name == "uplink" else format_bytes(value))
-            )
-    return rows + describe_rules(limits)
+    values = {name: getattr(limits, name) for name in type(limits).model_fields}
+    rows = [describe_limit(name, value) for name, value in values.items() if is_limited(value)]
+    return [(label[0].upper() + label[1:], text) for label, text in rows]
 
 
 def explain_speed(

@@ -14,8 +14,8 @@ from helpers.worker.command_line import run_barnraise
 from helpers.worker.training_site import TrainingSite
 
 from barnraise.cli.service.command import SYSTEMD_MARK
-from barnraise.cli.service.managers import choose_manager
-from barnraise.cli.service.service_record import choose_service_name
+from barnraise.cli.service.managers import choose_manager, choose_service_name
+from barnraise.planning.limits import Limits
 from barnraise.state_dir import StateDir
 
 PATIENCE_SECONDS = 300.0  # other programs may use the machine
@@ -55,7 +55,8 @@ def drill_service() -> ServiceReturn:
 
 
 def _drill(home: StateDir, site: TrainingSite) -> ServiceReturn:
-    installed = run_barnraise(home.path, "service", "install", "one", "--threads", "1")
+    home.limits = Limits(threads=1)
+    installed = run_barnraise(home.path, "service", "install", "one")
     assert installed.returncode == 0, installed.stderr
     name = choose_service_name(home.path)
     manager = choose_manager(name, home.path, is_system=False)

@@ -33,14 +33,14 @@ def test_limits_are_shown_with_their_units(tmp_path):
     output = run_barnraise(tmp_path, "limits").stdout
     lines = [" ".join(line.split()) for line in output.splitlines()]
     assert "memory 4 GB" in lines and "disk 0 kB" in lines and "uplink 250 kB/s" in lines
-    assert "device memory no limit" in lines and "optimizer moments 32 bits" in lines
+    assert "GPU memory no limit" in lines and "optimizer moments 32 bits" in lines
 
 
 def test_limits_within_which_nothing_trains_say_so(tmp_path):
     refused = run_barnraise(tmp_path, "limits", "--memory", "10MB")
     warning = " ".join(refused.stderr.split())
     assert refused.returncode == 0 and warning.startswith("gpt-nano: ")
-    assert "your limits: 10 MB RAM" in warning and "needs" in warning
+    assert "your limits: memory 10 MB" in warning and "needs" in warning
     assert not run_barnraise(tmp_path, "limits", "--memory", "1GB").stderr
 
 
@@ -92,16 +92,18 @@ def test_refusal_to_train_names_the_limits_in_force():
     refusal = PlanError("this model does not fit")
     assert explain_limits(refusal, Limits()) is refusal
     sentence = str(explain_limits(refusal, Limits(memory=10**8, uplink=10**6)))
-    assert "100 MB RAM, 1 MB/s up" in sentence and "barnraise limits --memory auto" in sentence
+    assert (
+        "memory 100 MB, uplink 1 MB/s" in sentence and "barnraise limits --memory auto" in sentence
+    )
 
 
 RULES = (
     ("--hours", "mon-fri 19:00-07:00, sat-sun", "hours mon-fri 19:00-07:00, sat-sun"),
     ("--on-battery", "yes", "on battery trains"),
-    ("--busy-cpu", "50", "busy cpu pauses above 50 % by other programs"),
+    ("--busy-cpu", "50", "busy CPU pauses above 50 % by other programs"),
     ("--pause-for", "blender, steam", "pauses for blender, steam"),
     ("--threads", "3", "threads 3"),
-    ("--cpu", "50%", "cpu time 50 %"),
+    ("--cpu", "50%", "CPU time 50 %"),
     ("--month-up", "20GB", "upload per month 20 GB"),
     ("--download", "1MB", "download 1 MB/s"),
 )
@@ -158,6 +160,6 @@ def test_rule_that_this_machine_cannot_obey_is_refused_with_the_reason(tmp_path,
 
 
 def test_panel_names_the_rules_that_are_set():
-    assert summarise_limits(Limits()) == "none"
+    assert summarise_limits(Limits()) == ""
     limits = Limits(memory=10**9, hours="sat-sun", cpu=50)
-    assert summarise_limits(limits) == "1 GB RAM, hours: sat-sun, cpu time: 50 %"
+    assert summarise_limits(limits) == "memory 1 GB, hours sat-sun, CPU time 50 %"

@@ -6,7 +6,6 @@ import plistlib
 import shutil
 import subprocess
 from contextlib import closing
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -23,10 +22,10 @@ from barnraise.cli.service.managers import (
     ServiceState,
     call_system,
     choose_manager,
+    choose_service_name,
     parse_state,
 )
 from barnraise.cli.service.refusals import ServiceFacts, find_refusal, read_boot_mounts
-from barnraise.cli.service.service_record import ServiceRecord, choose_service_name
 from barnraise.cli.service.service_texts import (
     TASK_NAMESPACE,
     ServiceText,
@@ -233,23 +232,26 @@ class MemoryManager(ServiceManager):
     refuses = False
 
     def install(self, service: ServiceText) -> None:
+        self.path.write_bytes(self.render(service))
         if self.refuses:
             raise StateError("`systemctl enable` failed: no bus")
         type(self).installed = service
 
     def remove(self) -> None:
+        self.path.unlink()
         type(self).installed = None
 
     def read_state(self) -> ServiceState:
         return ServiceState(is_installed=self.installed is not None)
 
 
-@pytest.fixture
-def manager(monkeypatch):
+@pytest.fixture(params=[render_systemd_unit, render_launchd_agent, render_scheduled_task])
+def manager(monkeypatch, home, request):
     """Let the commands use a service manager in memory, on a machine that allows services."""
     monkeypatch.setattr(MemoryManager, "installed", None)
     monkeypatch.setattr(MemoryManager, "refuses", False)
-    memory = MemoryManager(Path(), render_launchd_agent, (), (), (), place="a list in memory")
+    path = home.path / "service.xml"
+    memory = MemoryManager(path, request.param, (), (), (), place="a list in memory")
     monkeypatch.setattr(command, "choose_manager", lambda name, folder, is_system: memory)
     monkeypatch.setattr(command, "gather_facts", lambda *facts, **more: LINUX)
     return MemoryManager
@@ -268,24 +270,22 @@ def site(home):
         yield training_site
 
 
-def test_install_records_the_runs_and_remove_leaves_nothing(site, home, manager, monkeypatch):
+def test_install_names_the_runs_and_remove_leaves_nothing(site, home, manager, monkeypatch):
     monkeypatch.setenv("https_proxy", "http://proxy:3128")
     monkeypatch.setenv("SECRET_OF_SOMETHING_ELSE", "x")
-    output = invoke("service", "install", "one", "two", "--share", "70,30", "--threads", "1")
+    output = invoke("service", "install", "one", "two", "--share", "70,30", "--device", "cpu")
     assert "trains Run one, Run two" in output and "starts when you log in" in output
-    assert manager.installed.command[-2:] == ("--home", str(home.path))
+    options = ("--share", "70,30", "--device", "cpu", "--home", str(home.path))
+    assert manager.installed.command[3:] == ("service", "run", *RUNS.values(), *options)
     assert manager.installed.environment["https_proxy"] == "http://proxy:3128"
     assert "SECRET_OF_SOMETHING_ELSE" not in manager.installed.environment
-    record = ServiceRecord.load(home.path)
-    assert (record.runs, record.share) == (list(RUNS.values()), "70,30")
-    assert record.options == {"threads": 1}
     with pytest.raises(StateError, match=r"installed already \(a list in memory\)"):
         invoke("service", "install", "one")
     shown = " ".join(invoke("service", "status").split())
-    assert "stopped" in shown and "Starts when you log in" in shown
+    assert "stopped" in shown and "Starts when you log in" in shown and "next" not in shown
     assert "is removed" in invoke("service", "remove")
     assert manager.installed is None and not list(home.path.glob("service*"))
-    for name in ("remove", "status", "run"):
+    for name in ("remove", "status"):
         with pytest.raises(StateError, match="no service is installed here"):
             invoke("service", name)
 
@@ -297,12 +297,13 @@ def test_install_without_a_run_takes_the_one_that_was_trained_last(site, home, m
         status = {"at": at, "activity": "left", "name": slug}
         (home.path / "runs" / RUNS[slug] / "status.json").write_text(json.dumps(status))
     invoke("service", "install")
-    assert ServiceRecord.load(home.path).runs == [RUNS["two"]]
+    assert RUNS["two"] in manager.installed.command and RUNS["one"] not in manager.installed.command
+    assert "Runs two" in " ".join(invoke("service", "status").split())
 
 
 def test_install_with_next_alone_takes_an_open_run(site, home, manager):
     invoke("service", "install", "--next")
-    assert ServiceRecord.load(home.path).runs == [RUNS["one"]]
+    assert RUNS["one"] in manager.installed.command
     assert "then the site's next open run" in invoke("service", "status")
 
 
@@ -315,20 +316,19 @@ def test_install_refuses_an_ended_run_and_a_running_worker(site, home, manager):
         pytest.raises(StateError, match="trains on this machine"),
     ):
         invoke("service", "install", "two")
-    assert ServiceRecord.load(home.path) is None and manager.installed is None
+    assert not list(home.path.glob("service*")) and manager.installed is None
 
 
 def test_install_that_the_system_refuses_leaves_nothing(site, home, manager, monkeypatch):
     monkeypatch.setattr(manager, "refuses", True)
     with pytest.raises(StateError, match="no bus"):
         invoke("service", "install", "one")
-    assert ServiceRecord.load(home.path) is None
+    assert not list(home.path.glob("service*"))
 
 
 def test_service_whose_run_has_ended_says_so_and_stops(site, home):
-    ServiceRecord(name="barnraise", runs=[RUNS["one"]], options={"threads": 1}).save(home.path)
     site.statuses["one"] = RunStatus.FINISHED
-    result = run_barnraise(home.path, "service", "run")
+    result = run_barnraise(home.path, "service", "run", RUNS["one"])
     assert result.returncode == 0, "another start would only repeat it"
     log = invoke("service", "logs")
     assert "is finished: there is nothing to train" in log and "the service stops" in log
@@ -336,19 +336,11 @@ def test_service_whose_run_has_ended_says_so_and_stops(site, home):
 
 def test_service_that_reaches_no_site_fails_and_is_started_again(site, home):
     site.close()
-    ServiceRecord(name="barnraise", runs=["unheard-of"], options={"threads": 1}).save(home.path)
     # A site that restarts has ten minutes otherwise.
     code = "from barnraise.training import join; join.SITE_WAIT_SECONDS = 0.0; "
     code += "from barnraise.cli.main import main; main()"
-    assert run_python(code, "service", "run").returncode == 1
+    assert run_python(code, "service", "run", "unheard-of").returncode == 1
     assert "does not answer" in invoke("service", "logs")
-
-
-def test_damaged_record_is_refused_with_the_remedy(home):
-    for content in ("{", "[]", '{"name": "x", "unknown": 1}'):
-        (home.path / "service.json").write_text(content)
-        with pytest.raises(StateError, match=r"service.json is damaged: remove it"):
-            invoke("service", "status")
 
 
 def test_command_of_the_system_that_fails_is_quoted():

@@ -173,7 +173,7 @@ def test_unknown_run_is_refused_before_the_machine_is_measured(coordinator, home
     [
         (("--device", "quantum"), "there is no device 'quantum'"),
         (("--memory", "1MB"), r"(?s)1 MB RAM.*limits --memory auto"),
-        (("--disk", "1MB", "--memory", "1MB"), "your limits: 1 MB RAM, 1 MB disk"),
+        (("--disk", "1MB", "--memory", "1MB"), "your limits: memory 1 MB, disk 1 MB"),
     ],
 )
 def test_request_that_cannot_be_met_is_refused_before_the_measuring(

@@ -81,7 +81,7 @@ def test_busy_and_hot_machines_must_be_well_below_their_limits():
         (PauseReason.BUSY, 50 - CPU_MARGIN, "other_cpu"),
         (PauseReason.HOT, 85 - HEAT_MARGIN, "celsius"),
     ):
-        paused = TrainingDecision(False, "paused", NOON.timestamp() - 1, kind)
+        paused = TrainingDecision(kind, "paused", NOON.timestamp() - 1)
         just_above = replace(RESTING, last=paused, **{field: low + 0.1})
         assert decide(ALL_RULES, just_above, NOON).kind is kind
         assert decide(ALL_RULES, replace(just_above, last=TRAIN), NOON) == TRAIN

@@ -10,15 +10,14 @@ import pytest
 from barnraise.planning.limits import Limits
 from barnraise.training.limits import machine_facts
 from barnraise.training.limits.machine_facts import (
-    COMMAND_SECONDS,
     FactsReader,
     LinuxFacts,
     OtherPrograms,
-    SlowReading,
     list_running,
     open_machine_facts,
     parse_input_registry,
     parse_sessions,
+    read_program,
     since_tick,
 )
 
@@ -56,19 +55,12 @@ def test_idle_time_of_macos_and_windows():
     assert since_tick(1_000, (1 << 32) - 1_000) == 2.0, "the count begins again after 49 days"
 
 
-def test_answer_of_a_program_is_asked_for_now_and_then():
-    now, asked = 0.0, []
-
-    def read() -> float:
-        asked.append(now)
-        return now
-
-    reading = SlowReading(read, lambda: now)
-    assert reading.read() == 0.0
-    now = COMMAND_SECONDS - 1
-    assert reading.read() == 0.0
-    now = COMMAND_SECONDS
-    assert reading.read() == COMMAND_SECONDS and len(asked) == 2
+def test_program_is_started_once_in_a_period(tmp_path):
+    runs = tmp_path / "runs"
+    command = ("sh", "-c", f"echo run >> {runs}; wc -l < {runs}")
+    answers = [read_program(command, period).strip() for period in (1, 1, 2)]
+    assert answers == ["1", "1", "2"]
+    assert read_program(("no-such-program-anywhere",), 1) == ""
 
 
 def test_running_programs_are_found_by_name(tmp_path):

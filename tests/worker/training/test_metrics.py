@@ -48,6 +48,17 @@ def test_status_of_a_resting_worker_is_written_less_often(monkeypatch):
         assert (training.is_status_due(), resting.is_status_due()) == is_due
 
 
+def test_status_is_due_as_soon_as_the_activity_changes():
+    metrics = TrainingMetrics("a" * 64)
+    metrics.set_training()
+    assert metrics.is_status_due()
+    metrics.compose_report(ANCHOR, exchange_stats(), "0" * 16, ())
+    metrics.set_training()
+    assert not metrics.is_status_due()
+    metrics.set_idle(Activity.PAUSED)
+    assert metrics.is_status_due()
+
+
 def test_step_seconds_is_a_mean_in_which_a_slow_start_fades():
     assert metrics_after().step_seconds is None
     assert metrics_after(9.0).step_seconds == 9.0

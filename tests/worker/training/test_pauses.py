@@ -11,7 +11,6 @@ from barnraise.training.local_control import LocalPause
 from barnraise.training.pauses import (
     LONG_SECONDS,
     MOMENT_SECONDS,
-    Pause,
     choose_pause,
     frees_memory,
 )
@@ -19,10 +18,8 @@ from barnraise.training.pauses import (
 RUN = "0192f0c1-2d3e-7f40-8a5b-6c7d8e9f0a1b"
 NOW = datetime(2026, 11, 25, 12, 0, tzinfo=UTC)
 IN_AN_HOUR = (NOW + timedelta(hours=1)).timestamp()
-BY_HOURS = TrainingDecision(False, "paused until 13:00 by its hours", IN_AN_HOUR, PauseReason.HOURS)
-ON_BATTERY = TrainingDecision(
-    False, "paused: on battery", NOW.timestamp() + 60, PauseReason.BATTERY
-)
+BY_HOURS = TrainingDecision(PauseReason.HOURS, "paused until 13:00 by its hours", IN_AN_HOUR)
+ON_BATTERY = TrainingDecision(PauseReason.BATTERY, "paused: on battery", NOW.timestamp() + 60)
 
 
 def directive(status: RunStatus = RunStatus.TRAINING, **fields) -> Directive:
@@ -71,7 +68,7 @@ PAUSED = RunStatus.PAUSED
 )
 def test_reason_of_a_pause(local, decision, ordered, reason, sentence):
     pause = choose_pause(local, decision, ordered, NOW)
-    assert pause is not None and (pause.reason, pause.sentence) == (reason, sentence)
+    assert pause is not None and (pause.kind, pause.reason) == (reason, sentence)
     assert pause.view.reason is reason and pause.view.until == pause.until
 
 
@@ -101,7 +98,7 @@ def test_end_that_is_only_a_hold_is_not_shown():
 )
 def test_pause_of_more_than_a_minute_frees_the_memory(reason, seconds, frees_after):
     begun = NOW.timestamp()
-    pause = Pause(reason, "paused", None if seconds is None else begun + seconds)
+    pause = TrainingDecision(reason, "paused", None if seconds is None else begun + seconds)
     lasted = [step / 10 for step in range(10 * int(seconds or 100)) if step < 1000]
     freeing = [past for past in lasted if frees_memory(pause, past, begun + past)]
     assert freeing[:1] == ([] if frees_after is None else [frees_after + 0.1])

@@ -5,9 +5,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Annotated
 
-import typer
-
 from barnraise.cli.addresses import RunAddress, run_argument
+from barnraise.cli.option_groups import option
 from barnraise.cli.site_access import check_trainable, find_run
 from barnraise.coordinator_client.machine_requests import MachineRequests
 from barnraise.errors import RunEndedError, StateError
@@ -30,13 +29,10 @@ RunsArgument = Annotated[
 class TurnOptions:
     """How a worker divides its time, and what it does when its runs have ended."""
 
-    share: Annotated[
-        str, typer.Option(help="Shares of the time of several runs, in their order, like 70,30.")
-    ] = ""
-    follow_next: Annotated[
-        bool,
-        typer.Option("--next", help="Join the site's next open run when these have ended."),
-    ] = False
+    share: str = option("", "Shares of the time of several runs, in their order, like 70,30.")
+    follow_next: bool = option(
+        False, "Join the site's next open run when these have ended.", "--next"
+    )
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ def _describe_command(runs: Sequence[str], limits: Limits) -> str:
     return f"{' '.join(runs)}, tensor {limits.tensor or 'auto'}"
 
 
-def measure_ranks(state_dir: StateDir, machine: MachineOptions) -> Hardware:
+def measure_ranks(state_dir: StateDir, machine: MachineOptions, limits: Limits) -> Hardware:
     """Measure this machine; the other ranks of a cluster are assumed to be like rank 0.
 
     Raises:
@@ -63,11 +63,11 @@ def measure_ranks(state_dir: StateDir, machine: MachineOptions) -> Hardware:
         from barnraise.swap.sharded.rank_place import RankPlace
 
         machine = dataclasses.replace(machine, device=str(RankPlace.read().device))
-        hardware = measure_machine(state_dir, machine)
+        hardware = measure_machine(state_dir, machine, limits)
         return dataclasses.replace(hardware, others=(hardware,) * (count - 1))
     from barnraise.training.card_restart import ONE_RANK
 
-    hardware = measure_machine(state_dir, machine)
+    hardware = measure_machine(state_dir, machine, limits)
     return dataclasses.replace(hardware, others=()) if ONE_RANK in os.environ else hardware
 
 

@@ -9,10 +9,10 @@ from rich.markup import escape
 
 from barnraise.cli.addresses import RunAddress
 from barnraise.cli.chosen_runs import TurnOptions, find_runs
-from barnraise.cli.console import configure_logging, new_table, out, print_json
+from barnraise.cli.console import new_table, out, print_json
 from barnraise.cli.help_format import HelpfulTyper
-from barnraise.cli.join import WorkerOptions, run_worker
-from barnraise.cli.log_file import LOG_FOLDER, WorkerLogHandler
+from barnraise.cli.join import WorkerOptions, join
+from barnraise.cli.log_file import configure_worker_logging
 from barnraise.cli.machine_options import (
     HomeOption,
     JsonOption,
@@ -21,7 +21,6 @@ from barnraise.cli.machine_options import (
     measure_machine,
     open_state_dir,
 )
-from barnraise.cli.option_groups import expand_option_groups
 from barnraise.cli.resource_options import LimitOptions, ResourceOptions
 from barnraise.cli.run_folders import list_run_folders
 from barnraise.cli.signals import stop_on_signals
@@ -40,7 +39,6 @@ crew = HelpfulTyper(help="Train as one volunteer with other machines, each with 
 
 
 @crew.command("join")
-@expand_option_groups
 def join_crew(
     code: Annotated[str, typer.Argument(help="What `barnraise join RUN --crew` printed.")],
     machine: MachineOptions,
@@ -56,7 +54,7 @@ def join_crew(
     """
     crew_code = parse_code(code)
     state_dir = open_state_dir(machine.home)
-    limits = machine.apply_to(resources.apply_to(state_dir.limits))
+    limits = resources.apply_to(state_dir.limits)
     open_site(state_dir, RunAddress(crew_code.run))
     find_runs(state_dir, [crew_code.run], skip_ended=False)
 
@@ -71,9 +69,9 @@ def join_crew(
     from barnraise.training.crew.crew_worker import describe_request
     from barnraise.training.join import join_run
 
-    configure_logging(WorkerLogHandler(state_dir.path / LOG_FOLDER))
+    configure_worker_logging(state_dir)
     leaving = stop_on_signals()
-    hardware = measure_machine(state_dir, machine)
+    hardware = measure_machine(state_dir, machine, limits)
     view = hardware_view(hardware)
     joined = join_run(state_dir, crew_code.run, leaving, view, purpose=JoinPurpose.CREW)
     if joined is None:
@@ -99,7 +97,7 @@ def join_crew(
         wait_until_free(port)
         run = RunAddress(crew_code.run)
         options = WorkerOptions(port=port, crew=True)
-        run_worker([run], machine, options, TurnOptions(), LimitOptions(**vars(resources)))
+        join([run], machine, options, TurnOptions(), LimitOptions(**vars(resources)))
 
 
 @crew.command("status")

@@ -1,10 +1,13 @@
 """Show a command's parameters as people read them: without types where names say enough."""
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
+
+from barnraise.cli.option_groups import expand_option_groups
 
 
 class HelpfulCommand(TyperCommand):
@@ -63,7 +66,7 @@ def _describe_no_type(ctx: Any) -> str | None:
 
 
 class HelpfulTyper(typer.Typer):
-    """A Typer app whose commands have such a help."""
+    """A Typer app whose commands have such a help, and may have groups of options."""
 
     def __init__(self, **options: Any) -> None:
         """Take what `typer.Typer` takes."""
@@ -71,4 +74,18 @@ class HelpfulTyper(typer.Typer):
 
     def command(self, name: str | None = None, **options: Any) -> Any:
         """Register a command, as `typer.Typer` does."""
-        return super().command(name, cls=HelpfulCommand, **options)
+        return _expanding(super().command(name, cls=HelpfulCommand, **options))
+
+    def callback(self, **options: Any) -> Any:
+        """Register what runs before a command, as `typer.Typer` does."""
+        return _expanding(super().callback(**options))
+
+
+def _expanding(register: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a decorator that registers a function with its groups expanded, and returns it."""
+
+    def decorate(function: Any) -> Any:
+        register(expand_option_groups(function))
+        return function
+
+    return decorate

@@ -10,14 +10,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
-import typer
 from rich.live import Live
 from rich.markup import escape
 
-from barnraise.cli.addresses import RunAddress
 from barnraise.cli.chosen_runs import (
     ChosenRun,
     RunsArgument,
@@ -35,7 +33,6 @@ from barnraise.cli.cluster_rank import (
 )
 from barnraise.cli.console import (
     STATUS_LOGGER,
-    configure_logging,
     errors,
     out,
 )
@@ -43,13 +40,13 @@ from barnraise.cli.doctor.command import run_first_checkup
 from barnraise.cli.keys import read_keys
 from barnraise.cli.last_words import compose_last_words
 from barnraise.cli.limits import check_fit, explain_limits, summarise_limits
-from barnraise.cli.log_file import LOG_FOLDER, WorkerLogHandler
+from barnraise.cli.log_file import configure_worker_logging
 from barnraise.cli.machine_options import (
     MachineOptions,
     hardware_view,
     open_state_dir,
 )
-from barnraise.cli.option_groups import expand_option_groups
+from barnraise.cli.option_groups import option
 from barnraise.cli.panel import build_panel, format_status_line
 from barnraise.cli.resource_options import LimitOptions
 from barnraise.cli.signals import silence_terminals, stop_on_signals
@@ -90,56 +87,42 @@ FILE_SECONDS = 60.0  # between two lines of the status in the log file of a term
 class WorkerOptions:
     """How a worker joins and behaves on its machine."""
 
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="UDP port for peers; 0: any free one.")
-    ] = 0
-    polite: Annotated[
-        bool, typer.Option("--polite/--eager", help="Let the machine's other programs go first.")
-    ] = True
-    trust_one: Annotated[
-        bool,
-        typer.Option(
-            "--trust-one",
-            help="On the first join, believe the weights of the connected volunteers, even of a "
-            "single one, though the site does not confirm them.",
-        ),
-    ] = False
-    crew: Annotated[
-        bool,
-        typer.Option(
-            "--crew",
-            help="Lead a crew: print a code with which up to 15 other machines train a part of the "
-            "model each.",
-            rich_help_panel=CREW_PANEL,
-        ),
-    ] = False
-    members: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=15,
-            help="Machines to wait for besides this one (default: until those that came are "
-            "enough, and nobody has come for 20 s).",
-            rich_help_panel=CREW_PANEL,
-        ),
-    ] = None
-    boundary: Annotated[
-        int | None,
-        typer.Option(
-            help="Bits of what passes between the machines: 32 (exact), 16 or 8 (default: as the "
-            "lines need).",
-            rich_help_panel=CREW_PANEL,
-        ),
-    ] = None
+    port: int = option(0, "UDP port for peers; 0: any free one.", min=0, max=65535)
+    polite: bool = option(True, "Let the machine's other programs go first.", "--polite/--eager")
+    trust_one: bool = option(
+        False,
+        "On the first join, believe the weights of the connected volunteers, even of a single "
+        "one, though the site does not confirm them.",
+        "--trust-one",
+    )
+    crew: bool = option(
+        False,
+        "Lead a crew: print a code with which up to 15 other machines train a part of the model "
+        "each.",
+        "--crew",
+        rich_help_panel=CREW_PANEL,
+    )
+    members: int | None = option(
+        None,
+        "Machines to wait for besides this one (default: until those that came are enough, and "
+        "nobody has come for 20 s).",
+        min=1,
+        max=15,
+        rich_help_panel=CREW_PANEL,
+    )
+    boundary: int | None = option(
+        None,
+        "Bits of what passes between the machines: 32 (exact), 16 or 8 (default: as the lines "
+        "need).",
+        rich_help_panel=CREW_PANEL,
+    )
 
 
-@expand_option_groups
 def join(
     runs: RunsArgument,
     machine: MachineOptions,
     worker_options: WorkerOptions,
     turns: TurnOptions,
-    *,
     resources: LimitOptions,
 ) -> None:
     """Train in a run until it ends or you press Ctrl-C; in several, one after another by time.
@@ -149,21 +132,6 @@ def join(
 
     Example: barnraise join https://train.example.org/runs/first-barn
     """
-    run_worker(runs, machine, worker_options, turns, resources)
-
-
-def run_worker(
-    runs: list[RunAddress],
-    machine: MachineOptions,
-    worker_options: WorkerOptions,
-    turns: TurnOptions,
-    resources: LimitOptions,
-) -> None:
-    """Train in runs as `barnraise join` does.
-
-    Raises:
-        BarnraiseError: there is a reason not to, which a person must remove.
-    """
     if worker_options.polite:
         lower_priority()
     # What can be refused is refused before anything that takes time.
@@ -171,7 +139,7 @@ def run_worker(
     if worker_options.crew and len(runs) > 1:
         raise StateError("a crew trains one run: name one, and let other machines join the others")
     state_dir = open_state_dir(machine.home)
-    new_limits = machine.apply_to(resources.apply_to(state_dir.limits))
+    new_limits = resources.apply_to(state_dir.limits)
     names = [run.name for run in runs]
     obey_rank_0(names, new_limits)  # only rank 0 of a cluster knows the site and the peers
     memberships = [open_site(state_dir, run) for run in runs]
@@ -180,7 +148,7 @@ def run_worker(
         for run in chosen:
             _check_request(run.view, machine, new_limits, state_dir.path)
 
-    configure_logging(WorkerLogHandler(state_dir.path / LOG_FOLDER))
+    configure_worker_logging(state_dir)
     leaving = stop_on_signals()
     for run in chosen:
         _announce_run(run, memberships[0])
@@ -211,7 +179,7 @@ def run_worker(
                 _announce_run(next_run, memberships[0])
 
     with lead_ranks(names, new_limits):
-        hardware = measure_ranks(state_dir, machine)
+        hardware = measure_ranks(state_dir, machine, new_limits)
         session = TrainingSession(state_dir, hardware, new_limits, worker_options, display)
         run_ranks(partial(train_runs, session), leaving.wait)
     for last_words in session.last_words.values():

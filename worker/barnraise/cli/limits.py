@@ -2,6 +2,7 @@
 
 import dataclasses
 import shutil
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,20 +11,21 @@ from rich.markup import escape
 
 from barnraise.cli.console import errors, new_table, out, print_json
 from barnraise.cli.machine_options import HomeOption, JsonOption, open_state_dir
-from barnraise.cli.option_groups import expand_option_groups
-from barnraise.cli.resource_options import SavedLimitOptions
+from barnraise.cli.resource_options import LimitOptions
 from barnraise.cli.run_folders import RunFolder
 from barnraise.errors import PlanError
-from barnraise.formats import format_byte_rate, format_bytes
+from barnraise.formats import format_bytes
 from barnraise.planning.budgets import DRIVE_WRITES_PER_DAY, daily_write_limit
 from barnraise.planning.hardware import Hardware
+from barnraise.planning.limit_texts import TEXTS, describe_limit
 from barnraise.planning.limits import UNLIMITED, Limits
-from barnraise.planning.rule_texts import NO_RULE, describe_rules
 from barnraise.planning.search import make_plan
+from barnraise.protocol.reports import LimitsView
 from barnraise.spec import RunSpec, preset
 from barnraise.state_dir import StateDir
 
 SMALLEST = "gpt-nano"  # of the presets
+FITTED = ("memory", "device_memory", "disk", "uplink")  # limits to name where a model does not fit
 # The rates of a PC's CPU, for questions that no rate decides.
 TYPICAL_CPU = Hardware(
     device="cpu",
@@ -45,10 +47,7 @@ TYPICAL_CPU = Hardware(
 )
 
 
-@expand_option_groups
-def limits(
-    resources: SavedLimitOptions, home: HomeOption = None, as_json: JsonOption = False
-) -> None:
+def limits(resources: LimitOptions, home: HomeOption = None, as_json: JsonOption = False) -> None:
     """Set or show how much of this machine a worker may use, and when.
 
     The rules that say when to train apply at once, also to a worker that runs; how much it may use
@@ -66,36 +65,30 @@ def limits(
         return
     warn_of_misfits(state_dir, new_limits)
     table = new_table(show_header=False)
+    texts = {name: describe_limit(name, getattr(new_limits, name)) for name in TEXTS}
+    label, _ = texts["disk_writes_per_day"]
     drive = shutil.disk_usage(state_dir.path).total
-    for label, text in _describe_limits(new_limits, drive):
-        table.add_row(label, text)
+    texts["disk_writes_per_day"] = (label, _describe_daily_writes(new_limits, drive))
+    for row in texts.values():
+        table.add_row(*row)
     out.print(table)
 
 
-def summarise_limits(limits: Limits) -> str:
-    """Return the limits that are set, in a few words."""
-    # Not to train on battery is the rule of every machine: it is no news.
-    rules = [row for row in describe_rules(limits) if row[0] != "On battery"]
-    parts = [*_list_sizes(limits), *(f"{label.lower()}: {value}" for label, value in rules)]
-    return ", ".join(parts) or "none"
-
-
-def _list_sizes(limits: Limits) -> list[str]:
-    """Return the limits that decide what fits on a machine, and its uplink, in a few words."""
-    sizes = [
-        (limits.memory, "RAM"),
-        (limits.device_memory, "GPU memory"),
-        (limits.disk, "disk"),
+def summarise_limits(limits: Limits, names: Iterable[str] = LimitsView.model_fields) -> str:
+    """Return those of the named limits that are set, in a few words."""
+    unset = Limits()
+    changed = {name: getattr(limits, name) for name in names}
+    parts = [
+        " ".join(describe_limit(name, value))
+        for name, value in changed.items()
+        if value != getattr(unset, name)
     ]
-    parts = [f"{format_bytes(size)} {label}" for size, label in sizes if size is not None]
-    if limits.uplink is not None:
-        parts.append(f"{format_byte_rate(limits.uplink)} up")
-    return parts
+    return ", ".join(parts)
 
 
 def explain_limits(error: PlanError, limits: Limits) -> PlanError:
     """Return a refusal to train that also names the limits which were in force."""
-    in_force = ", ".join(_list_sizes(limits))
+    in_force = summarise_limits(limits, FITTED)
     if not in_force:
         return error
     return PlanError(
@@ -140,37 +133,6 @@ def check_fit(spec: RunSpec, limits: Limits, folder: Path) -> None:
         make_plan(sizes, spec.model, of_sizes, spec.recipe.step_sequences)
     except PlanError as error:
         raise explain_limits(error, limits) from None
-
-
-def _describe_limits(limits: Limits, drive: int) -> list[tuple[str, str]]:
-    """Return each limit's label and its value; `drive` has so many bytes."""
-
-    def size(limit: int | None) -> str:
-        return "no limit" if limit is None else format_bytes(limit)
-
-    uplink = "no limit" if limits.uplink is None else format_byte_rate(limits.uplink)
-    return [
-        ("memory", size(limits.memory)),
-        ("device memory", size(limits.device_memory)),
-        ("disk", size(limits.disk)),
-        ("disk writes per day", _describe_daily_writes(limits, drive)),
-        ("uplink", uplink),
-        ("announced addresses", ", ".join(limits.announce) or "none"),
-        ("port mapping", "yes" if limits.port_mapping else "no"),
-        ("relaying", "yes" if limits.relay else "no"),
-        ("clipping", limits.clipping),
-        ("engine of several GPUs", limits.engine),
-        ("GPUs that split each layer", str(limits.tensor or "auto")),
-        ("crash safety", limits.crash_safety),
-        ("optimizer moments", f"{limits.moments_bits} bits"),
-        ("precision", limits.precision),
-        ("deterministic on a GPU", "yes" if limits.deterministic else "no"),
-        ("compiled", "yes" if limits.compiled else "no"),
-        *(
-            (label.lower(), text)
-            for label, text in (NO_RULE | dict(describe_rules(limits))).items()
-        ),
-    ]
 
 
 def _describe_daily_writes(limits: Limits, drive: int) -> str:

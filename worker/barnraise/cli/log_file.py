@@ -11,9 +11,10 @@ from typing import Annotated
 import typer
 from filelock import FileLock, Timeout
 
-from barnraise.cli.console import SafeFormatter, errors, out
+from barnraise.cli.console import SafeFormatter, configure_logging, errors, out
 from barnraise.cli.machine_options import HomeOption, open_state_dir
 from barnraise.errors import StateError
+from barnraise.state_dir import StateDir
 
 LOG_FOLDER = "logs"  # in the state directory
 MAX_LOG_BYTES = 2_000_000  # of a file, before the next one begins
@@ -47,6 +48,11 @@ class WorkerLogHandler(RotatingFileHandler):
         """Close the file and let another worker use it."""
         super().close()
         self._file_lock.release()
+
+
+def configure_worker_logging(state_dir: StateDir) -> None:
+    """Log to stderr, and to a log file of this process in the state directory."""
+    configure_logging(WorkerLogHandler(state_dir.path / LOG_FOLDER))
 
 
 def _lock_log(folder: Path) -> tuple[Path, FileLock]:

@@ -10,6 +10,7 @@ from filelock import FileLock
 from rich.markup import escape
 
 from barnraise.cli.console import errors
+from barnraise.cli.option_groups import option
 from barnraise.planning.hardware import Hardware, printable_name, usable_cpus
 from barnraise.planning.limits import Limits
 from barnraise.protocol.reports import HardwareView
@@ -38,26 +39,14 @@ class MachineOptions:
     """The options of commands that train or plan."""
 
     home: HomeOption = None
-    device: Annotated[
-        str,
-        typer.Option(
-            "--device",
-            "--devices",
-            help="cpu, cuda:1, or several like cuda:0,cuda:2 (default: all GPUs that help); for "
-            "`plan` also sizes of GPUs that are not here, like 2x24GB,12GB.",
-        ),
-    ] = ""
-    threads: Annotated[
-        int,
-        typer.Option(
-            min=0, help="CPU threads to train with, at most; 0: as `barnraise limits` says."
-        ),
-    ] = 0
+    device: str = option(
+        "",
+        "cpu, cuda:1, or several like cuda:0,cuda:2 (default: all GPUs that help); for `plan` also "
+        "sizes of GPUs that are not here, like 2x24GB,12GB.",
+        "--device",
+        "--devices",
+    )
     hardware: HardwareOption = None
-
-    def apply_to(self, limits: Limits) -> Limits:
-        """Return the limits with the threads that are given here, if any are."""
-        return dataclasses.replace(limits, threads=self.threads) if self.threads else limits
 
 
 def open_state_dir(home: Path | None) -> StateDir:
@@ -65,14 +54,16 @@ def open_state_dir(home: Path | None) -> StateDir:
     return StateDir(StateDir.choose_path(home))
 
 
-def measure_machine(state_dir: StateDir, machine: MachineOptions) -> Hardware:
+def measure_machine(
+    state_dir: StateDir, machine: MachineOptions, limits: Limits | None = None
+) -> Hardware:
     """Measure what this machine can do, or load the cached measurement.
 
     Measuring takes some ten seconds. One process measures at a time; the others wait.
 
-    Torch uses the machine's CPU threads from now on, and never more than the CPUs, or the quota of
-    CPU time, that this process may use. The cache is in the state directory unless an option names
-    another one.
+    Torch uses the machine's CPU threads from now on, and never more than the limits allow (by
+    default those saved), the CPUs that this process may use, or its quota of CPU time. The cache is
+    in the state directory unless an option names another one.
 
     Raises:
         StateError: there is no such device, or the saved limits cannot be read.
@@ -81,7 +72,7 @@ def measure_machine(state_dir: StateDir, machine: MachineOptions) -> Hardware:
 
     from barnraise.swap.device import choose_device
 
-    threads = machine.threads or state_dir.limits.threads or torch.get_num_threads()
+    threads = (limits or state_dir.limits).threads or torch.get_num_threads()
     torch.set_num_threads(min(threads, usable_cpus()))
     choice = choose_device(machine.device)
     if choice.note:

@@ -12,7 +12,6 @@ from rich.markup import escape
 
 from barnraise.cli.console import new_table, out
 from barnraise.cli.help_format import HelpfulTyper
-from barnraise.cli.option_groups import expand_option_groups
 from barnraise.cli.site_options import SiteOptions
 from barnraise.errors import StateError
 
@@ -26,7 +25,6 @@ machines = HelpfulTyper(no_args_is_help=False, help="List and control your machi
 
 
 @machines.callback(invoke_without_command=True)
-@expand_option_groups
 def list_machines(context: typer.Context, site: SiteOptions) -> None:
     """List your machines, or run one of the commands below."""
     if context.invoked_subcommand:
@@ -44,7 +42,6 @@ def _print_machines(answer: list[dict[str, Any]]) -> None:
 
 
 @machines.command("do")
-@expand_option_groups
 def control_machine(action: MachineAction, machine: MachineArgument, site: SiteOptions) -> None:
     """Pause or resume a machine of yours in all its runs, or revoke it for good."""
     answer = site.request("POST", "machines", _find_machine(site, machine), "actions", action)
@@ -52,7 +49,6 @@ def control_machine(action: MachineAction, machine: MachineArgument, site: SiteO
 
 
 @machines.command()
-@expand_option_groups
 def rename(
     names: Annotated[
         list[str],

@@ -206,7 +206,7 @@ def _last_line(status: LocalStatus, limits: str, keys: str, width: int) -> Text:
     elif warning := status.warning:
         line = _label_value("Warning", Text(warning, "yellow"))
     else:
-        line = _label_value("Limits", limits)
+        line = _label_value("Limits", limits or "none")
         line.truncate(max(room, LABEL_WIDTH), overflow="ellipsis")
     if keys and LABEL_WIDTH < room >= cell_len(line.plain):
         line.append(" " * (width - cell_len(line.plain) - cell_len(keys)))

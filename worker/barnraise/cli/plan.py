@@ -15,7 +15,7 @@ from barnraise.cli.machine_options import (
     measure_machine,
     open_state_dir,
 )
-from barnraise.cli.option_groups import expand_option_groups
+from barnraise.cli.option_groups import option
 from barnraise.cli.resource_options import ResourceOptions
 from barnraise.errors import StateError
 from barnraise.formats import format_bytes, format_parameters, format_share, parse_bytes
@@ -49,48 +49,31 @@ ASSUMED_UPDATE_RATES = (
 class PlanningOptions:
     """A GPU that this machine does not have, and the run and machines that would train in it."""
 
-    gpu_tflops: Annotated[
-        float,
-        typer.Option(
-            min=0.1, help="Its sustained bf16 speed in TFLOP/s.", rich_help_panel=GPU_PANEL
-        ),
-    ] = 60.0
-    gpu_link: Annotated[
-        str, typer.Option(help="Bytes a second between it and memory.", rich_help_panel=GPU_PANEL)
-    ] = "20GB"
-    machines: Annotated[
-        int,
-        typer.Option(
-            min=1, max=10_000, help="Machines like this one.", rich_help_panel=SWARM_PANEL
-        ),
-    ] = 10
-    optimizer: Annotated[Literal["adamw", "muon"], typer.Option(help="The run's optimizer.")] = (
-        "adamw"
+    gpu_tflops: float = option(
+        60.0, "Its sustained bf16 speed in TFLOP/s.", min=0.1, rich_help_panel=GPU_PANEL
     )
-    line: Annotated[
-        str,
-        typer.Option(
-            help="Their lines: Mb/s up / Mb/s down / ms. The default is the global median.",
-            rich_help_panel=SWARM_PANEL,
-        ),
-    ] = "15/112/23"
-
-    crew: Annotated[
-        str,
-        typer.Option(
-            help="Machines of one crew, its lead first: RAM+GPU memory, like "
-            '"16GB+12GB,2x16GB,8GB".',
-            rich_help_panel=CREW_PANEL,
-        ),
-    ] = ""
-    boundary: Annotated[
-        int | None,
-        typer.Option(
-            help="Bits of what passes between a crew's machines: 32, 16 or 8 (default: as its "
-            "lines need).",
-            rich_help_panel=CREW_PANEL,
-        ),
-    ] = None
+    gpu_link: str = option(
+        "20GB", "Bytes a second between it and memory.", rich_help_panel=GPU_PANEL
+    )
+    machines: int = option(
+        10, "Machines like this one.", min=1, max=10_000, rich_help_panel=SWARM_PANEL
+    )
+    optimizer: Literal["adamw", "muon"] = option("adamw", "The run's optimizer.")
+    line: str = option(
+        "15/112/23",
+        "Their lines: Mb/s up / Mb/s down / ms. The default is the global median.",
+        rich_help_panel=SWARM_PANEL,
+    )
+    crew: str = option(
+        "",
+        'Machines of one crew, its lead first: RAM+GPU memory, like "16GB+12GB,2x16GB,8GB".',
+        rich_help_panel=CREW_PANEL,
+    )
+    boundary: int | None = option(
+        None,
+        "Bits of what passes between a crew's machines: 32, 16 or 8 (default: as its lines need).",
+        rich_help_panel=CREW_PANEL,
+    )
 
     def parse_line(self) -> Line:
         """Return the line.
@@ -104,7 +87,6 @@ class PlanningOptions:
             raise StateError(f"--line: {error}") from None
 
 
-@expand_option_groups
 def plan(
     model: Annotated[str, typer.Option(help="A preset, like gpt2-1.5b.")],
     machine: MachineOptions,
@@ -123,7 +105,7 @@ def plan(
     state_dir = open_state_dir(machine.home)
     limits = resources.apply_to(state_dir.limits)
     if assumed.crew:
-        hosts = measure_machine(state_dir, dataclasses.replace(machine, device="cpu"))
+        hosts = measure_machine(state_dir, dataclasses.replace(machine, device="cpu"), limits)
         request = PlanRequest(hosts, shape, limits, sequences, assumed.optimizer)
         crew = plan_assumed_crew(request, assume_crew(hosts, assumed), line, assumed.boundary)
         note = (
@@ -138,7 +120,7 @@ def plan(
     present = machine
     if sizes or is_for_gpu:
         present = dataclasses.replace(machine, device="")
-    hardware = measure_machine(state_dir, present)
+    hardware = measure_machine(state_dir, present, limits)
     note = ""
     if sizes:
         hardware = assume_cards(hardware, assumed, sizes)
@@ -153,7 +135,7 @@ def plan(
             "to it are assumed."
         )
     elif is_for_gpu:
-        hardware = measure_machine(state_dir, machine)
+        hardware = measure_machine(state_dir, machine, limits)
     elif limits.device_memory and hardware.device == "cpu":
         note = (
             "No GPU here: the layers being computed are kept in this much of the RAM. "

@@ -19,7 +19,7 @@ from barnraise.cli.machine_options import (
     measure_machine,
     open_state_dir,
 )
-from barnraise.cli.option_groups import expand_option_groups
+from barnraise.cli.option_groups import option
 from barnraise.cli.progress import show_progress
 from barnraise.cli.site_access import open_site
 from barnraise.cli.text import (
@@ -39,26 +39,17 @@ if TYPE_CHECKING:
 class PreparationOptions:
     """How a run's text is prepared."""
 
-    model: Annotated[
-        Path | None, typer.Option(help="Folder of the Hugging Face model that the run begins with.")
-    ] = None
+    model: Path | None = option(None, "Folder of the Hugging Face model that the run begins with.")
     tokenizer: TokenizerOption = ""
-    replace: Annotated[
-        bool, typer.Option("--replace", help="Prepare another text in place of the draft's.")
-    ] = False
-    preview: Annotated[
-        str | None,
-        typer.Option(
-            metavar="1,3|all|none",
-            help="Documents whose beginnings the run's page shows (default: ask).",
-        ),
-    ] = None
-    yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Do not ask before the text is used.")
-    ] = False
+    replace: bool = option(False, "Prepare another text in place of the draft's.", "--replace")
+    preview: str | None = option(
+        None,
+        "Documents whose beginnings the run's page shows (default: ask).",
+        metavar="1,3|all|none",
+    )
+    yes: bool = option(False, "Do not ask before the text is used.", "--yes", "-y")
 
 
-@expand_option_groups
 def prepare(
     run: RunArgument,
     paths: Annotated[

@@ -13,8 +13,8 @@ from barnraise.cli.control import warn_of_own_texts
 from barnraise.cli.installation import find_installation, join_command
 from barnraise.cli.machine_options import HomeOption
 from barnraise.cli.run_folders import RunFolder, count_disk_bytes, list_run_folders
-from barnraise.cli.service.command import remove_service
-from barnraise.cli.service.service_record import ServiceRecord
+from barnraise.cli.service.command import find_service, remove_service
+from barnraise.cli.service.managers import ServiceManager
 from barnraise.coordinator_client.machine_requests import MachineRequests
 from barnraise.errors import CoordinatorError
 from barnraise.formats import format_bytes
@@ -26,8 +26,7 @@ KEY_FILE = "key"
 OWN_NAMES = {
     *("runs", "logs", "exports", "push"),
     *("coordinator.json", "mirrors.json", "limits.json", "checkup.json", KEY_FILE),
-    *("hardware.json", "hardware.lock", "traffic.json"),
-    *("service.json", "service.xml"),
+    *("hardware.json", "hardware.lock", "traffic.json", "service.xml"),
 }
 
 
@@ -48,7 +47,7 @@ def remove(
     state_dir = StateDir(folder)
     runs = list_run_folders(state_dir)
     refuse_other_worker(state_dir)
-    service = ServiceRecord.load(folder)
+    service = find_service(state_dir)
     _print_contents(state_dir, runs, service)
     if not yes:
         typer.confirm("Delete all of it?", default=False, abort=True)
@@ -61,7 +60,7 @@ def remove(
 
 
 def _print_contents(
-    state_dir: StateDir, runs: list[RunFolder], service: ServiceRecord | None
+    state_dir: StateDir, runs: list[RunFolder], service: ServiceManager | None
 ) -> None:
     """List what is deleted, by size."""
     table = new_table(show_header=False)
@@ -71,7 +70,7 @@ def _print_contents(
     if logs.exists():
         table.add_row("Logs", escape(str(logs)), format_bytes(count_disk_bytes(logs)))
     if service is not None:
-        table.add_row("Service", service.name)
+        table.add_row("Service", escape(service.place))
     table.add_row("Key", f"{state_dir.identity.key[:16]}…")
     if state_dir.is_enrolled:
         table.add_row("Site", escape(state_dir.membership.url))

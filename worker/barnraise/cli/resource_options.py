@@ -2,10 +2,10 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Annotated, Any
+from functools import partial
+from typing import Any
 
-import typer
-
+from barnraise.cli.option_groups import option
 from barnraise.errors import StateError
 from barnraise.formats import parse_bytes
 from barnraise.peering.links.announced_names import check_announced
@@ -15,70 +15,38 @@ from barnraise.training.limits.machine_facts import FactsReader
 Text = str | None  # of an option; None where it is left out
 
 
-def _limit_option(help_text: str, *names: str) -> Any:
-    """Return an option that `--help` lists under "Limits"."""
-    return typer.Option(*names, help=help_text, rich_help_panel="Limits")
-
-
-def _rule_option(help_text: str) -> Any:
-    """Return an option that `--help` lists under "When to train"."""
-    return typer.Option(help=help_text, rich_help_panel="When to train")
+_limit = partial(option, None, rich_help_panel="Limits")
+_rule = partial(option, None, rich_help_panel="When to train")
 
 
 @dataclass(frozen=True)
 class ResourceOptions:
     """The limits that decide how a model is trained. One left out stays; 'auto' lifts it."""
 
-    memory: Annotated[Text, _limit_option("RAM the model may use, like 4GB; 'auto': no limit.")] = (
-        None
+    memory: Text = _limit("RAM the model may use, like 4GB; 'auto': no limit.")
+    device_memory: Text = _limit("GPU memory it may use; without a GPU: RAM to compute in.")
+    disk: Text = _limit("Disk space that text and state may take.")
+    disk_writes_per_day: Text = _limit(
+        "Bytes a day its training may write to disk; 'auto': 0.3 times the drive's size; "
+        "'unlimited'."
     )
-    device_memory: Annotated[
-        Text, _limit_option("GPU memory it may use; without a GPU: RAM to compute in.")
-    ] = None
-    disk: Annotated[Text, _limit_option("Disk space that text and state may take.")] = None
-    disk_writes_per_day: Annotated[
-        Text,
-        _limit_option(
-            "Bytes a day its training may write to disk; 'auto': 0.3 times the drive's size; "
-            "'unlimited'."
-        ),
-    ] = None
-    clipping: Annotated[Text, _limit_option("Gradient clipping: auto, exact, layer or none.")] = (
-        None
+    clipping: Text = _limit("Gradient clipping: auto, exact, layer or none.")
+    crash_safety: Text = _limit("Crash safety of state on disk: auto, exact or restart.")
+    moments_8bit: bool | None = _limit("Bits of Adam's moments.", "--moments-8bit/--moments-32bit")
+    deterministic: bool | None = _limit(
+        "Whether a GPU gives the same bits each time; it is slower.",
+        "--deterministic/--nondeterministic",
     )
-    crash_safety: Annotated[
-        Text, _limit_option("Crash safety of state on disk: auto, exact or restart.")
-    ] = None
-    moments_8bit: Annotated[
-        bool | None,
-        _limit_option("Bits of Adam's moments.", "--moments-8bit/--moments-32bit"),
-    ] = None
-
-    deterministic: Annotated[
-        bool | None,
-        _limit_option(
-            "Whether a GPU gives the same bits each time; it is slower.",
-            "--deterministic/--nondeterministic",
-        ),
-    ] = None
-    compiled: Annotated[
-        bool | None,
-        _limit_option(
-            "Whether torch.compile joins a layer's kernels; it starts minutes later.",
-            "--compile/--no-compile",
-        ),
-    ] = None
-
-    engine: Annotated[
-        Text,
-        _limit_option(
-            "How several GPUs work: swap (one copy of the state in RAM), sharded (each has a part "
-            "of it) or auto, which is swap until NCCL has been measured."
-        ),
-    ] = None
-    tensor: Annotated[
-        Text, _limit_option("How many GPUs split each layer, with --engine sharded; or auto.")
-    ] = None
+    compiled: bool | None = _limit(
+        "Whether torch.compile joins a layer's kernels; it starts minutes later.",
+        "--compile/--no-compile",
+    )
+    engine: Text = _limit(
+        "How several GPUs work: swap (one copy of the state in RAM), sharded (each has a part of "
+        "it) or auto, which is swap until NCCL has been measured."
+    )
+    threads: Text = _limit("CPU threads to train with, at most; 'auto': one per core.")
+    tensor: Text = _limit("How many GPUs split each layer, with --engine sharded; or auto.")
 
     def apply_to(self, limits: Limits) -> Limits:
         """Return the limits with those replaced that an option gives.
@@ -136,55 +104,28 @@ def _parse_number(name: str, text: str) -> int:
 class LimitOptions(ResourceOptions):
     """All limits: also those of the network, and the rules that say when a machine trains."""
 
-    uplink: Annotated[Text, _limit_option("Bytes a second its updates may use of the uplink.")] = (
-        None
+    uplink: Text = _limit("Bytes a second its updates may use of the uplink.")
+    announce: list[str] | None = _limit(
+        "HOST:PORT at which peers reach this machine, where a router or container forwards the "
+        "port; repeatable; 'auto': none."
     )
-    announce: Annotated[
-        list[str] | None,
-        _limit_option(
-            "HOST:PORT at which peers reach this machine, where a router or container forwards "
-            "the port; repeatable; 'auto': none."
-        ),
-    ] = None
-    port_mapping: Annotated[
-        bool | None,
-        _limit_option(
-            "Whether to ask the router to forward the port.", "--port-mapping/--no-port-mapping"
-        ),
-    ] = None
-    relay: Annotated[
-        bool | None,
-        _limit_option(
-            "Whether to pass on others' updates before they are requested; a fast line may carry "
-            "for many slower ones.",
-            "--relay/--no-relay",
-        ),
-    ] = None
-
-    hours: Annotated[
-        Text,
-        _rule_option("Hours of the week, like \"mon-fri 19:00-07:00, sat-sun\"; 'auto': all."),
-    ] = None
-    idle: Annotated[Text, _rule_option("Minutes without keyboard and mouse before it trains.")] = (
-        None
+    port_mapping: bool | None = _limit(
+        "Whether to ask the router to forward the port.", "--port-mapping/--no-port-mapping"
     )
-    on_battery: Annotated[
-        Text, _rule_option("Whether it trains on battery: yes or no (default).")
-    ] = None
-    busy_cpu: Annotated[
-        Text, _rule_option("Percent of the CPU; it pauses while other programs use more.")
-    ] = None
-    pause_for: Annotated[
-        Text, _rule_option("Programs, like blender,steam; it pauses while one of them runs.")
-    ] = None
-    cpu: Annotated[Text, _rule_option("Percent of the time in which it computes.")] = None
-    max_temperature: Annotated[
-        Text, _rule_option("Degrees Celsius of CPU or GPU from which it pauses.")
-    ] = None
-    month_up: Annotated[
-        Text, _rule_option("Bytes that it may send to peers in a month, like 20GB.")
-    ] = None
-    download: Annotated[Text, _rule_option("Bytes a second that it may receive from peers.")] = None
+    relay: bool | None = _limit(
+        "Whether to pass on others' updates before they are requested; a fast line may carry for "
+        "many slower ones.",
+        "--relay/--no-relay",
+    )
+    hours: Text = _rule("Hours of the week, like \"mon-fri 19:00-07:00, sat-sun\"; 'auto': all.")
+    idle: Text = _rule("Minutes without keyboard and mouse before it trains.")
+    on_battery: Text = _rule("Whether it trains on battery: yes or no (default).")
+    busy_cpu: Text = _rule("Percent of the CPU; it pauses while other programs use more.")
+    pause_for: Text = _rule("Programs, like blender,steam; it pauses while one of them runs.")
+    cpu: Text = _rule("Percent of the time in which it computes.")
+    max_temperature: Text = _rule("Degrees Celsius of CPU or GPU from which it pauses.")
+    month_up: Text = _rule("Bytes that it may send to peers in a month, like 20GB.")
+    download: Text = _rule("Bytes a second that it may receive from peers.")
 
     def apply_to(self, limits: Limits) -> Limits:
         """Return the limits with those replaced that an option gives.
@@ -197,12 +138,3 @@ class LimitOptions(ResourceOptions):
         if has_new_rule and (reason := FactsReader(gpu_indices=(0,)).explain_missing(new_limits)):
             raise StateError(reason)
         return new_limits
-
-
-@dataclass(frozen=True)
-class SavedLimitOptions(LimitOptions):
-    """All limits of `barnraise limits`; other commands have `--threads` for themselves."""
-
-    threads: Annotated[
-        Text, _rule_option("CPU threads to train with, at most; 'auto': one per core.")
-    ] = None

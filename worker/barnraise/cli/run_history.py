@@ -10,7 +10,6 @@ from rich.markup import escape
 
 from barnraise.cli.addresses import RunArgument
 from barnraise.cli.console import new_table, out, print_json
-from barnraise.cli.option_groups import expand_option_groups
 from barnraise.cli.runs import print_run, runs
 from barnraise.cli.site_options import SiteOptions
 from barnraise.formats import format_duration, format_loss
@@ -24,7 +23,6 @@ SHOWN_LOSSES = 15  # rows of a table; --csv prints all
 
 
 @runs.command()
-@expand_option_groups
 def show(run: RunArgument, site: SiteOptions) -> None:
     """Show a run: its rules, its terms and its progress."""
     summary = site.request("GET", "summary", run=run, as_machine=True)
@@ -38,7 +36,6 @@ def show(run: RunArgument, site: SiteOptions) -> None:
 
 
 @runs.command()
-@expand_option_groups
 def history(
     run: RunArgument,
     as_csv: Annotated[

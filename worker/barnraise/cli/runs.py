@@ -17,7 +17,7 @@ from barnraise.cli.chosen_runs import fetch_all_runs
 from barnraise.cli.console import new_table, out, print_json
 from barnraise.cli.help_format import HelpfulTyper
 from barnraise.cli.machine_options import HomeOption, JsonOption, open_state_dir
-from barnraise.cli.option_groups import expand_option_groups
+from barnraise.cli.option_groups import option
 from barnraise.cli.site_options import SiteOptions
 from barnraise.coordinator_client.machine_requests import MachineRequests
 from barnraise.errors import StateError
@@ -33,18 +33,14 @@ RunAction = Literal["launch", "pause", "resume", "finish", "cancel", "archive", 
 class RulesOptions:
     """The rules of a run: a preset, and fields that differ from it."""
 
-    preset: Annotated[str, typer.Option(help="A model, like gpt2-124m.")] = "gpt-nano"
-    tokens: Annotated[
-        str, typer.Option(help="Training ends after this many tokens, all machines together.")
-    ] = ""
-    fields: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="FIELD=VALUE",
-            help="A field of the rules, like recipe.learning_rate=3e-4; repeatable.",
-        ),
-    ] = None
+    preset: str = option("gpt-nano", "A model, like gpt2-124m.")
+    tokens: str = option("", "Training ends after this many tokens, all machines together.")
+    fields: list[str] | None = option(
+        None,
+        "A field of the rules, like recipe.learning_rate=3e-4; repeatable.",
+        "--set",
+        metavar="FIELD=VALUE",
+    )
 
     def typed_fields(self) -> dict[str, Any]:
         """Return the fields by name, with their values as text.
@@ -67,13 +63,8 @@ class RulesOptions:
 class TextOptions:
     """The source of a run's text."""
 
-    source: Annotated[
-        str, typer.Option(help="Source of the text: stdlib, huggingface, urls or files.")
-    ] = ""
-    place: Annotated[
-        list[str] | None,
-        typer.Option(help="A dataset as hf:owner/name, or an address; repeatable."),
-    ] = None
+    source: str = option("", "Source of the text: stdlib, huggingface, urls or files.")
+    place: list[str] | None = option(None, "A dataset as hf:owner/name, or an address; repeatable.")
 
     def typed_fields(self) -> dict[str, Any]:
         """Return the fields of the rules; a place alone implies its source."""
@@ -88,10 +79,10 @@ class TextOptions:
 class TermsOptions:
     """The terms on which machines may join a run."""
 
-    access: Annotated[str, typer.Option(help="Who may join: anyone or invitation.")] = ""
-    min_memory: Annotated[str, typer.Option(help="Minimum RAM, e.g. 8GB.")] = ""
-    min_device_memory: Annotated[str, typer.Option(help="Minimum GPU memory, e.g. 8GB.")] = ""
-    notes: Annotated[Path | None, typer.Option(help="A file of notes in Markdown.")] = None
+    access: str = option("", "Who may join: anyone or invitation.")
+    min_memory: str = option("", "Minimum RAM, e.g. 8GB.")
+    min_device_memory: str = option("", "Minimum GPU memory, e.g. 8GB.")
+    notes: Path | None = option(None, "A file of notes in Markdown.")
 
     def to_request(self) -> dict[str, Any]:
         """Return the terms that were given, as the site's API takes them."""
@@ -111,10 +102,8 @@ class TermsOptions:
 class LaunchOptions:
     """When a new run starts."""
 
-    quorum: Annotated[
-        int, typer.Option(min=1, help="Machines to wait for before training starts.")
-    ] = 1
-    launch: Annotated[bool, typer.Option("--launch", help="Launch the run too.")] = False
+    quorum: int = option(1, "Machines to wait for before training starts.", min=1)
+    launch: bool = option(False, "Launch the run too.", "--launch")
 
 
 runs = HelpfulTyper(no_args_is_help=False, help="List runs; create and control your own.")
@@ -147,7 +136,6 @@ def _name_status(run: RunSummary) -> str:
 
 
 @runs.command()
-@expand_option_groups
 def create(
     name: Annotated[str, typer.Option(help="Name of the run, which everyone sees.")],
     rules: RulesOptions,
@@ -169,7 +157,6 @@ def create(
 
 
 @runs.command("do")
-@expand_option_groups
 def control_run(action: RunAction, run: RunArgument, site: SiteOptions) -> None:
     """Launch, pause, resume, finish, cancel, archive or unarchive a run of yours.
 
@@ -179,7 +166,6 @@ def control_run(action: RunAction, run: RunArgument, site: SiteOptions) -> None:
 
 
 @runs.command("copy")
-@expand_option_groups
 def copy_run(
     run: RunArgument,
     name: Annotated[str, typer.Option(help="Name of the copy.")] = "",
@@ -193,7 +179,6 @@ def copy_run(
 
 
 @runs.command("terms")
-@expand_option_groups
 def change_terms(run: RunArgument, terms: TermsOptions, site: SiteOptions) -> None:
     """Change who may join, with what, and the notes. Options left out keep their value."""
     answer = site.request("PATCH", "terms", body=terms.to_request(), run=run)
@@ -201,7 +186,6 @@ def change_terms(run: RunArgument, terms: TermsOptions, site: SiteOptions) -> No
 
 
 @runs.command()
-@expand_option_groups
 def invite(
     run: RunArgument,
     note: Annotated[str, typer.Option(help="Whom it is for; only you see it.")] = "",
@@ -214,7 +198,6 @@ def invite(
 
 
 @runs.command()
-@expand_option_groups
 def checkpoints(run: RunArgument, site: SiteOptions) -> None:
     """List the weights that machines hold, and which of them are confirmed."""
     site.print_answer(site.request("GET", "checkpoints", run=run), _print_checkpoints)
@@ -234,7 +217,6 @@ def _print_checkpoints(answer: list[dict[str, Any]]) -> None:
 
 
 @runs.command()
-@expand_option_groups
 def verdict(
     run: RunArgument,
     machine: Annotated[
@@ -270,7 +252,6 @@ def verdict(
 
 
 @runs.command()
-@expand_option_groups
 def members(run: RunArgument, site: SiteOptions) -> None:
     """List the machines in a run."""
     machines = site.fetch_all("machines", run=run, as_machine=True)
@@ -292,7 +273,6 @@ def _print_members(machines: list[dict[str, Any]]) -> None:
 
 
 @runs.command()
-@expand_option_groups
 def estimate(
     rules: RulesOptions,
     volunteers: Annotated[
@@ -342,7 +322,6 @@ def _parse_updates(texts: list[str]) -> dict[str, int]:
 
 
 @runs.command()
-@expand_option_groups
 def exclude(
     run: RunArgument,
     machine: Annotated[

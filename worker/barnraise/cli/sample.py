@@ -8,7 +8,7 @@ import typer
 from barnraise.cli.addresses import RunArgument
 from barnraise.cli.console import out
 from barnraise.cli.machine_options import HomeOption, open_state_dir
-from barnraise.cli.option_groups import expand_option_groups
+from barnraise.cli.option_groups import option
 from barnraise.cli.run_folders import refuse_unknown_run
 from barnraise.formats import parse_bytes
 
@@ -21,17 +21,12 @@ MemoryOption = Annotated[
 class SampleOptions:
     """How text is written."""
 
-    tokens: Annotated[int, typer.Option(min=1, max=100_000, help="New tokens, at most.")] = 100
-    temperature: Annotated[
-        float, typer.Option(min=0.0, max=100.0, help="0 always picks the likeliest token.")
-    ] = 0.8
-    top_p: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Probability of the tokens to pick among.")
-    ] = 0.95
-    seed: Annotated[int, typer.Option(min=0, help="The same seed writes the same text.")] = 0
+    tokens: int = option(100, "New tokens, at most.", min=1, max=100_000)
+    temperature: float = option(0.8, "0 always picks the likeliest token.", min=0.0, max=100.0)
+    top_p: float = option(0.95, "Probability of the tokens to pick among.", min=0.0, max=1.0)
+    seed: int = option(0, "The same seed writes the same text.", min=0)
 
 
-@expand_option_groups
 def sample(
     run: RunArgument,
     prompt: Annotated[str, typer.Option(help="The text to continue.")] = "",

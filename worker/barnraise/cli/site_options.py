@@ -8,13 +8,12 @@ import os
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from barnraise.cli.addresses import RunAddress, parse_site_address
 from barnraise.cli.console import print_json
 from barnraise.cli.machine_options import HomeOption, JsonOption, open_state_dir
+from barnraise.cli.option_groups import option
 from barnraise.coordinator_client.machine_requests import MachineRequests
 from barnraise.coordinator_client.token_client import (
     TOKEN_VARIABLE,
@@ -28,14 +27,9 @@ from barnraise.errors import StateError
 class SiteOptions:
     """The site to call, and the form of the answer. The token is in $BARNRAISE_TOKEN."""
 
-    site: Annotated[
-        str,
-        typer.Option(
-            "--site",
-            envvar="BARNRAISE_SITE",
-            help="The site (default: where this machine is enrolled).",
-        ),
-    ] = ""
+    site: str = option(
+        "", "The site (default: where this machine is enrolled).", envvar="BARNRAISE_SITE"
+    )
     home: HomeOption = None
     as_json: JsonOption = False
 

@@ -11,8 +11,8 @@ import typer
 from rich.markup import escape
 
 from barnraise.cli.addresses import RunAddress, RunArgument
-from barnraise.cli.console import configure_logging, out
-from barnraise.cli.log_file import LOG_FOLDER, WorkerLogHandler
+from barnraise.cli.console import out
+from barnraise.cli.log_file import configure_worker_logging
 from barnraise.cli.machine_options import (
     HardwareOption,
     HomeOption,
@@ -21,7 +21,7 @@ from barnraise.cli.machine_options import (
     measure_machine,
     open_state_dir,
 )
-from barnraise.cli.option_groups import expand_option_groups
+from barnraise.cli.option_groups import option
 from barnraise.cli.run_folders import refuse_unknown_run
 from barnraise.cli.signals import stop_on_signals
 from barnraise.cli.site_access import find_run, open_site
@@ -41,19 +41,13 @@ FolderArgument = Annotated[Path, typer.Argument(help="A new folder for the model
 class ExportOptions:
     """How a model is written."""
 
-    format: Annotated[
-        Literal["hf", "gguf"],
-        typer.Option(help="hf: for transformers; gguf: for llama.cpp and Ollama."),
-    ] = "hf"
-    dtype: Annotated[
-        Literal["fp32", "bf16"], typer.Option(help="Numbers of the written weights.")
-    ] = "fp32"
-    license: Annotated[
-        str, typer.Option(help="Licence in the model card, as the Hugging Face hub names it.")
-    ] = "unknown"
+    format: Literal["hf", "gguf"] = option(
+        "hf", "hf: for transformers; gguf: for llama.cpp and Ollama."
+    )
+    dtype: Literal["fp32", "bf16"] = option("fp32", "Numbers of the written weights.")
+    license: str = option("unknown", "Licence in the model card, as the Hugging Face hub names it.")
 
 
-@expand_option_groups
 def fetch(
     run: RunArgument,
     folder: FolderArgument,
@@ -107,19 +101,14 @@ def serve(
 class PushOptions:
     """Where on the Hugging Face hub an export goes."""
 
-    push: Annotated[
-        str,
-        typer.Option(
-            metavar="OWNER/NAME",
-            help="Push it to this model repository of the Hugging Face hub, with your HF_TOKEN.",
-        ),
-    ] = ""
-    private: Annotated[
-        bool, typer.Option("--private", help="Create that repository as a private one.")
-    ] = False
+    push: str = option(
+        "",
+        "Push it to this model repository of the Hugging Face hub, with your HF_TOKEN.",
+        metavar="OWNER/NAME",
+    )
+    private: bool = option(False, "Create that repository as a private one.", "--private")
 
 
-@expand_option_groups
 def export(
     run: RunArgument,
     folder: Annotated[
@@ -222,7 +211,7 @@ def _create_worker(
     """
     from barnraise.training.join import join_run
 
-    configure_logging(WorkerLogHandler(state_dir.path / LOG_FOLDER))
+    configure_worker_logging(state_dir)
     leaving = stop_on_signals()
     hardware = measure_machine(state_dir, MachineOptions(hardware=hardware_cache))
     joined = join_run(

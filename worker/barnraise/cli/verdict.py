@@ -12,7 +12,7 @@ import typer
 from barnraise.cli.addresses import RunArgument
 from barnraise.cli.console import new_table, out
 from barnraise.cli.machine_options import HomeOption, open_state_dir
-from barnraise.cli.option_groups import expand_option_groups
+from barnraise.cli.option_groups import option
 from barnraise.cli.run_folders import refuse_unknown_run
 from barnraise.durable_io import write_atomically
 from barnraise.errors import StateError
@@ -32,20 +32,14 @@ ExcludedParty = Literal["machine", "volunteer"]
 class ExclusionOptions:
     """Whether the peer is excluded or cleared, and where this machine's state is."""
 
-    exclude: Annotated[
-        ExcludedParty | None,
-        typer.Option(help="Exclude the peer, or its volunteer with all machines, for good."),
-    ] = None
-    clear: Annotated[
-        bool, typer.Option(help="Let the updates of the peer's suspended volunteer count again.")
-    ] = False
-    keep: Annotated[
-        bool, typer.Option(help="Keep the updates that an excluded peer has published so far.")
-    ] = False
+    exclude: ExcludedParty | None = option(
+        None, "Exclude the peer, or its volunteer with all machines, for good."
+    )
+    clear: bool = option(False, "Let the updates of the peer's suspended volunteer count again.")
+    keep: bool = option(False, "Keep the updates that an excluded peer has published so far.")
     home: HomeOption = None
 
 
-@expand_option_groups
 def verdict(
     run: RunArgument,
     peer: Annotated[

@@ -5,6 +5,7 @@ The status file shows the same figures, with a few that concern only this machin
 """
 
 import logging
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -26,7 +27,7 @@ from barnraise.protocol.reports import (
     SamplesView,
 )
 from barnraise.swap.engine import StepStats
-from barnraise.training.pauses import Pause
+from barnraise.training.limits.decision import TrainingDecision
 
 log = logging.getLogger("barnraise")
 
@@ -68,7 +69,7 @@ class TrainingMetrics:
         self.key = key
         self.activity = Activity.JOINING
         self.reason = ""
-        self.pause: Pause | None = None
+        self.pause: TrainingDecision | None = None
         self.warning = ""
         self.memory_shortages = 0
         self.is_resting = False
@@ -162,17 +163,20 @@ class TrainingMetrics:
 
     def set_training(self) -> None:
         """Record that the worker trains now."""
-        self.activity = Activity.TRAINING
-        self.pause = None
-        self.reason = ""
+        self._set_activity(Activity.TRAINING, None)
 
-    def set_idle(self, activity: Activity, pause: Pause | None = None) -> None:
+    def set_idle(self, activity: Activity, pause: TrainingDecision | None = None) -> None:
         """Record that the worker does not train now, and why."""
-        self.activity = activity
-        self.pause = pause
-        self.reason = pause.sentence if pause is not None else ""
+        self._set_activity(activity, pause)
         self.tokens_per_second = 0.0
         self._last_step_at = None
+
+    def _set_activity(self, activity: Activity, pause: TrainingDecision | None) -> None:
+        if activity is not self.activity:
+            self._last_status_at = -math.inf  # who pauses a worker looks whether it does
+        self.activity = activity
+        self.pause = pause
+        self.reason = pause.reason if pause is not None else ""
 
     def is_status_due(self) -> bool:
         """Return whether the last status is old."""

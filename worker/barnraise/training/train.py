@@ -51,14 +51,14 @@ from barnraise.training.card_memory import claim_card_memory
 from barnraise.training.checkpoint import StateHeader
 from barnraise.training.cpu_share import CpuShare
 from barnraise.training.join import JoinedRun
-from barnraise.training.limits.decision import TRAIN
+from barnraise.training.limits.decision import TRAIN, TrainingDecision
 from barnraise.training.limits.rule_watch import RuleWatch, local_now
 from barnraise.training.local_control import LocalControl
 from barnraise.training.local_status import LocalStatus
 from barnraise.training.memory_return import return_memory
 from barnraise.training.memory_watch import MemoryWatch
 from barnraise.training.metrics import TrainingMetrics
-from barnraise.training.pauses import Pause, choose_pause, frees_memory
+from barnraise.training.pauses import choose_pause, frees_memory
 from barnraise.training.plan_change import find_other_plan, leave_out_card
 from barnraise.training.prefetch import Prefetch, reserve_text
 from barnraise.training.replay_monitor import ReplayMonitor
@@ -80,8 +80,8 @@ LAST_REPORT_SECONDS = 2.0  # of these, for its last report
 SYNCHRONIZED_SECONDS = 1.0  # peers must have had the same updates for this long
 ALONE_SECONDS = 5.0  # a worker without peers waits this long for one to connect
 
-QUOTA_PAUSE = Pause(PauseReason.DISK_WRITES, "today's disk writes are used up")
-OWNER_PAUSE = Pause(PauseReason.OWNER, "the run's owner must decide")
+QUOTA_PAUSE = TrainingDecision(PauseReason.DISK_WRITES, "today's disk writes are used up")
+OWNER_PAUSE = TrainingDecision(PauseReason.OWNER, "the run's owner must decide")
 
 
 class WorkerPhase(Enum):
@@ -567,7 +567,7 @@ class Worker:
         self.metrics.set_training()
         return not (self.leaving.is_set() or self.status_publisher.run_ended)
 
-    def _serve_while_paused(self, pause: Pause) -> None:
+    def _serve_while_paused(self, pause: TrainingDecision) -> None:
         """Exchange updates and report, as far as that is possible in this pause."""
         if self.is_freed:
             self.exchange.poll_updates()  # they are in the ledger, which gives them again
@@ -577,7 +577,7 @@ class Worker:
             self.engine.apply_queued()  # writes to disk, where the state lies there
         self.run_between_steps()
 
-    def find_pause(self) -> Pause | None:
+    def find_pause(self) -> TrainingDecision | None:
         """Return why this machine is to take no step now; None if it may take one."""
         if not (self.is_freed or self.store.may_write_step()):
             return QUOTA_PAUSE
@@ -588,7 +588,7 @@ class Worker:
         local = self.local_control.find_pause(now.timestamp())
         return choose_pause(local, decision, self.reporter.directive, now)
 
-    def _frees_memory(self, pause: Pause, paused_seconds: float) -> bool:
+    def _frees_memory(self, pause: TrainingDecision, paused_seconds: float) -> bool:
         """Return whether to give the memory back now; what would be saved may not be written."""
         if self.is_freed or not self.has_room_to_pause or pause is QUOTA_PAUSE:
             return False

@@ -20,7 +20,6 @@ from barnraise.cli.machine_options import (
     measure_machine,
     open_state_dir,
 )
-from barnraise.cli.option_groups import expand_option_groups
 from barnraise.cli.site_access import open_site
 from barnraise.coordinator_client.failover import FailoverClient
 from barnraise.durable_io import write_atomically
@@ -47,7 +46,6 @@ OptionalRun = Annotated[
 ]
 
 
-@expand_option_groups
 def doctor(
     machine: MachineOptions,
     run: OptionalRun = None,

@@ -6,36 +6,36 @@ import os
 import platform
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.markup import escape
 
-from barnraise.cli.addresses import RunAddress, parse_run_address, run_argument
+from barnraise.cli.addresses import RunAddress, run_argument
 from barnraise.cli.chosen_runs import (
     ChosenRun,
+    RunsArgument,
     TurnOptions,
     find_next_run,
     find_runs,
     parse_shares,
 )
-from barnraise.cli.console import configure_logging, new_table, out
+from barnraise.cli.console import new_table, out
 from barnraise.cli.control import stop_worker
 from barnraise.cli.help_format import HelpfulTyper
-from barnraise.cli.join import WorkerOptions, run_worker
-from barnraise.cli.log_file import LOG_FOLDER, WorkerLogHandler, logs
+from barnraise.cli.join import WorkerOptions, join
+from barnraise.cli.log_file import configure_worker_logging, logs
 from barnraise.cli.machine_options import HomeOption, MachineOptions, open_state_dir
 from barnraise.cli.mounts import find_mount
-from barnraise.cli.option_groups import expand_option_groups
 from barnraise.cli.resource_options import LimitOptions
 from barnraise.cli.run_folders import RunFolder, list_run_folders
-from barnraise.cli.service.managers import ServiceManager, ServiceState, choose_manager
-from barnraise.cli.service.refusals import ServiceFacts, find_refusal, read_boot_mounts
-from barnraise.cli.service.service_record import (
-    SERVICE_FILE,
-    ServiceRecord,
+from barnraise.cli.service.managers import (
+    ServiceManager,
+    ServiceState,
+    choose_manager,
     choose_service_name,
 )
+from barnraise.cli.service.refusals import ServiceFacts, find_refusal, read_boot_mounts
 from barnraise.cli.service.service_texts import ServiceText
 from barnraise.cli.site_access import open_site
 from barnraise.errors import (
@@ -56,6 +56,7 @@ log = logging.getLogger("barnraise")
 SYSTEMD_MARK = Path("/run/systemd/system")  # exists where systemd has started the machine
 CONTAINER_MARKS = (Path("/.dockerenv"), Path("/run/.containerenv"))
 MOUNT_TABLE = Path("/etc/fstab")
+NEXT = "--next"  # the option of `TurnOptions`, as the service's command has it
 # What a worker needs of the environment in which the service is installed.
 PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 PASSED_VARIABLES = (
@@ -74,7 +75,6 @@ service.command()(logs)
 
 
 @service.command()
-@expand_option_groups
 def install(
     runs: Annotated[
         list[RunAddress] | None,
@@ -92,35 +92,23 @@ def install(
     Example: barnraise service install first-barn --next
     """
     state_dir = open_state_dir(machine.home)
-    name = choose_service_name(state_dir.path)
-    manager = choose_manager(name, state_dir.path, is_system=as_system)
+    manager = _choose_manager(state_dir, is_system=as_system)
     refusal = find_refusal(gather_facts(state_dir.path, manager, wants_system=as_system))
     if refusal:
         raise StateError(refusal)
-    installed = ServiceRecord.load(state_dir.path)
-    if installed is not None and manager.read_state().is_installed:
+    installed = find_service(state_dir)
+    if installed is not None and installed.read_state().is_installed:
         raise StateError(
-            f"a service is installed already ({manager.place}): `barnraise service status` shows "
+            f"a service is installed already ({installed.place}): `barnraise service status` shows "
             "it, and `barnraise service remove` removes it"
         )
     refuse_other_worker(state_dir, "; the service then starts one")
     chosen = _choose_runs(state_dir, runs or [], turns)
-    hardware = machine.hardware and str(machine.hardware.resolve())
-    options = {"device": machine.device, "threads": machine.threads, "hardware": hardware}
-    record = ServiceRecord(
-        name=name,
-        runs=[run.id for run in chosen],
-        share=turns.share,
-        follow_next=turns.follow_next,
-        is_system=as_system,
-        options={option: value for option, value in options.items() if value},
-    )
-    record.save(state_dir.path)
+    arguments = _list_arguments(chosen, turns, machine)
     try:
-        manager.install(describe_service(state_dir.path, record))
+        manager.install(describe_service(state_dir.path, arguments, is_system=as_system))
     except StateError:
         manager.remove()
-        (state_dir.path / SERVICE_FILE).unlink()
         raise
     titles = ", ".join(escape(run.title) for run in chosen)
     out.print(f"The service is installed and trains [bold]{titles}[/].", soft_wrap=True)
@@ -137,11 +125,10 @@ def _choose_runs(
         BarnraiseError: there is none, one has ended, or the shares make no sense.
     """
     if not runs:
-        statuses = {folder.path.name: folder.status for folder in list_run_folders(state_dir)}
         going_on = {
-            run: run_status.at
-            for run, run_status in statuses.items()
-            if run_status is not None and run_status.activity is not Activity.FINISHED
+            folder.path.name: folder.status.at
+            for folder in list_run_folders(state_dir)
+            if folder.status is not None and not _has_ended(folder)
         }
         runs = [RunAddress(max(going_on, key=going_on.__getitem__))] if going_on else []
     parse_shares(turns.share, len(runs))
@@ -159,20 +146,34 @@ def _choose_runs(
     return chosen
 
 
-def describe_service(home: Path, record: ServiceRecord) -> ServiceText:
+def _list_arguments(
+    runs: list[ChosenRun], turns: TurnOptions, machine: MachineOptions
+) -> list[str]:
+    """Return the arguments with which the service trains these runs."""
+    options = {
+        "--share": turns.share,
+        "--device": machine.device,
+        "--hardware": machine.hardware and machine.hardware.resolve(),
+    }
+    given = [str(part) for option in options.items() if option[1] for part in option]
+    return [*(run.id for run in runs), *given, *([NEXT] if turns.follow_next else [])]
+
+
+def describe_service(home: Path, arguments: list[str], *, is_system: bool) -> ServiceText:
     """Return what the service manager starts for a state directory."""
     program = Path(sys.executable)
     windowless = program.with_name("pythonw.exe")
     if sys.platform == "win32" and windowless.exists():
         program = windowless
     path = home.resolve()
-    user = path.owner() if record.is_system else ""
+    user = path.owner() if is_system else ""
     if sys.platform == "win32":
         user = getpass.getuser()
+    command = (str(program), "-m", "barnraise", "service", "run")
     return ServiceText(
-        name=record.name,
+        name=choose_service_name(home),
         description=f"Barnraise: trains in the runs of {path}",
-        command=(str(program), "-m", "barnraise", "service", "run", "--home", str(path)),
+        command=(*command, *arguments, "--home", str(path)),
         folder=str(path),
         environment={name: os.environ[name] for name in PASSED_VARIABLES if name in os.environ},
         user=user,
@@ -199,27 +200,16 @@ def gather_facts(home: Path, manager: ServiceManager, *, wants_system: bool) -> 
 
 
 @service.command("run", hidden=True)
-def run_service(home: HomeOption = None) -> None:
+def run_service(runs: RunsArgument, machine: MachineOptions, turns: TurnOptions) -> None:
     """Train as the service: what the system's service manager starts.
 
     A run that has ended, and a refusal that another start would only repeat, end it in order.
     """
-    state_dir = open_state_dir(home)
-    record = _load_record(state_dir)
-    options: dict[str, Any] = record.options | {"home": home}
-    if "hardware" in options:
-        options["hardware"] = Path(options["hardware"])
     try:
-        run_worker(
-            [parse_run_address(run) for run in record.runs],
-            MachineOptions(**options),
-            WorkerOptions(),
-            TurnOptions(record.share, record.follow_next),
-            LimitOptions(),
-        )
+        join(runs, machine, WorkerOptions(), turns, LimitOptions())
     except BarnraiseError as error:
         if not logging.getLogger().handlers:
-            configure_logging(WorkerLogHandler(state_dir.path / LOG_FOLDER))
+            configure_worker_logging(open_state_dir(machine.home))
         log.error("%s", error)
         is_final = isinstance(error, CoordinatorError | PlanError | ExcludedError)
         if isinstance(error, CoordinatorUnreachableError) or not is_final:
@@ -231,14 +221,14 @@ def run_service(home: HomeOption = None) -> None:
 def status(home: HomeOption = None) -> None:
     """Show whether the service is installed and runs, and what it trains."""
     state_dir = open_state_dir(home)
-    record = _load_record(state_dir)
-    manager = _find_manager(state_dir, record)
+    manager = _require_service(state_dir)
     state = manager.read_state()
     worker = find_other_worker(state_dir.run_folders())
     is_running = state.is_running or (worker is not None and state.pid == 0)
-    folders = {folder.path.name: folder for folder in list_run_folders(state_dir)}
-    titles = [folders[run].name if run in folders else run for run in record.runs]
-    if record.follow_next:
+    text = manager.read_text()
+    folders = [folder for folder in list_run_folders(state_dir) if folder.path.name in text]
+    titles = [folder.name for folder in folders]
+    if NEXT in text:
         titles.append("then the site's next open run")
     table = new_table(show_header=False)
     table.add_row("Service", _describe_state(state, is_running))
@@ -248,7 +238,7 @@ def status(home: HomeOption = None) -> None:
     table.add_row("Starts", manager.starts)
     table.add_row("Place", escape(manager.place))
     out.print(table)
-    if not is_running and all(_has_ended(folders.get(run)) for run in record.runs):
+    if folders and not is_running and all(map(_has_ended, folders)):
         out.print("Its run has ended: barnraise service remove, or install it for another run.")
 
 
@@ -260,9 +250,8 @@ def _describe_state(state: ServiceState, is_running: bool) -> str:
     return "has crashed too often: barnraise service logs" if state.has_failed else "stopped"
 
 
-def _has_ended(folder: RunFolder | None) -> bool:
-    run_status = folder.status if folder is not None else None
-    return run_status is not None and run_status.activity is Activity.FINISHED
+def _has_ended(folder: RunFolder) -> bool:
+    return folder.status is not None and folder.status.activity is Activity.FINISHED
 
 
 @service.command()
@@ -279,20 +268,26 @@ def remove_service(state_dir: StateDir) -> None:
     Raises:
         StateError: there is none, or the system refuses.
     """
-    record = _load_record(state_dir)
+    manager = _require_service(state_dir)
     for folder in list_run_folders(state_dir):
         if folder.is_running:  # ending a task of Windows would kill it
             stop_worker(folder)
-    _find_manager(state_dir, record).remove()
-    (state_dir.path / SERVICE_FILE).unlink(missing_ok=True)
+    manager.remove()
 
 
-def _load_record(state_dir: StateDir) -> ServiceRecord:
-    record = ServiceRecord.load(state_dir.path)
-    if record is None:
+def find_service(state_dir: StateDir) -> ServiceManager | None:
+    """Return the manager of this state directory's service; None if no service is installed."""
+    managers = [_choose_manager(state_dir, is_system=is_system) for is_system in (False, True)]
+    return next((manager for manager in managers if manager.path.exists()), None)
+
+
+def _require_service(state_dir: StateDir) -> ServiceManager:
+    manager = find_service(state_dir)
+    if manager is None:
         raise StateError("no service is installed here: barnraise service install RUN")
-    return record
+    return manager
 
 
-def _find_manager(state_dir: StateDir, record: ServiceRecord) -> ServiceManager:
-    return choose_manager(record.name, state_dir.path, is_system=record.is_system)
+def _choose_manager(state_dir: StateDir, *, is_system: bool) -> ServiceManager:
+    name = choose_service_name(state_dir.path)
+    return choose_manager(name, state_dir.path, is_system=is_system)

@@ -1,6 +1,7 @@
 """Install, start, stop and remove a service with what the system has for this."""
 
 import contextlib
+import hashlib
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from barnraise.cli.service.service_texts import (
 )
 from barnraise.durable_io import write_atomically
 from barnraise.errors import StateError
+from barnraise.state_dir import StateDir
 
 SYSTEM_UNITS = Path("/etc/systemd/system")
 CALL_SECONDS = 60.0  # for one command of the system: stopping waits until the worker has left
@@ -95,6 +97,13 @@ class ServiceManager:
                 raise
             return ServiceState(is_installed=False)
 
+    def read_text(self) -> str:
+        """Return the file that describes the service; "" where only the system may read it."""
+        try:
+            return self.path.read_bytes().replace(b"\0", b"").decode(errors="replace")  # UTF-16 too
+        except OSError:
+            return ""
+
     @property
     def is_reachable(self) -> bool:
         """Return whether the service manager answers."""
@@ -142,6 +151,13 @@ def call_system(*command: str) -> str:
         reason = (done.stderr or done.stdout).strip() or f"exit code {done.returncode}"
         raise StateError(f"`{' '.join(command)}` failed: {reason}")
     return done.stdout
+
+
+def choose_service_name(folder: Path) -> str:
+    """Return the service's name for a state directory: each may have a service of its own."""
+    if folder.resolve() == (Path.home() / StateDir.DEFAULT_NAME).resolve():
+        return "barnraise"
+    return f"barnraise-{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:8]}"
 
 
 def choose_manager(

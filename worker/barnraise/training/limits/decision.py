@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from barnraise.planning.limits import Limits
 from barnraise.planning.weekly_hours import parse_hours
 from barnraise.protocol.enums import PauseReason
+from barnraise.protocol.reports import PauseView
 
 HOLD_SECONDS = 60.0
 CPU_MARGIN = 10  # percentage points below a threshold at which a busy CPU counts as free again
@@ -20,21 +21,30 @@ HEAT_MARGIN = 5.0  # °C below the limit at which a hot machine counts as cool a
 
 @dataclass(frozen=True)
 class TrainingDecision:
-    """Whether a machine may train.
+    """Whether a machine may train, and why it pauses.
 
     Attributes:
-        may_train: whether it may.
-        reason: why not, as a sentence for its owner; "" while it may.
-        until: seconds since 1970 before which it does not train again; None while it may.
-        kind: why not, without details; None while it may.
-        is_offline: whether it leaves its peers meanwhile, because the rule limits traffic.
+        kind: why not, for everybody who sees the run; None while it may.
+        reason: the same as a sentence for its owner; "" while it may.
+        until: seconds since 1970 before which it does not train again; None while it may, and in
+            a pause whose end is not known.
+        is_offline: whether it leaves its peers meanwhile.
     """
 
-    may_train: bool = True
+    kind: PauseReason | None = None
     reason: str = ""
     until: float | None = None
-    kind: PauseReason | None = None
     is_offline: bool = False
+
+    @property
+    def may_train(self) -> bool:
+        """Return whether it may train."""
+        return self.kind is None
+
+    @property
+    def view(self) -> PauseView | None:
+        """Return it as reports state it."""
+        return PauseView(reason=self.kind, until=self.until) if self.kind is not None else None
 
 
 TRAIN = TrainingDecision()
@@ -96,7 +106,7 @@ def format_until(until: float, now: datetime) -> str:
 def _pause(kind: PauseReason, reason: str, now: datetime, seconds: float = 0.0) -> TrainingDecision:
     """Return a pause that lasts so many seconds more, or `HOLD_SECONDS` if that is longer."""
     until = now.timestamp() + max(HOLD_SECONDS, seconds)
-    return TrainingDecision(False, f"paused: {reason}", until, kind)
+    return TrainingDecision(kind, f"paused: {reason}", until)
 
 
 def _check_hours(limits: Limits, facts: Facts, now: datetime) -> TrainingDecision | None:
@@ -110,7 +120,7 @@ def _check_hours(limits: Limits, facts: Facts, now: datetime) -> TrainingDecisio
     assert opening is not None, "hours that can be written cover a minute of every week"
     until = opening.timestamp()
     reason = f"paused until {format_until(until, now)} by its hours"
-    return TrainingDecision(False, reason, until, PauseReason.HOURS)
+    return TrainingDecision(PauseReason.HOURS, reason, until)
 
 
 def _check_traffic(limits: Limits, facts: Facts, now: datetime) -> TrainingDecision | None:
@@ -121,7 +131,7 @@ def _check_traffic(limits: Limits, facts: Facts, now: datetime) -> TrainingDecis
     )
     until = next_month.timestamp()
     reason = f"paused until {format_until(until, now)}: this month's upload is used up"
-    return TrainingDecision(False, reason, until, PauseReason.TRAFFIC, is_offline=True)
+    return TrainingDecision(PauseReason.TRAFFIC, reason, until, is_offline=True)
 
 
 def _check_battery(limits: Limits, facts: Facts, now: datetime) -> TrainingDecision | None:

@@ -11,7 +11,8 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any, Protocol
 
 import psutil
@@ -21,8 +22,8 @@ from barnraise.planning.limits import Limits
 from barnraise.training.limits.decision import Facts
 
 CPU_READINGS = 5  # over which the use of the CPU is averaged
-COMMAND_SECONDS = 10.0  # between two readings that start a program, whose answer changes slowly
-COMMAND_LIMIT_SECONDS = 5.0  # for such a program
+PROGRAM_SECONDS = 10.0  # between two starts of a program, whose answer changes slowly
+PROGRAM_LIMIT_SECONDS = 5.0  # for such a program
 
 
 class SystemFacts(Protocol):
@@ -45,15 +46,16 @@ class LinuxFacts:
     no_idle_reason = "there is no X display here, and logind knows no graphical session"
 
     def __init__(self) -> None:
-        session = SlowReading(lambda: parse_sessions(_run(SESSIONS_COMMAND), time.time()))
-        self._read = session.read
+        self._screen_saver: _XScreenSaver | None = None
         if os.environ.get("DISPLAY") and os.environ.get("XDG_SESSION_TYPE") != "wayland":
             with contextlib.suppress(OSError):
-                self._read = _XScreenSaver().read_idle_seconds
+                self._screen_saver = _XScreenSaver()
 
     def read_idle_seconds(self) -> float | None:
         """Return the seconds since the last input; see `SystemFacts`."""
-        return self._read()
+        if self._screen_saver is not None:
+            return self._screen_saver.read_idle_seconds()
+        return parse_sessions(_read_program(SESSIONS_COMMAND), time.time())
 
 
 # All sessions with their properties, one block of lines for each.
@@ -126,13 +128,9 @@ class MacFacts:
 
     no_idle_reason = "ioreg shows no HIDIdleTime"
 
-    def __init__(self) -> None:
-        command = ("ioreg", "-c", "IOHIDSystem", "-d", "4")
-        self._registry = SlowReading(lambda: parse_input_registry(_run(command)))
-
     def read_idle_seconds(self) -> float | None:
         """Return the seconds since the last input; see `SystemFacts`."""
-        return self._registry.read()
+        return parse_input_registry(_read_program(("ioreg", "-c", "IOHIDSystem", "-d", "4")))
 
 
 def parse_input_registry(text: str) -> float | None:
@@ -172,34 +170,21 @@ def open_machine_facts(system: str = sys.platform) -> SystemFacts:
     return MacFacts() if system == "darwin" else LinuxFacts()
 
 
-class SlowReading:
-    """Remember a reading that costs a program's start, for `COMMAND_SECONDS`."""
-
-    def __init__(
-        self, read: Callable[[], float | None], clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._read = read
-        self._clock = clock
-        self._value: float | None = None
-        self._read_at: float | None = None
-
-    def read(self) -> float | None:
-        """Return the last reading, or a new one when that is old."""
-        now = self._clock()
-        if self._read_at is None or now - self._read_at >= COMMAND_SECONDS:
-            self._value, self._read_at = self._read(), now
-        return self._value
+def _read_program(command: tuple[str, ...]) -> str:
+    """Return what a program prints, or printed in the same `PROGRAM_SECONDS`."""
+    return read_program(command, int(time.monotonic() / PROGRAM_SECONDS))
 
 
-def _run(command: Iterable[str]) -> str:
-    """Return what a program prints; "" where it is missing, fails or hangs."""
+@lru_cache(maxsize=1)
+def read_program(command: tuple[str, ...], period: int) -> str:
+    """Return what a program prints in a period; "" where it is missing, fails or hangs."""
     try:
         done = subprocess.run(
-            list(command),
+            command,
             capture_output=True,
             text=True,
             check=False,
-            timeout=COMMAND_LIMIT_SECONDS,
+            timeout=PROGRAM_LIMIT_SECONDS,
             stdin=subprocess.DEVNULL,
         )
     except (OSError, subprocess.SubprocessError):

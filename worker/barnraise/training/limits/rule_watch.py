@@ -18,7 +18,7 @@ from barnraise.training.limits.monthly_traffic import MonthlyTraffic
 
 log = logging.getLogger("barnraise")
 
-READ_SECONDS = 2.0  # between two looks at the facts
+READ_SECONDS = 1.5  # between two looks at the facts: a pause follows within two seconds
 UNREADABLE_REASON = "paused: its limits cannot be read; `barnraise limits` says why"
 
 
@@ -86,7 +86,7 @@ class RuleWatch:
         now = self._clock()
         if self._limits is None:
             until = now.timestamp() + HOLD_SECONDS
-            self._decision = TrainingDecision(False, UNREADABLE_REASON, until, PauseReason.RULES)
+            self._decision = TrainingDecision(PauseReason.RULES, UNREADABLE_REASON, until)
             return self._decision
         facts = self._read_facts(self._limits, now)
         decision = decide(self._limits, facts, now)
