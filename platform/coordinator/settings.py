@@ -42,7 +42,6 @@ EMAIL_FROM        sender of emails: Barnraise <barn@example.org>
 
 import gc
 import warnings
-from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -156,9 +155,8 @@ VOLUNTEER_MACHINES = int(env.read("BARNRAISE_VOLUNTEER_MACHINES", env.parse_numb
 VOLUNTEER_FLOPS = env.read(
     "BARNRAISE_VOLUNTEER_FLOPS", env.parse_number, 1e15, least=1, most=1e30, whole=False
 )
-_relay = {"form": r"none|default|https://[\w.:\[\]-]+/?", "expected": "is no relay's https:// URL"}
-_relays = env.read("BARNRAISE_RELAYS", env.each(partial(env.parse_text, **_relay)), [])
-RELAYS = [relay.lower() for relay in _relays if relay.lower() != "none"]
+_relays = env.read("BARNRAISE_RELAYS", env.each(env.parse_relay), [])
+RELAYS = [relay for relay in _relays if relay != "none"]
 METRICS_TOKEN = env.read("BARNRAISE_METRICS_TOKEN", str, "")
 
 INSTALLED_APPS = [
@@ -255,7 +253,10 @@ AUTH_PASSWORD_VALIDATORS = [
     {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
 ]
 globals().update(env.read("EMAIL_URL", mail_settings.settings, mail_settings.settings("console:")))
-_sender = {"form": r"[^@]*[^@\s<]@[^@\s]+", "expected": "is no sender like Barn <barn@example.org>"}
+_sender = {
+    "form": r"[^@\n]*[^@\s<]@[^@\s]+",
+    "expected": "is no sender like Barn <barn@example.org>",
+}
 DEFAULT_FROM_EMAIL = env.read(
     "EMAIL_FROM", env.parse_text, "Barnraise <barnraise@localhost>", **_sender
 )

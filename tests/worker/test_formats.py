@@ -30,3 +30,9 @@ def test_terminals_and_pages_write_figures_alike(kind, examples):
 )
 def test_duration_has_the_unit_of_its_length(seconds, text):
     assert formats.format_seconds(seconds) == text
+
+
+@pytest.mark.parametrize("text", ["1e9T", "1e17 GB", "1e18", "-1", "nan", "inf"])
+def test_size_that_no_machine_has_is_refused(text):
+    with pytest.raises(formats.StateError, match="is not a size a machine could have"):
+        formats.parse_bytes(text)

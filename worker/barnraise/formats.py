@@ -103,7 +103,7 @@ def parse_bytes(text: str) -> int:
         number = float(plain.removesuffix(unit))
     except ValueError:
         raise StateError(f"'{text}' is not a size; write it like 24GB or 1.5TB") from None
-    if not 0 <= number < 1e18:
-        raise StateError(f"'{text}' is not a size a machine could have")
     scale = 1024 ** (" KMGT".index(unit) if unit else 0) if binary else BYTE_UNITS[unit]
+    if not 0 <= number * scale < 1e18:
+        raise StateError(f"'{text}' is not a size a machine could have")
     return int(number * scale)

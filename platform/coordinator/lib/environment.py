@@ -8,18 +8,19 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable, Collection
-from ipaddress import ip_network
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
 from barnraise.protocol.ip_addresses import parse_ip
+from barnraise.spec import split_address
 from coordinator.lib.exceptions import UserError
 
 Value = TypeVar("Value")
 STARTUP_FAILURE = 3  # the exit status with which uvicorn does not start a process again
 SWITCHES = {"1 true yes on": True, "0 false no off": False}
-HOST = re.compile(r"\*|\[[0-9a-f:.]+\]|\.?[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*")
+HOST = re.compile(r"\*|\.?[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*")
 PORTS = {"https": 443, "http": 80}
 OPEN_URL = re.compile(r"([\w.+-]+://)?[^@?#:]+(:\d{1,5})?(/[^@?#:]*)?")  # without a password
 PASSWORD_PART = re.compile(r":[^/].*@|://.*@")
@@ -99,11 +100,13 @@ def parse_proxy(text: str) -> Any:
 
 def parse_host(text: str) -> str:
     """Read a host name as requests name it, or a domain as Django's ALLOWED_HOSTS has it."""
-    host = text.lower().rstrip("/.")
-    host = f"[{host}]" if host.count(":") > 1 and "[" not in host else host
-    if not HOST.fullmatch(host):
-        raise SettingError(text, "is no host name; name it without https:// and port")
-    return host
+    host = re.sub(r"^\*\.", ".", text.lower().rstrip("/."))
+    if HOST.fullmatch(host):
+        return host
+    try:
+        return f"[{ip_address(host.strip('[]'))}]"
+    except ValueError:
+        raise SettingError(text, "is no host name; name it without https:// and port") from None
 
 
 def parse_url(
@@ -112,12 +115,11 @@ def parse_url(
     """Check a URL: its scheme, its host and, by a pattern, its path."""
     is_web = set(schemes) <= set(PORTS)
     try:
-        parts = urlsplit(text)
-        host = (parts.hostname or "").encode("idna")
+        parts = split_address(text.replace("://*.", "://", 1))
         # A port alone is the beginning of a password that is not percent-encoded.
-        has_host = host or (not is_web and (parts.port is None or "@" in parts.netloc))
+        has_host = parts.hostname or (not is_web and (parts.port is None or "@" in parts.netloc))
         is_url = has_host and parts.scheme in schemes and not parts.fragment
-        is_valid = is_url and parts.port != 0 and re.fullmatch(path, parts.path)
+        is_valid = is_url and re.fullmatch(path, parts.path)
     except ValueError:  # also the UnicodeError of a host such as a..b
         is_valid = None
     if not is_valid:
@@ -131,8 +133,15 @@ def parse_origin(text: str) -> str:
     parts = urlsplit(parse_url(text))
     if parts.path.strip("/") or parts.query or parts.username is not None:
         raise SettingError(text, f"is no site's address, which {NEEDS_HOST}")
-    host = parts.netloc.lower().removesuffix(f":{PORTS[parts.scheme]}")
+    host = parts.netloc.lower().removesuffix(f":{PORTS[parts.scheme]}").rstrip(":")
     return f"{parts.scheme}://{host.encode('idna').decode()}"
+
+
+def parse_relay(text: str) -> str:
+    """Read a relay's URL, or one of the words that stand for several and for none."""
+    is_word = text.lower() in ("none", "default")
+    url = text if is_word else parse_url(text, ("https",), "https://relay.example.org", "/?")
+    return url.lower()
 
 
 def parse_folder(text: str) -> Path:
@@ -144,8 +153,7 @@ def parse_folder(text: str) -> Path:
         folder = Path(text).expanduser().resolve()
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        raise SettingError(text, f"is no folder for the site ({error.strerror})") from None
-    except RuntimeError:  # of expanduser
-        raise SettingError(text, "begins with a user who has no home here") from None
+    except (OSError, RuntimeError) as error:  # the latter for a home folder of nobody
+        reason = getattr(error, "strerror", error)
+        raise SettingError(text, f"is no folder for the site ({reason})") from None
     return folder

@@ -6,6 +6,8 @@ import unicodedata
 from django.urls.converters import StringConverter
 
 LETTERS_AND_DIGITS = ("L", "M", "Nd")  # beginnings of Unicode's categories
+# Marks that choose the form of a letter or emoji, or enclose it. They are nothing to read.
+FORM_MARKS = re.compile("[\u20d0-\u20ff\ufe00-\ufe0f\U000e0100-\U000e01ef]")
 
 
 def slug_of(name: str) -> str:
@@ -21,7 +23,7 @@ def slug_of(name: str) -> str:
 def _join_words(text: str) -> str:
     kept = (
         c
-        for c in normalize_slug(normalize_slug(text).lower())
+        for c in normalize_slug(normalize_slug(FORM_MARKS.sub("", text)).lower())
         if c in "-_ " or unicodedata.category(c).startswith(LETTERS_AND_DIGITS)
     )
     return re.sub("[ -]+", "-", "".join(kept)).strip("-_")[:60]

@@ -51,6 +51,8 @@ def refuse(monkeypatch, capsys, variable: str, value: str) -> str:
             ["a.example", "b.example"],
         ),
         ("BARNRAISE_HOSTS", ".example.org,::1,*", "ALLOWED_HOSTS", [".example.org", "[::1]", "*"]),
+        ("BARNRAISE_HOSTS", "*.A.org,[0:0::1]", "ALLOWED_HOSTS", [".a.org", "[::1]"]),
+        ("BARNRAISE_ORIGINS", "https://a.org:", "CSRF_TRUSTED_ORIGINS", ["https://a.org"]),
         ("BARNRAISE_HTTPS", "true", "HTTPS", True),
         ("BARNRAISE_HTTPS", " 'Yes' ", "HTTPS", True),
         ("BARNRAISE_HTTPS", "ON", "SESSION_COOKIE_SECURE", True),
@@ -126,6 +128,10 @@ def test_empty_variable_means_the_default(monkeypatch, empty):
         ("BARNRAISE_HOSTS", "bärn.example"),
         ("BARNRAISE_HOSTS", f"{'a' * 60}:8000"),
         ("BARNRAISE_HOSTS", "a.example;b.example"),
+        ("BARNRAISE_HOSTS", "1::2::3"),
+        ("BARNRAISE_ORIGINS", "https://a.example:0"),
+        ("BARNRAISE_ORIGINS", "https://a<b"),
+        ("BARNRAISE_TERMS", "https://lab example/terms"),
         ("BARNRAISE_HTTPS", "maybe"),
         ("BARNRAISE_LOG_JSON", "json"),
         ("BARNRAISE_ORIGINS", "barn.example.org"),
@@ -146,6 +152,8 @@ def test_empty_variable_means_the_default(monkeypatch, empty):
         ("BARNRAISE_VOLUNTEER_FLOPS", "0"),
         ("BARNRAISE_CREDIT_SECONDS", "0"),
         ("BARNRAISE_RELAYS", "http://relay.example"),
+        ("BARNRAISE_RELAYS", "https://relay..example"),
+        ("BARNRAISE_RELAYS", "https://relay.example:99999"),
         ("BARNRAISE_IMPRINT", "example.org/imprint"),
         ("BARNRAISE_TERMS", "javascript:alert(1)"),
         ("BARNRAISE_STATE", f"{SETTINGS}/state"),
@@ -198,6 +206,11 @@ def test_refused_proxy_is_named_among_right_ones(monkeypatch, capsys):
 def test_refusal_shows_no_password(monkeypatch, capsys, variable, wrong):
     monkeypatch.setitem(sys.modules, "sentry_sdk", None)
     assert SECRET not in refuse(monkeypatch, capsys, variable, wrong)
+
+
+def test_folder_may_lie_below_the_home_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert environment.parse_folder("~/state") == tmp_path / "state"
 
 
 def test_text_that_is_a_secret_is_checked_and_not_shown():

@@ -28,6 +28,10 @@ from coordinator.runs.replicated.run_events import DraftContent
         ("A & B", "a-b"),
         ("🚀 ½ …", "12"),
         ("🚀", ""),
+        ("❤️", ""),
+        ("I ❤️ GPT", "i-gpt"),
+        ("🏳️‍🌈 run", "run"),
+        ("葛\U000e0100", "葛"),
     ],
 )
 def test_slug_has_the_letters_and_digits_of_a_name(name, slug):

@@ -32,7 +32,14 @@ def test_site_address_is_read_from_whatever_people_paste(text, address):
     [
         *("", "ftp://train.example.org", "https://", "https://host:port/", "http://a:b@host"),
         *("https://a..b.invalid", f"https://{'x' * 64}.org", f"{'x.' * 130}org", "https://*.org"),
-        *("https://a b", "http://[fe80::1%25x]", "https://h\x07st", "https://\udcff", "h:99999"),
+        *(
+            "https://a b",
+            "http://[fe80::1%25x]",
+            "https://h\x07st",
+            "https://\udcff",
+            "h:99999",
+            "h:0",
+        ),
         *("[::1", "https://evil\x1b]0;owned/", "https://evil\\x", "https://a b/"),
         "https://[link=x]a",
     ],

@@ -158,5 +158,10 @@ def test_plan_refuses_what_is_no_crew(home):
         run_plan(home, *nano, "--crew", "8GB,8GB", "--boundary", "12")
     with pytest.raises(StateError, match="is no machine; write"):
         run_plan(home, *nano, "--crew", "axb,8GB")
+    for count in ("0", "²", "9" * 20):
+        with pytest.raises(StateError, match="is no machine; write"):
+            run_plan(home, *nano, "--crew", f"{count}x8GB")
+        with pytest.raises(StateError, match="is no machine; write"):
+            plan.parse_card_sizes(f"1GB,{count}x8GB")
     with pytest.raises(PlanError, match="none of these machines can hold the embedding"):
         run_plan(home, "--model", "gpt3-175b", "--crew", "4GB,4GB", "--disk", "1GB")

@@ -30,6 +30,19 @@ def test_owners_tokenizer_is_refused_in_one_sentence(name):
     assert str(refused.value).isprintable() and len(str(refused.value)) < 300
 
 
+@pytest.mark.parametrize("kind", ["WordLevel", "WordPiece", "Unigram"])
+def test_tokenizer_without_its_unknown_token_is_refused_when_loaded(kind):
+    words = {"</s>": 0, "a": 1}
+    model = {"type": kind, "vocab": words, "unk_token": "[UNK]"}
+    if kind == "WordPiece":
+        model |= {"continuing_subword_prefix": "##", "max_input_chars_per_word": 100}
+    if kind == "Unigram":
+        model = {"type": kind, "unk_id": None, "vocab": [[word, -1.0] for word in words]}
+    file = json.dumps({"version": "1.0", "model": model}).encode()
+    with pytest.raises(TextError, match="it cannot be used: "):
+        load_tokenizer(file, MAX_VOCABULARY, "it")
+
+
 def test_owners_tokenizer_that_makes_its_library_panic_is_a_sentence():
     tokenizer = Tokenizer(BPE(vocab={"a": 0}, merges=[]))
     tokenizer.pre_tokenizer = pre.Split(Regex("(a+)+$"), "isolated")

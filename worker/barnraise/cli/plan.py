@@ -34,7 +34,7 @@ GPU_PANEL = "A GPU that is not here (with --device cuda)"
 ASSUMED_GPU_MEMORY = 24 * 10**9
 ASSUMED_LAUNCHES = 150_000  # kernels/s that Python starts on a PC
 MOST_CARDS = 16  # of a machine that is planned for
-MOST_MACHINES = 100  # of one kind in a crew that is planned for, before it is refused as too large
+MOST_MACHINES = 100  # of one kind in a crew that is planned for
 SHORT_TRAFFIC = 10_000  # bytes; less is shown in bytes
 # AdamW's parameters per second on an assumed GPU, by dtype and bits of the moments.
 ASSUMED_UPDATE_RATES = (
@@ -213,16 +213,14 @@ def assume_crew(host: Hardware, assumed: PlanningOptions) -> list[tuple[str, Har
     """
     machines: list[tuple[str, Hardware]] = []
     for part in assumed.crew.lower().split(","):
-        count, _, sizes = part.strip().rpartition("x")
-        if count and not count.isdigit():
-            raise StateError(f"--crew: '{part.strip()[:40]}' is no machine; write 16GB+12GB")
+        count, sizes = _split_count(part, "--crew", MOST_MACHINES)
         memory, _, card = sizes.partition("+")
         hardware = dataclasses.replace(host, memory=parse_bytes(memory), memory_available=0)
         name = format_bytes(hardware.memory)
         if card:
             hardware = assume_gpu(hardware, assumed, parse_bytes(card))
             name = f"{name} + {format_bytes(hardware.device_memory_free)} GPU"
-        machines += [(name, hardware)] * min(int(count or 1), MOST_MACHINES)
+        machines += [(name, hardware)] * count
     return [(f"{number}: {name}", each) for number, (name, each) in enumerate(machines, 1)]
 
 
@@ -236,11 +234,30 @@ def parse_card_sizes(text: str) -> list[int]:
         return []
     sizes: list[int] = []
     for part in text.lower().split(","):
-        count, _, size = part.strip().rpartition("x")
-        sizes += [parse_bytes(size)] * int(count) if count.isdigit() else [parse_bytes(part)]
-    if not 0 < len(sizes) <= MOST_CARDS:
-        raise StateError(f"--devices: a machine has 1 to {MOST_CARDS} cards, not {len(sizes)}")
+        count, size = _split_count(part, "--device", MOST_CARDS)
+        sizes += [parse_bytes(size)] * count
+    if len(sizes) > MOST_CARDS:
+        raise StateError(f"--device: a machine has 1 to {MOST_CARDS} cards, not {len(sizes)}")
     return sizes
+
+
+def _split_count(part: str, option: str, most: int) -> tuple[int, str]:
+    """Return how many machines or cards a part like "2x24GB" names, and what follows.
+
+    Raises:
+        StateError: they are none, or more than there can be.
+    """
+    count, _, size = part.strip().rpartition("x")
+    try:
+        number = int(count or 1)
+    except ValueError:
+        number = 0
+    if not 1 <= number <= most:
+        raise StateError(
+            f"{option}: '{part.strip()[:40]}' is no machine; write 24GB, or 2x24GB for several, "
+            f"at most {most}"
+        )
+    return number, size
 
 
 def assume_cards(host: Hardware, gpu: PlanningOptions, sizes: list[int]) -> Hardware:
@@ -264,6 +281,8 @@ def assume_gpu(host: Hardware, gpu: PlanningOptions, memory: int) -> Hardware:
     flops = gpu.gpu_tflops * 1e12
     slow = ((1024, FP32_SHARE * flops),)
     link = parse_bytes(gpu.gpu_link)
+    if link == 0:
+        raise StateError("--gpu-link: 0 would bring nothing to the GPU; write it like 20GB")
     updates = tuple(UpdateRate("device", *form) for form in ASSUMED_UPDATE_RATES)
     return dataclasses.replace(
         host,

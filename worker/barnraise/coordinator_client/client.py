@@ -2,8 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
 from urllib.parse import quote
 
 from pydantic import BaseModel
@@ -34,6 +33,7 @@ from barnraise.protocol.messages import Signed
 from barnraise.protocol.mirror_list import MirrorLists
 from barnraise.protocol.reports import Report
 from barnraise.protocol.signed_http import (
+    Answer,
     HttpOptions,
     ProblemError,
     RequestFailedError,
@@ -46,10 +46,8 @@ TIMEOUT_SECONDS = 15.0  # an answer that takes longer counts as none
 SESSION = secrets.token_hex(8)  # of this process: a copied key on two machines shows by it
 MAX_ANSWER_BYTES = 1 << 20  # no message of the API comes near it
 
-Answer = TypeVar("Answer", bound=BaseModel)
 
-
-class CoordinatorClient:
+class CoordinatorClient(SignedHttpClient):
     """One coordinator, as this machine sees it.
 
     `mirror` is the key that was pinned at login: requests are addressed to it, so that one
@@ -64,38 +62,18 @@ class CoordinatorClient:
         mirror: str = "",
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.identity = identity
         options = HttpOptions(
             user_agent=f"barnraise/{__version__}",
             timeout_seconds=TIMEOUT_SECONDS,
             max_bytes=MAX_ANSWER_BYTES,
             clock=clock,
         )
-        self._http = SignedHttpClient(url, identity, mirror, options=options)
-
-    @property
-    def url(self) -> str:
-        """Return the coordinator's address, without a slash at its end."""
-        return self._http.url
+        super().__init__(url, identity, mirror, options=options)
 
     @property
     def mirror(self) -> str:
         """Return the coordinator's key; empty until it is pinned."""
-        return self._http.key
-
-    @property
-    def body_bytes(self) -> int:
-        """Return the bytes of all bodies that were sent and received."""
-        return self._http.body_bytes
-
-    def now(self) -> float:
-        """Return seconds since 1970 by the coordinator's clock, as far as it is known."""
-        return self._http.now()
-
-    @property
-    def clock_offset(self) -> float | None:
-        """Return the coordinator's clock minus this machine's, in seconds; None if unknown."""
-        return self._http.clock_offset
+        return self.key
 
     def pin_mirror(self) -> MirrorView:
         """Ask who answers at this URL, and trust that key from now on."""
@@ -103,8 +81,8 @@ class CoordinatorClient:
         view = self.request("GET", "/mirror", None, MirrorView)
         if find_common_version(view.protocols) is None:
             raise CoordinatorError(f"{self.url}: {describe_other_versions(view.protocols)}")
-        self._http.key = view.key
-        self._http.set_server_time(view.time, time.monotonic() - started)
+        self.key = view.key
+        self.set_server_time(view.time, time.monotonic() - started)
         return view
 
     def request_enrolment(self, machine: MachineDescription) -> EnrolmentReply:
@@ -181,18 +159,20 @@ class CoordinatorClient:
         """Fetch the mirror lists past this version that lead to the newest."""
         return self.request("GET", f"/mirrors/list?after={after}", None, MirrorLists)
 
-    def close(self) -> None:
-        """Close the connections."""
-        self._http.close()
-
     def request(
-        self, method: str, path: str, message: BaseModel | None, shape: type[Answer]
+        self,
+        method: str,
+        path: str,
+        message: BaseModel | None,
+        shape: type[Answer],
+        headers: Mapping[str, str] | None = None,
     ) -> Answer:
         """Send one signed request below `/api/v1` and return its checked answer."""
         # The site logs the request id, so that a person can find the line that belongs to an error.
         request_id = secrets.token_hex(16)
         try:
-            return self._http.request(method, path, message, shape, {"X-Request-ID": request_id})
+            sent = {"X-Request-ID": request_id, **(headers or {})}
+            return super().request(method, path, message, shape, sent)
         except RequestFailedError as error:
             raise CoordinatorUnreachableError(str(error), error.status) from None
         except ProblemError as error:

@@ -776,9 +776,9 @@ def split_address(address: str) -> SplitResult:
         ValueError: they are not; a part of a name can be empty or too long.
     """
     parts = urlsplit(address)
-    _ = parts.port  # raises when it is not a port
     host = (parts.hostname or "").encode("idna").decode()  # UnicodeError is a ValueError
-    if len(host) > HOST_LENGTH or re.search(r"[^0-9A-Za-z._:-]", host):
+    is_host = len(host) <= HOST_LENGTH and not re.search(r"[^0-9A-Za-z._:-]", host)
+    if parts.port == 0 or not is_host:  # reading the port raises when it is none
         raise ValueError(f"'{host}' is not the name of a host")
     return parts
 

@@ -100,6 +100,7 @@ def load_tokenizer(
     checked = read_tokenizer_file(file, shown)
     with tokenizer_errors(shown):
         tokenizer = Tokenizer.from_buffer(checked)
+        tokenizer.encode("\uffff")  # which is unknown to most, and some have no token for that
     size = count_tokens(tokenizer)
     if size > vocabulary:
         raise TextError(
