@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import replace
-from enum import Enum
 
 from safetensors import SafetensorError
 from torch import Tensor
@@ -85,16 +84,6 @@ QUOTA_PAUSE = Pause(PauseReason.DISK_WRITES, "today's disk writes are used up")
 OWNER_PAUSE = Pause(PauseReason.OWNER, "the run's owner must decide")
 
 
-class WorkerPhase(Enum):
-    """The phases of a worker's life, in this order."""
-
-    PLANNED = "planned"  # the plan is made; nothing is allocated, connected or fetched
-    PREPARING = "preparing"  # connected; loads or fetches the anchor and the text
-    TRAINING = "training"  # trains rounds and exchanges updates; pauses belong to this phase
-    DRAINING = "draining"  # has stopped training; hands over its last updates and saves its state
-    STOPPED = "stopped"  # every connection, thread and file is closed
-
-
 class Worker:
     """One machine in one run, from its state folder to its final checkpoint."""
 
@@ -133,7 +122,6 @@ class Worker:
         self.leaving = leaving
         self.key = joined.coordinator.identity.key
         self.limits = limits or Limits()
-        self.phase = WorkerPhase.PLANNED
         state_limits = self.limits
         if self.join_purpose is JoinPurpose.TRAIN:
             blobs = BlobStore(joined.folder.path / "blobs", sweep=False)
@@ -233,7 +221,6 @@ class Worker:
         with ExitStack() as cleanup:  # runs in reverse order; one failure does not stop the others
             log.addHandler(self._log_handler)
             cleanup.callback(log.removeHandler, self._log_handler)
-            cleanup.callback(self._set_phase, WorkerPhase.STOPPED)
             cleanup.callback(self.joined.folder.close)
             cleanup.callback(self._running_mark.remove)
             cleanup.callback(self.ledger.close)
@@ -242,7 +229,6 @@ class Worker:
             cleanup.callback(self._open_state.close)  # the last report, before it, reads the anchor
             try:
                 self._running_mark.write(self.plan.host_bytes)
-                self._set_phase(WorkerPhase.PREPARING)
                 self.exchange.open()
                 cleanup.callback(self.report_status, at_once=True)
                 cleanup.callback(self.exchange.stop)
@@ -250,9 +236,7 @@ class Worker:
                 self.reporter.start()
                 self.prepare()
                 if not self.leaving.is_set():
-                    self._set_phase(WorkerPhase.TRAINING)
                     self.train()
-                    self._set_phase(WorkerPhase.DRAINING)
                     self.drain()
             except (OSError, sqlite3.Error, SafetensorError) as error:
                 # What failed to reach the disk was not published: the folder is as after a kill.
@@ -260,9 +244,6 @@ class Worker:
                 raise StateError(
                     f"stopped: {error}. What {self.joined.folder.path} holds is whole; join again"
                 ) from None
-
-    def _set_phase(self, phase: WorkerPhase) -> None:
-        self.phase = phase
 
     def is_leaving(self) -> bool:
         """Return whether this machine is to leave; remember since when."""
