@@ -12,7 +12,6 @@ from barnraise.errors import StateError, UnsupportedModelError
 from barnraise.spec import MODEL_FOLDER, RunSpec, adopt_model, problems
 from barnraise.training.join import InitialWeights
 from barnraise.training.model_files.hugging_face_import import (
-    ImportedModel,
     download_model,
     import_hugging_face,
 )
@@ -48,10 +47,10 @@ def load_start_model(
         raise
     except StateError as error:
         raise UnsupportedModelError(str(error)) from None
-    return InitialWeights(imported.fragments, imported.tokenizer, imported.model)
+    return imported
 
 
-def _check(spec: RunSpec, imported: ImportedModel) -> None:
+def _check(spec: RunSpec, imported: InitialWeights) -> None:
     """Check that the run can train the model with its tokenizer.
 
     Raises:
@@ -62,6 +61,7 @@ def _check(spec: RunSpec, imported: ImportedModel) -> None:
         raise UnsupportedModelError(
             f"the tokenizer of the model is {kind}: choose this tokenizer in the run's form"
         )
+    assert imported.model is not None, "it was imported with its architecture"
     found = problems(adopt_model(spec, imported.model))
     if found:
         name, sentence = next(iter(found.items()))

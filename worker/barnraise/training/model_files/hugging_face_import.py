@@ -6,8 +6,7 @@ train differently is refused, and never approximated.
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from barnraise.spec import MAX_TOKENIZER_BYTES, MAX_VOCABULARY, UNIT_BITS, Fragm
 from barnraise.text.hub_files import prepare_hub
 from barnraise.text.tokenizer import END_TOKEN, count_tokens, load_tokenizer
 from barnraise.text.tokenizer_file import read_tokenizer_file
+from barnraise.training.join import InitialWeights
 from barnraise.training.model_files.hugging_face_export import INDEX_FILE, SINGLE_FILE
 from barnraise.training.model_files.tokenizer_files import TOKENIZER_FILE, byte_tokenizer
 from barnraise.training.model_files.transformers_config import CONFIG_FILE
@@ -42,19 +42,9 @@ HUB_FILES = [
 ]
 
 
-@dataclass(frozen=True)
-class ImportedModel:
-    """A model that was read."""
-
-    model: ModelSpec
-    fragments: Sequence[str]  # the digest of each fragment, as stored
-    # Content of its tokenizer's file; None for plain bytes.
-    tokenizer: bytes | None
-
-
 def import_hugging_face(
     folder: Path, store_blob: Callable[[bytes | memoryview], str]
-) -> ImportedModel:
+) -> InitialWeights:
     """Convert the model in a folder to a run's fixed point, one fragment at a time.
 
     Raises:
@@ -69,7 +59,7 @@ def import_hugging_face(
             store_blob(fragment_to_bytes(_read_fragment(files, fragment)))
             for fragment in model.fragments()
         ]
-    return ImportedModel(model, fragments, tokenizer)
+    return InitialWeights(fragments, tokenizer, model)
 
 
 def download_model(name: str) -> Path:
