@@ -42,9 +42,6 @@ from barnraise.swap.state_store import FragmentSequence, StateStore
 from barnraise.swap.tiles import Tile, copied_to
 
 DEVICE_LANES = (LaneName.COMPUTE, LaneName.IN, LaneName.OUT)
-# Numbers of tile scratch buffers.
-ANCHOR_SCRATCH, MOMENTUM_SCRATCH = 1, 2
-DEVICE_ANCHOR_SCRATCH, DEVICE_MOMENTUM_SCRATCH = 5, 6
 
 # Operations that an interrupted step completes: they belong to the update of the step before, or
 # apply the updates of other authors.
@@ -620,15 +617,13 @@ class Executor:
         """
         store, i, t = self._store, tile.fragment, tile.number
         momentum = None
-        anchor_scratch, momentum_scratch = ANCHOR_SCRATCH, MOMENTUM_SCRATCH
-        if self._plan.updates_on_device(i):  # the optimizer's lane may update others meanwhile
-            anchor_scratch, momentum_scratch = DEVICE_ANCHOR_SCRATCH, DEVICE_MOMENTUM_SCRATCH
+        for_device = self._plan.updates_on_device(i)
         if units is not None:
-            record = store.load_tile("anchor", i, t, self.buffers.tile_scratch(anchor_scratch))
+            record = store.load_tile("anchor", i, t, for_device=for_device)
             record[: 4 * tile.size].view(torch.int32).add_(units[tile.begin : tile.end])
             store.store_tile("anchor", i, t, record)
         if prediction_growth:
-            record = store.load_tile("momentum", i, t, self.buffers.tile_scratch(momentum_scratch))
+            record = store.load_tile("momentum", i, t, for_device=for_device)
             momentum = record[: 4 * tile.size].view(torch.float32)
         for piece in tile.pieces():
             master = piece.master()
