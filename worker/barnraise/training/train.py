@@ -271,9 +271,8 @@ class Worker:
         has_unpublished = False  # fragments that were not due have learnt since their last update
         while self.wait_for_round():  # blocks while paused; resyncs if left behind
             # Plan the round: its length, and how its update is compressed.
-            round_schedule = self.exchange.plan_round(
-                self.metrics.tokens_per_second, streaming=not self.plan.on_disk
-            )
+            streaming = not (self.plan.on_disk or self.spec.recipe.mixes_weights)
+            round_schedule = self.exchange.plan_round(self.metrics.tokens_per_second, streaming)
 
             # Take local steps on this machine's replica. An interrupted round ends for every
             # fragment (None); a complete one only for the fragments that are due.
@@ -318,6 +317,8 @@ class Worker:
         """
         recipe = self.spec.recipe
         while not self.is_round_over(round_schedule):
+            self.prepare_step()
+
             # Sample the step's batch. Data and step number determine each other.
             step = self.metrics.step
             micro_batches = self.sample_micro_batches(step)
@@ -337,6 +338,7 @@ class Worker:
                 return False
             stats = replace(stats, seconds=stats.seconds - self._cpu_share.slept_in_step)
             self._cpu_share.rest(self.is_leaving)
+            self.finish_step(stats)
             tokens = self.anchor.tokens + self.engine.round_tokens
             self.metrics.record_step(stats, tokens, scale * recipe.learning_rate)
 
@@ -344,6 +346,12 @@ class Worker:
             if not self.wait_while_paused():
                 return False
         return True
+
+    def prepare_step(self) -> None:
+        """Do what comes before a step where machines agree in each; here, nothing."""
+
+    def finish_step(self, stats: StepStats) -> None:
+        """Do what follows a complete step where machines agree in each; here, nothing."""
 
     def run_step(
         self, micro_batches: list[Tensor], rate_scale: float, position: int
