@@ -74,11 +74,11 @@ class AdamMoments:
         return precision.join(precision.SplitWeights(weights, self.low))
 
     def store_master(self, weights: Tensor, master: Tensor) -> None:
-        """Write master weights, fp32 [n], into the streamed weights and the low halves."""
-        if self.low is None:
-            weights.copy_(master)
-        else:
+        """Write what `master` returned, or other fp32 [n], into the streamed weights and halves."""
+        if self.low is not None:
             precision.split(master, out=precision.SplitWeights(weights, self.low))
+        elif master is not weights:
+            weights.copy_(master)
 
     def part(self, begin: int, end: int) -> "AdamMoments":
         """Return views of elements [begin, end); `begin` is a multiple of a block's size."""
