@@ -2,8 +2,7 @@
 
 `Worker.train` is the core of the program. `Worker.run` puts it into its life cycle: prepare, train,
 drain. `join.py` does what comes before it: finding the run, preparing its text, waiting for its
-launch. `resume.py` finds the saved state, `round_publication.py` ends a round with the engine and
-the exchange, and `anchor_evaluator.py` evaluates the run's model.
+launch. `resume.py` finds the saved state, and `anchor_evaluator.py` evaluates the run's model.
 """
 
 import logging
@@ -63,11 +62,10 @@ from barnraise.training.plan_change import find_other_plan, leave_out_card
 from barnraise.training.prefetch import Prefetch, reserve_text
 from barnraise.training.replay_monitor import ReplayMonitor
 from barnraise.training.resume import SavedState, compose_header
-from barnraise.training.round_publication import publish_round
 from barnraise.training.run_exchange import create_exchange
 from barnraise.training.running_mark import RunningMark
 from barnraise.training.status import StatusPublisher, describe_limits
-from barnraise.training.training_engine import TrainingEngine
+from barnraise.training.training_engine import Encoder, TrainingEngine
 
 log = logging.getLogger("barnraise")
 
@@ -403,15 +401,37 @@ class Worker:
     def publish_round(
         self, round_schedule: RoundSchedule, fragments_due: Collection[int] | None = None
     ) -> None:
-        """Publish what the replica has learnt since the last update; see `round_publication`."""
-        publish_round(
-            self.exchange,
-            self.engine,
-            self.anchor,
-            round_schedule,
-            self.metrics.tokens_per_second,
+        """Publish what the replica has learnt since the last update, or withdraw it.
+
+        Args:
+            round_schedule: how the update is compressed, and where the next round begins.
+            fragments_due: indices of the fragments whose round ends; None: of all fragments.
+        """
+        exchange, engine = self.exchange, self.engine
+        if exchange.author.suspension:
+            engine.reset_round()  # nothing that this machine publishes would count
+            return
+        exchange.author.log_probation()
+        tokens = engine.round_tokens
+        parts = engine.end_round(
+            Encoder(round_schedule.scheme),
+            exchange.compute_weight(self.metrics.tokens_per_second),
             fragments_due,
+            round_schedule.carries_residual,
+            round_schedule.has_momentum(exchange.rounds_published),
         )
+        with exchange.new_update(tokens) as update:
+            for part in parts:
+                update.add(part.fragment, part.payload, part.units)
+                del part  # free it before the next fragment's part is computed
+        if update.withdrawal is None:
+            self.anchor.record(update.header)
+            return
+        # Take a round out of the anchor that would not count: of a newcomer, or just suspended.
+        # Peers compare what a newcomer has learnt; optimizers and error feedback go on.
+        engine.queue_updates(exchange.withdraw(update.withdrawal))
+        engine.apply_queued()
+        exchange.on_withdrawn(update.withdrawal)
 
     def save_checkpoint(self, closing: bool = False) -> None:
         """Make the state durable, right after a round: the replica is (nearly) the anchor then.
