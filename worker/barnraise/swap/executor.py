@@ -332,7 +332,7 @@ class Executor:
             for i in self._plan.ends:
                 if self._plan.weights[i] != "device":
                     for buffers in (self.buffers, *self.buffers.others):
-                        buffers.end_leaves(i).flat.data.copy_(self.buffers.host_weights(i))
+                        buffers.leaves(i, -1).flat.data.copy_(self.buffers.host_weights(i))
 
     def new_activations(self, device: int) -> Activations:
         """Return an empty store of a device's activations for one step."""
@@ -392,7 +392,7 @@ class Executor:
         return lambda: target.data.copy_(source, non_blocking=True)
 
     def _embed(self, op: Operation) -> Task:
-        passes, embedding = self._passes_of(op), self.buffers.on(op.device).end_leaves(0)
+        passes, embedding = self._passes_of(op), self.buffers.on(op.device).leaves(0, -1)
         return lambda: passes.embed(embedding)
 
     def _forward(self, op: Operation) -> Task:
@@ -404,12 +404,12 @@ class Executor:
         place = len(self._plan.fragments) + op.device  # of the losses' sum among the scalars
 
         def head() -> None:
-            final = buffers.end_leaves(self._plan.last_fragment)
+            final = buffers.leaves(self._plan.last_fragment, -1)
             gradient = buffers.gradient(self._plan.last_fragment, -1)
             gradient.zero_()
             buffers.head_gradient.zero_()
             final.accumulate_into(gradient)
-            passes.head(final, buffers.end_leaves(0), buffers.head_gradient)
+            passes.head(final, buffers.leaves(0, -1), buffers.head_gradient)
             if self._plan.clipping == "exact":
                 return
             if self._cancel_if_interrupted(passes):
