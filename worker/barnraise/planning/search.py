@@ -54,11 +54,7 @@ def make_plan(
         PlanError: the model does not fit. The message names the resource that is short and, with
             `advise`, the nearest changes that would fit.
     """
-    search = _Search(hardware, model, limits or Limits(), step_sequences, optimizer)
-    best = search.best()
-    if best is None or search.writes_too_much(best):
-        raise PlanError(search.refusal(best, advise))
-    return best
+    return _Search(hardware, model, limits or Limits(), step_sequences, optimizer).find(advise)
 
 
 def make_stage_plan(
@@ -76,13 +72,8 @@ def make_stage_plan(
     Raises:
         PlanError: the stage does not fit; the message names the resource that is short.
     """
-    search = _Search(
-        replace(hardware, others=()), model, limits, step_sequences, optimizer, stage=stage
-    )
-    best = search.best_stage()
-    if best is None or search.writes_too_much(best):
-        raise PlanError(search.refusal(best, advise=False))
-    return best
+    alone = replace(hardware, others=())
+    return _Search(alone, model, limits, step_sequences, optimizer, stage).find(advise=False)
 
 
 class _Search:
@@ -123,49 +114,37 @@ class _Search:
         self.shortest: tuple[int, int, int] | None = None
         self.missing = math.inf
 
-    # ---- 1 candidates ----
+    def find(self, advise: bool) -> Plan:
+        """Return the best plan that fits and may write what it writes, or raise PlanError."""
+        best = self._best()
+        if best is None or self.writes_too_much(best):
+            raise PlanError(self.refusal(best, advise))
+        return best
 
-    def best(self) -> Plan | None:
-        """Return the fastest plan, or None if none fits.
+    def _best(self) -> Plan | None:
+        """Return the best plan, or None if none fits.
 
-        Exact clipping is the recipe's own: it is preferred where it is nearly as fast.
+        Exact clipping is the recipe's own: it is preferred where it is nearly as fast. In a crew's
+        stage each group but the last delays the outputs, and with them all later stages, by its
+        time.
         """
-        fitting = self._list_fitting()
+        fitting: dict[str | int, list[Plan]] = {}
+        for candidate in self._generate_candidates():
+            for plan in self._fill_tiers(candidate):
+                kind = len(plan.forward_groups) if self.stage else plan.clipping
+                fitting.setdefault(kind, []).append(plan)
         if not fitting:
             return None
-        clippings = sorted({plan.clipping for plan in fitting})
-        best = {
-            clipping: self._pick_fastest([plan for plan in fitting if plan.clipping == clipping])
-            for clipping in clippings
-        }
+        best = {kind: self._pick_fastest(fitting[kind]) for kind in sorted(fitting, key=str)}
+        if self.stage:
+            quickest = min(best.values(), key=lambda p: p.step_seconds * len(p.forward_groups))
+            return self._with_safest_commits(quickest)
         fastest = min(best.values(), key=lambda plan: plan.step_seconds)
         exact = best.get("exact", fastest)
         is_cheap = exact.step_seconds <= EXACT_COSTS * fastest.step_seconds
         return self._with_safest_commits(exact if is_cheap else fastest)
 
-    def best_stage(self) -> Plan | None:
-        """Return the best plan of a crew's stage, or None if none fits.
-
-        Each group but the last delays the outputs, and with them all later stages, by its time.
-        """
-        fitting = self._list_fitting()
-        counts = {len(plan.forward_groups) for plan in fitting}
-        best = [
-            self._pick_fastest([plan for plan in fitting if len(plan.forward_groups) == count])
-            for count in sorted(counts)
-        ]
-        if not best:
-            return None
-        quickest = min(best, key=lambda plan: plan.step_seconds * len(plan.forward_groups))
-        return self._with_safest_commits(quickest)
-
-    def _list_fitting(self) -> list[Plan]:
-        """List the plans that fit, of all candidates."""
-        return [
-            plan
-            for candidate in self._generate_candidates()
-            for plan in self._fill_tiers(candidate)
-        ]
+    # ---- 1 candidates ----
 
     def _with_safest_commits(self, plan: Plan) -> Plan:
         """Commit every step if the limits leave the choice and it costs little."""
