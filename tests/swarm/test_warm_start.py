@@ -15,8 +15,7 @@ from barnraise.spec import RunSpec, Start, problems
 from barnraise.state_dir import StateDir
 from barnraise.training.model_files.hugging_face_export import export_hugging_face
 from barnraise.training.prefetch import check_start_weights
-from barnraise.training.start_model import load_start_model
-from barnraise.training.warm_start import fetch_initial_weights
+from barnraise.training.warm_start import fetch_initial_weights, load_start_model
 
 
 @pytest.fixture
@@ -48,9 +47,7 @@ def test_warm_started_run_continues_identically_on_every_machine(ended_run, swar
     assert not problems(after.spec) and RunSpec.from_json(after.spec.to_json()) == after.spec
 
     ben = after.start("ben", knows=["ada"])  # starts before the one machine that has the weights
-    after.until(
-        lambda: "4 of 4 files of the initial weights still to fetch" in caplog.text
-    )
+    after.until(lambda: "4 of 4 files of the initial weights still to fetch" in caplog.text)
     heirs = [after.start("ada", knows=["ben"]), ben]
     for heir in heirs:
         heir.join(120)
