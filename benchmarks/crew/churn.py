@@ -149,7 +149,7 @@ class ChurnDrill:
         parts = [tensors]
         for name in ("ada", "ben"):
             folder = self._run_folder(name) / STATE_FOLDER / self.lead_key / "checkpoint"
-            saved = CheckpointSlots(folder).load_step(label)
+            saved = CheckpointSlots(folder).load(label)
             if saved is not None:
                 parts.append(saved[0])
         anchor = {i: part[i] for part in parts for i in part if i.startswith("anchor.")}

@@ -35,7 +35,6 @@ except ImportError:
 
 from barnraise.planning.plan import Plan, tile_elements
 from barnraise.spec import ADAMW, OPTIMIZERS, UNIT_BITS, Fragment, ModelSpec, Recipe
-from barnraise.swap.arena import page_aligned
 from barnraise.swap.engine import Engine
 from barnraise.swap.muon_moments import view_moments
 from barnraise.swap.state_store import FragmentSequence, StateStore
@@ -228,10 +227,7 @@ def _read_tile(engine: Engine, i: int, t: int) -> list[Tensor]:
     plan, store = engine.plan, engine.store
     begin, end = plan.tile_bounds(i, t)
     size = end - begin
-    weights, record = (
-        store.load_tile(kind, i, t, page_aligned(plan.tile_record_bytes(kind, i)[t]))
-        for kind in ("weights", "moments")
-    )
+    weights, record = (store.load_tile(kind, i, t) for kind in ("weights", "moments"))
     moments = view_moments(plan, i, t, record)
     dtype = torch.bfloat16 if plan.dtype == "bfloat16" else torch.float32
     master = moments.master(weights[: size * plan.streamed_bytes].view(dtype))

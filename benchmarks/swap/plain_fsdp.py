@@ -64,7 +64,7 @@ class Model(nn.Module):
         x = FUNCTIONS.embed(embedding, tokens[:, :-1])
         for block in self.blocks:
             x = block(x)
-        hidden = FUNCTIONS.final_norm(self.last.by_name(), x, SPEED_MODEL)
+        hidden = FUNCTIONS.norm(self.last.by_name(), "norm", x, SPEED_MODEL)
         logits = F.linear(hidden, embedding["token"])
         return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 

@@ -15,9 +15,8 @@ from barnraise.spec import RunSpec, Start, problems
 from barnraise.state_dir import StateDir
 from barnraise.training import prefetch
 from barnraise.training.model_files.hugging_face_export import export_hugging_face
-from barnraise.training.prefetch import fetch_start_weights
-from barnraise.training.start_model import load_start_model
-from barnraise.training.warm_start import fetch_initial_weights
+from barnraise.training.prefetch import check_start_weights
+from barnraise.training.warm_start import fetch_initial_weights, load_start_model
 
 SHARES_THE_ENDED_RUN = pytest.mark.xdist_group("ended run")
 
@@ -55,9 +54,7 @@ def test_warm_started_run_continues_identically_on_every_machine(
     assert not problems(after.spec) and RunSpec.from_json(after.spec.to_json()) == after.spec
 
     ben = after.start("ben", knows=["ada"])  # starts before the one machine that has the weights
-    after.until(
-        lambda: "4 of 4 files of the weights this run begins with still to fetch" in caplog.text
-    )
+    after.until(lambda: "4 of 4 files of the initial weights still to fetch" in caplog.text)
     heirs = [after.start("ada", knows=["ben"]), ben]
     for heir in heirs:
         heir.join(120)
@@ -177,9 +174,9 @@ def test_wrong_start_fragments_are_refused_before_the_first_step(ended_run, tmp_
     ):
         wrong = replace(spec, start=replace(spec.start, fragments=tuple(fragments)))
         with pytest.raises(StateError, match=reason):
-            fetch_start_weights(None, blobs, wrong, lambda: False)
+            check_start_weights(blobs, wrong)
     right = replace(spec, start=replace(spec.start, fragments=tuple(initial.fragments)))
-    assert fetch_start_weights(None, blobs, right, lambda: False)
+    check_start_weights(blobs, right)
 
 
 @pytest.mark.parametrize(

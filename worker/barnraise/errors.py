@@ -1,27 +1,5 @@
 """Define the errors that callers of Barnraise can tell apart.
 
-BarnraiseError
-├── SpecError          a run's spec or one of its fields is invalid (also a ValueError)
-├── StateError         a state folder belongs to another run or version, is damaged, or is in use
-│   ├── DeviceLostError    a GPU no longer works in this process
-│   │   └── RankLostError      a process that has a part of the state has died or hangs
-│   ├── MemoryShortageError  memory was short although the plan fits: others use it
-│   └── UnsupportedModelError  a run cannot begin with this Hugging Face model
-├── PlanError          a model does not fit into what a machine may use
-├── CrewError          a crew cannot go on: a machine is gone, or sent what is wrong
-│   ├── RoundLostError     a crew's machine has lost what it learnt: begin at the last saved round
-│   └── LeadLostError      a crew's lead is gone: another machine may lead
-├── DamageError        data read from a disk differs from the data that was written
-├── TextError          text could not be prepared, or a shard does not match its digest
-├── MessageError       a message is malformed, unsigned, altered, or not addressed to this machine
-│   ├── TicketError        the message's ticket is invalid
-│   ├── UnprovenVerdictError  a verdict without enough signatures by the mirror list known here
-│   └── MirrorListError    the message's mirror list may not replace the current one
-├── ExcludedError      a verdict excludes this machine or its owner from the run
-└── CoordinatorError   a coordinator refused a request and gave a reason
-    ├── RunEndedError      the run is finished or cancelled: there is nothing to train
-    └── CoordinatorUnreachableError  no coordinator answered; the request can be retried later
-
 An expected failure, such as a peer that disappeared, is a return value where possible. Errors are
 for the other cases. Bugs of our own are `assert`s.
 """

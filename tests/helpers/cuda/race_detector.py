@@ -7,6 +7,8 @@ them in the other order. So one run finds what many runs on a real card find rar
 """
 
 import contextlib
+import inspect
+import re
 import weakref
 from collections import Counter
 from collections.abc import Iterator
@@ -24,6 +26,9 @@ MAIN = "main"  # the thread that launches the kernels
 COMPUTE = "compute stream"
 DISK = "the disk"
 Clock = dict[str, int]
+# Where buffers for tiles between steps are allocated.
+_SOURCE, _FIRST = inspect.getsourcelines(state_store.StateStore._allocate_tile_scratch)
+SCRATCH_LINES = range(_FIRST, _FIRST + len(_SOURCE))
 
 
 def join(clock: Clock, other: Clock) -> None:
@@ -353,7 +358,8 @@ def _is_exempt(block: Block, access: Access, actor: str) -> bool:
     """
     if not block.on_card and "tile_threads.py" in block.place:
         return True
-    is_scratch = "_tile_scratch" in block.place or "buffers.py" in block.place
+    lines = (int(line) for line in re.findall(r"state_store\.py:(\d+)", block.place))
+    is_scratch = "buffers.py" in block.place or any(line in SCRATCH_LINES for line in lines)
     return is_scratch and access.actor.startswith("optimizer") and actor.startswith("optimizer")
 
 

@@ -172,7 +172,7 @@ def test_unknown_run_is_refused_before_the_machine_is_measured(coordinator, home
     ("arguments", "sentence"),
     [
         (("--device", "quantum"), "there is no device 'quantum'"),
-        (("--memory", "1MB"), r"(?s)1 MB RAM.*limits --memory auto"),
+        (("--memory", "1MB"), r"(?s)memory 1 MB.*limits --memory auto"),
         (("--disk", "1MB", "--memory", "1MB"), "your limits: memory 1 MB, disk 1 MB"),
     ],
 )

@@ -22,7 +22,7 @@ from hypothesis import given, settings
 
 from barnraise.ledger.codec import BLOCK, encode
 from barnraise.planning import memory_model
-from barnraise.planning.plan import Plan
+from barnraise.planning.plan import Plan, moments_part_bytes
 from barnraise.planning.program import LaneName
 from barnraise.spec import MAX_PROMPTS, ModelSpec
 from barnraise.swap import tile_threads
@@ -114,13 +114,14 @@ def test_scratch_of_a_thread_is_what_norms_and_updates_allocate(formats, monkeyp
     plan = resident(SHAPES[0], threads=1, **formats)
     fragment = max(plan.fragments, key=lambda fragment: fragment.size)
     size = fragment.size
-    record = torch.zeros(plan.record_bytes("moments", size), dtype=torch.uint8)
+    parts = moments_part_bytes(size, size, plan.moments_bits, plan.dtype)
+    record = torch.zeros(sum(parts), dtype=torch.uint8)
     weights, gradient = torch.randn(2, size).to(getattr(torch, plan.dtype))
     step = AdamWStep(fragment, 1, learning_rate=1e-3, weight_decay=0.1)
 
     def allocate_scratch() -> int:
         sum_of_squares(gradient.float())
-        AdamMoments.of(plan, record, size).update(step, 0, weights, gradient)
+        AdamMoments.of(plan, record, size, size).update(step, 0, weights, gradient)
         return tile_threads.scratch_bytes()
 
     with ThreadPoolExecutor(1) as fresh_thread:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from barnraise.planning.hardware import memory_facts, parse_meminfo, parse_vm_stat
+from barnraise.planning.hardware import memory_facts, parse_meminfo
 from barnraise.planning.memory_pressure import (
     CALM_SECONDS,
     PAUSE_SECONDS,
@@ -72,16 +72,9 @@ def test_pressure_is_the_time_in_which_all_tasks_waited():
     assert parse_pressure("full avg10=x\n") is None and parse_pressure("\n\n") is None
 
 
-def test_available_memory_is_read_as_each_system_states_it():
+def test_available_memory_is_read_as_linux_states_it():
     assert parse_meminfo("MemTotal: 16 kB\nMemAvailable:    9 kB\n") == 9 * 1024
     assert parse_meminfo("MemTotal: 16 kB\n") is None, "a kernel before 3.14"
-    vm_stat = (
-        "Mach Virtual Memory Statistics: (page size of 16384 bytes)\n"
-        "Pages free:                               10.\nPages active:    500.\n"
-        "Pages inactive:                            20.\nPages speculative:   3.\n"
-        "Pages wired down: 90.\nPages purgeable: 4.\n"
-    )
-    assert parse_vm_stat(vm_stat) == 37 * 16384 and parse_vm_stat("") == 0
 
 
 def test_facts_of_this_machine_are_plausible():

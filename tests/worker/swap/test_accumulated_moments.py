@@ -18,8 +18,8 @@ RATE, DECAY, DIVISOR = 1e-2, 0.1, 2.0
 
 def new_moments(**changed) -> AdamMoments:
     plan = tiny_plan(**changed)
-    size = sum(moments_part_bytes(SIZE, plan.moments_bits, plan.dtype))
-    return AdamMoments.of(plan, torch.zeros(size, dtype=torch.uint8), SIZE)
+    size = sum(moments_part_bytes(SIZE, SIZE, plan.moments_bits, plan.dtype))
+    return AdamMoments.of(plan, torch.zeros(size, dtype=torch.uint8), SIZE, SIZE)
 
 
 def random_gradients(count: int) -> list[torch.Tensor]:

@@ -389,7 +389,7 @@ def test_closed_engine_frees_its_memory_at_once(kind, new_engine):
     """The next engine is opened right after it, and memory does not hold two."""
     engine = new_engine(kind, plan={"dtype": "bfloat16"})
     engine.step([sample_text()])
-    gradient, leaves = engine.buffers.gradient(0, -1), engine.buffers.end_leaves(0)
+    gradient, leaves = engine.buffers.gradient(0, -1), engine.buffers.leaves(0, -1)
     buffers = [weakref.ref(part) for part in (gradient.untyped_storage(), leaves)]
     buffers.append(weakref.ref(leaves.weights["token"]))
     del gradient, leaves

@@ -286,7 +286,7 @@ def poison(engine, i: int) -> None:
     if buffer is not None:
         buffer.view(torch.float32)[5] = torch.nan
     else:
-        raw = store.load_tile("weights", i, 0, engine.buffers.tile_scratch(0))
+        raw = store.load_tile("weights", i, 0)
         raw.view(torch.float32)[5] = torch.nan
         store.write("weights", i, 0, raw)
     engine.executor.invalidate_cached_weights()

@@ -23,7 +23,6 @@ from barnraise.planning.hardware import (
     available_memory,
     memory_bytes,
 )
-from barnraise.swap import device as devices
 from barnraise.swap import hardware_probe as probing
 from barnraise.swap.hardware_probe import probe
 
@@ -112,7 +111,7 @@ def test_rate_of_a_gpu_is_that_of_its_kernels_not_of_waiting_for_them(monkeypatc
         now += seconds
 
     monkeypatch.setattr(probing.time, "perf_counter", lambda: now)
-    monkeypatch.setattr(devices, "synchronize", lambda device: spend(2e-4))
+    monkeypatch.setattr(probing, "synchronize", lambda device: spend(2e-4))
     calls = {("work", 0): (1.0, lambda: spend(1e-5))}
     assert probing.measure_rates(calls, "cuda", 0.1)["work", 0] == pytest.approx(1e5, rel=0.05)
 

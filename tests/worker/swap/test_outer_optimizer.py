@@ -102,7 +102,7 @@ def test_rounds_have_the_bits_of_the_formulas_in_numpy(recipe, drawn, tile):
     """Whatever is learnt and sent, whatever the tiles: the tolerance is zero."""
     plan = tiny_plan(model=SMALL, tile=tile)
     store = StateStore(plan, None)
-    tiles = Tiles(plan, store, lambda number: torch.empty(0))
+    tiles = Tiles(store)
     optimizer = OuterOptimizer(recipe, store, tiles)
     state = {kind: FragmentSequence(store, kind) for kind in ("anchor", "feedback")}
     state["momentum"] = FragmentSequence(store, "momentum", torch.float32)

@@ -226,7 +226,7 @@ def test_update_8bit_bits_do_not_depend_on_tiles_or_threads(data):
                 step, begin, flat[0][begin:end], gradient[begin:end], moments, **low
             )
     assert same_bits(precision.join(precision.SplitWeights(*flat)) if halves else flat[0], weights)
-    assert all(torch.equal(a, b) for a, b in zip(whole.tensors, tiled.tensors, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(whole, tiled, strict=True))
 
 
 def test_update_8bit_refuses_a_tile_that_begins_within_a_block():

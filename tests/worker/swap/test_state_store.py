@@ -39,8 +39,7 @@ def small_plan(kind: str, **more):
 
 def record(store: StateStore, kind: str, i: int, t: int, value: int) -> torch.Tensor:
     """Return a record of random bytes, seeded by `value`."""
-    begin, end = store.plan.tile_bounds(i, t)
-    data = page_aligned(store.plan.record_bytes(kind, end - begin))
+    data = page_aligned(store.plan.tile_record_bytes(kind, i)[t])
     return data.random_(0, 256, generator=torch.Generator().manual_seed(value))
 
 
@@ -74,8 +73,8 @@ def read_content(store: StateStore) -> dict[tuple, bytes]:
     """Read all records."""
     records = {}
     for place in record_places(store):
-        begin, end = store.plan.tile_bounds(*place[1:])
-        into = page_aligned(store.plan.record_bytes(place[0], end - begin))
+        kind, i, t = place
+        into = page_aligned(store.plan.tile_record_bytes(kind, i)[t])
         store.read(*place, into)
         records[place] = into.numpy().tobytes()
     return records

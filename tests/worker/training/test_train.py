@@ -39,7 +39,7 @@ from barnraise.training.join import JoinedRun
 from barnraise.training.local_control import LocalControl
 from barnraise.training.local_status import read_status
 from barnraise.training.memory_watch import MemoryWatch
-from barnraise.training.train import Worker, WorkerPhase
+from barnraise.training.train import Worker
 
 owner_files = import_drill_module("owner_files")
 RUN = "0192f0c1-2d3e-7f40-8a5b-6c7d8e9f0a1b"
@@ -62,7 +62,7 @@ class RecordingWorker(Worker):
     """A worker that records what it does.
 
     Attributes:
-        acts: steps, publications, saves and phases, in their order.
+        acts: what it does, in this order.
         between_steps: called after each step.
         while_freed: called now and then while a pause has closed the engine.
     """
@@ -90,9 +90,23 @@ class RecordingWorker(Worker):
             self.acts.append("step")
         self.between_steps()
 
-    def _set_phase(self, phase: WorkerPhase) -> None:
-        super()._set_phase(phase)
-        self.acts.append(phase.value)
+    def run(self) -> None:
+        try:
+            super().run()
+        finally:
+            self.acts.append("stopped")
+
+    def prepare(self) -> None:
+        self.acts.append("preparing")
+        super().prepare()
+
+    def train(self) -> None:
+        self.acts.append("training")
+        super().train()
+
+    def drain(self) -> None:
+        self.acts.append("draining")
+        super().drain()
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ from barnraise.planning.hardware import Hardware, printable_name, usable_cpus
 from barnraise.planning.limits import Limits
 from barnraise.protocol.reports import HardwareView
 from barnraise.state_dir import StateDir
-from barnraise.swap.hardware_probe import probe
 
 HomeOption = Annotated[
     Path | None,
@@ -71,6 +70,7 @@ def measure_machine(
     import torch
 
     from barnraise.swap.device import choose_device
+    from barnraise.swap.hardware_probe import probe
 
     threads = (limits or state_dir.limits).threads or torch.get_num_threads()
     torch.set_num_threads(min(threads, usable_cpus()))

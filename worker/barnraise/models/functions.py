@@ -18,4 +18,4 @@ def functions_of(model: ModelDimensions) -> ModelFunctions:
 
 def head(final: Weights, table: Tensor, x: Tensor, model: ModelDimensions) -> Tensor:
     """Compute logits with the output table [V, d]: [B, T, d] → [B, T, V]."""
-    return F.linear(functions_of(model).final_norm(final, x, model), table)
+    return F.linear(functions_of(model).norm(final, "norm", x, model), table)

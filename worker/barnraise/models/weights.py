@@ -111,10 +111,6 @@ class ModelFunctions(ABC):
         """
         return block_end(weights, *self.block_start(weights, x, model, cache))
 
-    def final_norm(self, weights: Weights, x: Tensor, model: ModelDimensions) -> Tensor:
-        """Apply the norm before the head: [B, T, d] → [B, T, d]."""
-        return self.norm(weights, "norm", x, model)
-
 
 def block_end(weights: Weights, x: Tensor, expanded: Tensor) -> Tensor:
     """Compute a layer's last product and add it to x: [B, T, d], [B, T, hidden] → [B, T, d]."""

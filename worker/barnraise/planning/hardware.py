@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from barnraise.planning.control_group import ControlGroup
+from barnraise.planning.control_group import ControlGroup, read_text
 from barnraise.planning.memory_pressure import MemoryFacts, parse_pressure
 
 MEMINFO = Path("/proc/meminfo")
@@ -208,8 +208,8 @@ def _to_tuples(value: Any) -> Any:
 
 def memory_bytes() -> int:
     """Return the RAM this process may use: the machine's, or its control group's lower limit."""
-    if sys.platform == "win32":
-        return _windows_memory()[0]
+    if sys.platform != "linux":
+        return _memory_outside_linux()[0]
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([total, *ControlGroup().memory_limits()])
 
@@ -219,17 +219,9 @@ def available_memory() -> int:
 
     What other programs use is not among them; what the system would free at once is.
     """
-    if sys.platform == "win32":
-        return _windows_memory()[1]
-    if sys.platform == "darwin":
-        command = ["vm_stat"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        return parse_vm_stat(done.stdout) or memory_bytes()
-    try:
-        meminfo = MEMINFO.read_text()
-    except OSError:
-        meminfo = ""
-    available = parse_meminfo(meminfo)
+    if sys.platform != "linux":
+        return _memory_outside_linux()[1]
+    available = parse_meminfo(read_text(MEMINFO))
     return min(
         [memory_bytes() if available is None else available, *ControlGroup().memory_available()]
     )
@@ -241,39 +233,19 @@ def parse_meminfo(text: str) -> int | None:
     return int(match[1]) * 1024 if match else None
 
 
-def parse_vm_stat(text: str) -> int:
-    """Return the available bytes that the output of macOS's vm_stat states; 0 if it states none."""
-    size = re.search(r"page size of (\d+) bytes", text)
-    if size is None:
-        return 0
-    counts = dict(re.findall(r"^Pages (free|inactive|speculative|purgeable):\s+(\d+)", text, re.M))
-    return int(size[1]) * sum(map(int, counts.values()))
+def _memory_outside_linux() -> tuple[int, int]:
+    """Return the bytes of RAM, and those available."""
+    import psutil  # on Linux the engine runs with the standard library and torch alone
 
-
-def _windows_memory() -> tuple[int, int]:
-    """Return the bytes of physical RAM and those available, on Windows.
-
-    Raises:
-        OSError: Windows does not state them.
-    """
-    assert sys.platform == "win32"
-    # MEMORYSTATUSEX: the first word holds its length and the load, then come the physical RAM and
-    # what is available of it.
-    status = (ctypes.c_ulonglong * 8)()
-    ctypes.cast(status, ctypes.POINTER(ctypes.c_ulong))[0] = ctypes.sizeof(status)
-    if not ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status)):
-        raise OSError("Windows does not say how much memory there is")
-    return status[1], status[2]
+    memory = psutil.virtual_memory()
+    return memory.total, memory.available
 
 
 def memory_facts() -> MemoryFacts:
     """Measure how short memory is now."""
-    pressure = ControlGroup().pressure_file() or SYSTEM_PRESSURE
-    try:
-        stalled = parse_pressure(pressure.read_text())
-    except OSError:  # another system, or a kernel without PSI
-        stalled = None
-    return MemoryFacts(memory_bytes(), available_memory(), stalled)
+    # Other systems, and kernels without PSI, have no such file.
+    pressure = read_text(ControlGroup().pressure_file() or SYSTEM_PRESSURE)
+    return MemoryFacts(memory_bytes(), available_memory(), parse_pressure(pressure))
 
 
 def usable_cpus() -> int:

@@ -375,8 +375,8 @@ class Plan:
         return _streamed_bytes(self.dtype)
 
     def record_bytes(self, kind: str, elements: int) -> int:
-        """Return the bytes of a record in whole pages, with AdamW's moments of all elements."""
-        return _record_bytes(kind, elements, self.moments_bits, self.dtype)
+        """Return the bytes of a record of another kind than moments, in whole pages."""
+        return _record_bytes(kind, elements, self.dtype)
 
     def tile_record_bytes(self, kind: str, i: int) -> tuple[int, ...]:
         """Return the bytes of the record of each tile of fragment i, in whole pages."""
@@ -444,13 +444,8 @@ def _streamed_bytes(dtype: str) -> int:
     return 2 if dtype == "bfloat16" else 4
 
 
-def _record_bytes(kind: str, elements: int, moments_bits: int, dtype: str) -> int:
-    """Return the bytes of a record of so many elements, in whole pages."""
-    if kind == "weights":
-        return round_to_pages(_streamed_bytes(dtype) * elements)
-    if kind != "moments":
-        return round_to_pages(4 * elements)
-    return sum(moments_part_bytes(elements, moments_bits, dtype))
+def _record_bytes(kind: str, elements: int, dtype: str) -> int:
+    return round_to_pages((_streamed_bytes(dtype) if kind == "weights" else 4) * elements)
 
 
 @lru_cache(maxsize=CACHED_MODELS)
@@ -473,9 +468,9 @@ def _tile_record_bytes(
 
     def record_bytes(kind: str, layout: TileLayout) -> int:
         if kind != "moments":
-            return _record_bytes(kind, layout.elements, moments_bits, dtype)
+            return _record_bytes(kind, layout.elements, dtype)
         sizes = (layout.elements, layout.second_moments)
-        return sum(moments_part_bytes(sizes[0], moments_bits, dtype, sizes[1]))
+        return sum(moments_part_bytes(*sizes, moments_bits, dtype))
 
     return {
         kind: tuple(
@@ -486,16 +481,12 @@ def _tile_record_bytes(
     }
 
 
-def moments_part_bytes(
-    elements: int, bits: int, dtype: str, second_moments: int | None = None
-) -> list[int]:
+def moments_part_bytes(elements: int, second_moments: int, bits: int, dtype: str) -> list[int]:
     """Return the bytes of each part of a tile's moments, in whole pages.
 
-    The parts are m, v, the scales of 8-bit moments, and the low halves of split weights; the
-    latter two only where there are any. v is that of `second_moments` elements, or of all.
+    The parts are m, v, which is of `second_moments` elements, the scales of 8-bit moments, and the
+    low halves of split weights; the latter two only where there are any.
     """
-    if second_moments is None:
-        second_moments = elements
     scales = [round_to_pages(8 * -(-elements // TILE_GRAIN))] if bits == 8 else []
     low = [round_to_pages(2 * elements)] if dtype == "bfloat16" else []
     return [

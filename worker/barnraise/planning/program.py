@@ -19,10 +19,9 @@ backward begins.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-if TYPE_CHECKING:
-    from barnraise.planning.plan import Plan
+from barnraise.planning.plan import Plan
 
 
 class OperationKind(StrEnum):
@@ -141,7 +140,7 @@ class Hazards(Generic[Token]):
 
 
 def step_program(
-    plan: "Plan", pending: bool = False, cached: Mapping[int, int] | None = None
+    plan: Plan, pending: bool = False, cached: Mapping[int, int] | None = None
 ) -> Program:
     """Return the program of one optimizer step.
 
@@ -151,7 +150,7 @@ def step_program(
     return _Writer(plan, cached or {}).step(pending)
 
 
-def flush_program(plan: "Plan", cached: Mapping[int, int] | None = None) -> Program:
+def flush_program(plan: Plan, cached: Mapping[int, int] | None = None) -> Program:
     """Return the program of the pending updates alone; see `step_program`."""
     return _Writer(plan, cached or {}).flush()
 
@@ -171,7 +170,7 @@ def _update_stages(blocks: Iterable[int]) -> list[_Stage]:
 class _Writer:
     """Write one program and record the block that each slot holds."""
 
-    def __init__(self, plan: "Plan", cached: Mapping[int, int]) -> None:
+    def __init__(self, plan: Plan, cached: Mapping[int, int]) -> None:
         plan.validate()
         self.plan = plan
         self.ops: list[Operation] = []

@@ -18,7 +18,7 @@ The module imports no torch, because the site uses it.
 
 import math
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from statistics import fmean
 
@@ -73,28 +73,41 @@ class Prediction:
     """What one strategy costs.
 
     Attributes:
+        swarm: the machines.
         strategy: "updates", "decentralized-adam" or, of the baseline, "data-parallel".
         detail: the topology and bits, or the compression.
         round_steps: steps between two exchanges.
         consensus_steps: steps until what one machine learnt has reached all others about evenly.
         step_seconds: of a step with its share of the exchange, in the long run.
-        tokens_per_second: of the whole swarm.
-        bytes_per_token: that a machine sends for each token that it trains on.
-        utilisation: the share of time in which a machine computes.
+        step_bytes: that a machine sends in a step, on average.
         topology: who averages with whom, of decentralised Adam.
         bits: of a weight as sent, of decentralised Adam.
     """
 
+    swarm: Swarm
     strategy: str
     detail: str
     round_steps: int
     consensus_steps: int
     step_seconds: float
-    tokens_per_second: float
-    bytes_per_token: float
-    utilisation: float
+    step_bytes: float
     topology: str = ""
     bits: int = 0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Return the speed of the whole swarm."""
+        return self.swarm.machines * self.swarm.step.tokens / self.step_seconds
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Return the bytes that a machine sends for each token that it trains on."""
+        return self.step_bytes / self.swarm.step.tokens
+
+    @property
+    def utilisation(self) -> float:
+        """Return the share of time in which a machine computes."""
+        return self.swarm.step.mean_seconds / self.step_seconds
 
 
 @dataclass(frozen=True)
@@ -104,13 +117,11 @@ class Choice:
     Attributes:
         chosen: the strategy's prediction.
         predictions: of all strategies and topologies, those that reach consensus soonest first.
-        gain_over_data_parallel: tokens per second of the chosen one relative to the baseline.
         reason: one sentence.
     """
 
     chosen: Prediction
     predictions: tuple[Prediction, ...]
-    gain_over_data_parallel: float
     reason: str
 
     def fastest_of_each(self) -> list[Prediction]:
@@ -136,12 +147,14 @@ def predict_updates(swarm: Swarm, schedule: RoundSchedule | None = None) -> Pred
     steps = schedule.steps_until_sent(step_seconds, swarm.parameters, update_rate)
     round_bytes = others * schedule.scheme.payload_size(swarm.parameters)
     slowdown = steps / schedule.steps if others else 1.0
-    return _build_prediction(
+    return Prediction(
         swarm,
-        (UPDATES, str(schedule.scheme)),
-        (schedule.steps, schedule.steps),
-        slowdown * step_seconds,
-        round_bytes / schedule.steps,
+        UPDATES,
+        str(schedule.scheme),
+        round_steps=schedule.steps,
+        consensus_steps=schedule.steps,
+        step_seconds=slowdown * step_seconds,
+        step_bytes=round_bytes / schedule.steps,
     )
 
 
@@ -161,7 +174,7 @@ def predict_data_parallel(swarm: Swarm) -> Prediction:
         + sent / rate
         + messages * swarm.line.delay_seconds
     )
-    return _build_prediction(swarm, (DATA_PARALLEL, "ring, 32 bits"), (1, 1), seconds, sent)
+    return Prediction(swarm, DATA_PARALLEL, "ring, 32 bits", 1, 1, seconds, sent)
 
 
 def predict_decentralized_adam(
@@ -191,15 +204,17 @@ def predict_decentralized_adam(
             round(message_seconds / block_mean, 3),
         )
         block_seconds = relative * block_mean
-    detail = f"{topology.name}, {bits} bits"
-    prediction = _build_prediction(
+    return Prediction(
         swarm,
-        (DECENTRALIZED_ADAM, detail),
-        (interval, interval * topology.consensus_steps(swarm.machines)),
-        block_seconds / interval,
-        topology.mean_neighbours(swarm.machines) * payload / interval,
+        DECENTRALIZED_ADAM,
+        f"{topology.name}, {bits} bits",
+        round_steps=interval,
+        consensus_steps=interval * topology.consensus_steps(swarm.machines),
+        step_seconds=block_seconds / interval,
+        step_bytes=topology.mean_neighbours(swarm.machines) * payload / interval,
+        topology=topology.name,
+        bits=bits,
     )
-    return replace(prediction, topology=topology.name, bits=bits)
 
 
 @lru_cache(maxsize=4096)
@@ -281,7 +296,7 @@ def choose_strategy(swarm: Swarm) -> Choice:
     fastest = max(each.tokens_per_second for each in candidates)
     chosen = next(each for each in candidates if each.tokens_per_second >= CLOSE_ENOUGH * fastest)
     gain = chosen.tokens_per_second / baseline.tokens_per_second
-    return Choice(chosen, predictions, gain, _explain(chosen, gain))
+    return Choice(chosen, predictions, _explain(chosen, gain))
 
 
 def _possible_topologies(machines: int) -> list[Topology]:
@@ -308,27 +323,3 @@ def _explain(chosen: Prediction, gain: float) -> str:
     times = f"{gain:,.0f}" if gain >= 10 else f"{gain:.1f}"
     speed = f"{times} times the tokens per second of synchronous data parallelism"
     return f"{share[0].upper()}{share[1:]}; that is {speed}."
-
-
-def _build_prediction(
-    swarm: Swarm,
-    name: tuple[str, str],
-    steps: tuple[int, int],
-    step_seconds: float,
-    step_bytes: float,
-) -> Prediction:
-    """Describe the strategy called `name`, with its detail.
-
-    `steps` are those between two exchanges, and those until consensus. `step_bytes` are what a
-    machine sends in a step, on average.
-    """
-    strategy, detail = name
-    return Prediction(
-        strategy,
-        detail,
-        *steps,
-        step_seconds,
-        swarm.machines * swarm.step.tokens / step_seconds,
-        step_bytes / swarm.step.tokens,
-        swarm.step.mean_seconds / step_seconds,
-    )

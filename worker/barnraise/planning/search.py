@@ -5,8 +5,8 @@ Pure: no torch, under a second for 175B parameters. The search has five stages:
 1. Candidates: each micro-batch size, way of clipping and number of blocks per kept input.
 2. Fill tiers: put the state as near to the computation as the budgets allow, in the order of what
    a byte there saves.
-3. Estimate: rank the candidates by rough step times, with perfect overlap and with none.
-4. Simulate: run those through `simulator.py` that can be the fastest by the first of these times.
+3. Estimate: rank the candidates by a rough step time, with perfect overlap.
+4. Simulate: run those through `simulator.py` that can be the fastest by this time.
 5. Pick: take the fastest; exact clipping wins if it is nearly as fast.
 
 A model that cannot fit is refused before anything is allocated, with the nearest changes that fit.
@@ -28,9 +28,7 @@ from barnraise.planning.plan import REMOTE, DeviceShare, PipelineStage, Plan, ti
 from barnraise.planning.program import LaneName, Operation, OperationKind
 from barnraise.planning.simulator import StepSimulation
 from barnraise.spec import ADAMW, MUON, PRESETS, ModelSpec, preset
-from barnraise.spec.architecture import FP32_BYTES, stream_bytes
 
-SIMULATED_FIRST = 2  # plans of each way of clipping that are simulated in any case
 TOLERANCE = 0.004  # plans that can be faster by less than this fraction are not simulated
 # Exact clipping is dropped only if it makes a step longer by this factor. Exact crash safety is
 # chosen only if it makes a step longer by less, and writes less than this many bytes a day.
@@ -56,11 +54,7 @@ def make_plan(
         PlanError: the model does not fit. The message names the resource that is short and, with
             `advise`, the nearest changes that would fit.
     """
-    search = _Search(hardware, model, limits or Limits(), step_sequences, optimizer)
-    best = search.best()
-    if best is None or search.writes_too_much(best):
-        raise PlanError(search.refusal(best, advise))
-    return best
+    return _Search(hardware, model, limits or Limits(), step_sequences, optimizer).find(advise)
 
 
 def make_stage_plan(
@@ -78,13 +72,8 @@ def make_stage_plan(
     Raises:
         PlanError: the stage does not fit; the message names the resource that is short.
     """
-    search = _Search(
-        replace(hardware, others=()), model, limits, step_sequences, optimizer, stage=stage
-    )
-    best = search.best_stage()
-    if best is None or search.writes_too_much(best):
-        raise PlanError(search.refusal(best, advise=False))
-    return best
+    alone = replace(hardware, others=())
+    return _Search(alone, model, limits, step_sequences, optimizer, stage).find(advise=False)
 
 
 class _Search:
@@ -125,49 +114,37 @@ class _Search:
         self.shortest: tuple[int, int, int] | None = None
         self.missing = math.inf
 
-    # ---- 1 candidates ----
+    def find(self, advise: bool) -> Plan:
+        """Return the best plan that fits and may write what it writes, or raise PlanError."""
+        best = self._best()
+        if best is None or self.writes_too_much(best):
+            raise PlanError(self.refusal(best, advise))
+        return best
 
-    def best(self) -> Plan | None:
-        """Return the fastest plan, or None if none fits.
+    def _best(self) -> Plan | None:
+        """Return the best plan, or None if none fits.
 
-        Exact clipping is the recipe's own: it is preferred where it is nearly as fast.
+        Exact clipping is the recipe's own: it is preferred where it is nearly as fast. In a crew's
+        stage each group but the last delays the outputs, and with them all later stages, by its
+        time.
         """
-        fitting = self._list_fitting()
+        fitting: dict[str | int, list[Plan]] = {}
+        for candidate in self._generate_candidates():
+            for plan in self._fill_tiers(candidate):
+                kind = len(plan.forward_groups) if self.stage else plan.clipping
+                fitting.setdefault(kind, []).append(plan)
         if not fitting:
             return None
-        clippings = sorted({plan.clipping for plan in fitting})
-        best = {
-            clipping: self._pick_fastest([plan for plan in fitting if plan.clipping == clipping])
-            for clipping in clippings
-        }
+        best = {kind: self._pick_fastest(fitting[kind]) for kind in sorted(fitting, key=str)}
+        if self.stage:
+            quickest = min(best.values(), key=lambda p: p.step_seconds * len(p.forward_groups))
+            return self._with_safest_commits(quickest)
         fastest = min(best.values(), key=lambda plan: plan.step_seconds)
         exact = best.get("exact", fastest)
         is_cheap = exact.step_seconds <= EXACT_COSTS * fastest.step_seconds
         return self._with_safest_commits(exact if is_cheap else fastest)
 
-    def best_stage(self) -> Plan | None:
-        """Return the best plan of a crew's stage, or None if none fits.
-
-        Each group but the last delays the outputs, and with them all later stages, by its time.
-        """
-        fitting = self._list_fitting()
-        counts = {len(plan.forward_groups) for plan in fitting}
-        best = [
-            self._pick_fastest([plan for plan in fitting if len(plan.forward_groups) == count])
-            for count in sorted(counts)
-        ]
-        if not best:
-            return None
-        quickest = min(best, key=lambda plan: plan.step_seconds * len(plan.forward_groups))
-        return self._with_safest_commits(quickest)
-
-    def _list_fitting(self) -> list[Plan]:
-        """List the plans that fit, of all candidates."""
-        return [
-            plan
-            for candidate in self._generate_candidates()
-            for plan in self._fill_tiers(candidate)
-        ]
+    # ---- 1 candidates ----
 
     def _with_safest_commits(self, plan: Plan) -> Plan:
         """Commit every step if the limits leave the choice and it costs little."""
@@ -185,24 +162,17 @@ class _Search:
         """Return the fastest of the plans with one way of clipping, simulating as few as possible.
 
         A step lasts at least as long as its busiest resource, which is quick to compute. So plans
-        are simulated in the order of this bound, and the rest is not when it cannot be faster. The
-        two plans that are the best if nothing overlaps come first: one of them is often nearly as
-        fast as the fastest. A larger budget only adds plans, so it never gives a slower one by more
-        than TOLERANCE.
+        are simulated in the order of this bound, and the rest is not when it cannot be faster. A
+        larger budget only adds plans, so it never gives a slower one by more than TOLERANCE.
         """
-        bounds = [(*self._estimate_seconds(plan), index) for index, plan in enumerate(fitting)]
-        sequential = sorted(bounds, key=lambda bound: bound[1])[:SIMULATED_FIRST]
-        best = min(
-            (self._simulate(fitting[index]) for *_, index in sequential),
-            key=lambda plan: plan.step_seconds,
-        )
-        for bound in sorted(bounds):
-            overlapped, _, index = bound
-            if overlapped >= best.step_seconds * (1 - TOLERANCE):
+        bounds = [(self._estimate_seconds(plan), index) for index, plan in enumerate(fitting)]
+        (_, first), *others = sorted(bounds)
+        best = self._simulate(fitting[first])
+        for bound, index in others:
+            if bound >= best.step_seconds * (1 - TOLERANCE):
                 break
-            if bound not in sequential:
-                simulated = self._simulate(fitting[index])
-                best = min(best, simulated, key=lambda plan: plan.step_seconds)
+            simulated = self._simulate(fitting[index])
+            best = min(best, simulated, key=lambda plan: plan.step_seconds)
         return best
 
     def _generate_candidates(self) -> Iterator[Plan]:
@@ -481,11 +451,11 @@ class _Search:
             size += plan.total_bytes("anchor", i) if plan.spills_gradient(i) else 0
         return size
 
-    def _estimate_seconds(self, plan: Plan) -> tuple[float, float]:
-        """Estimate the seconds of a step with perfect overlap and with none.
+    def _estimate_seconds(self, plan: Plan) -> float:
+        """Estimate the seconds of a step with perfect overlap: no simulated step is shorter.
 
-        The former are those of the busiest resource or of the longest chain of operations that wait
-        for each other: no simulated step is shorter. The latter are the sum over all resources.
+        They are those of the busiest resource, or of the longest chain of operations that wait for
+        each other.
         """
         steps = StepSimulation(plan, self.hardware)
         seconds = max(
@@ -509,8 +479,7 @@ class _Search:
         else:
             compute += host_update
             host_update = 0.0
-        ring = self._ring_seconds(steps.plan)
-        chain = max(host_update, ring) + seconds[OperationKind.HEAD]
+        chain = host_update + seconds[OperationKind.HEAD]
         if any(plan.weights[i] != "device" for i in plan.blocks):
             # Updates follow the whole gradient, and end before the next backward; or they follow
             # the first block's gradient, and end before the next forward. Of the latter, those
@@ -520,38 +489,7 @@ class _Search:
             else:
                 waiting = min(1.0, plan.host_gradient_slots / self.model.layers)
                 chain += seconds[OperationKind.FORWARD] - waiting * host_update
-        chain = max(chain, host_update + self._copied_seconds(plan))
-        allowed = self._least_seconds(plan)
-        overlapped = max(compute, disk, chain, allowed)
-        return overlapped, max(overlapped, compute + disk + host_update, allowed)
-
-    def _copied_seconds(self, plan: Plan) -> float:
-        """Return the seconds of RAM's bandwidth that copies to a GPU and from it take at least.
-
-        What a step leaves in slots is not copied again.
-        """
-        if not self.cuda:
-            return 0.0
-        paged = [i for i in plan.blocks if plan.weights[i] != "device"]
-        loads = max(len(paged), 2 * len(paged) - plan.slots) * plan.streamed_bytes
-        gradients = len(paged) * FP32_BYTES
-        size = len(plan.device_plans) * plan.fragments[1].size * (loads + gradients)
-        inputs = 2 * len(plan.inputs_in_ram) * plan.micro_batches
-        return (size + inputs * stream_bytes(plan.model, plan.sequences)) / self.hardware.stream
-
-    def _ring_seconds(self, plan: Plan) -> float:
-        """Return the seconds for which updates wait for the disk, apart from a full ring."""
-        read = written = 0
-        for i in range(plan.last_fragment + 1):
-            if plan.uses_ring(i):
-                read += plan.total_bytes("moments", i)
-                written += plan.total_bytes("moments", i) if plan.writes_moments(i) else 0
-        in_ring = plan.ring * plan.largest_record_bytes("moments")
-        hardware = self.hardware
-        return (
-            max(0, read - in_ring) / hardware.disk_read
-            + max(0, written - in_ring) / hardware.disk_write
-        )
+        return max(compute, disk, chain, self._least_seconds(plan))
 
     def _least_seconds(self, plan: Plan) -> float:
         """Return the seconds that a step's writes must last to stay within the day's."""

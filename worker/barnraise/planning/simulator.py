@@ -8,16 +8,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from barnraise.planning import cost_model, program
 from barnraise.planning.hardware import Hardware
-from barnraise.planning.plan import GPU_TILE
+from barnraise.planning.plan import GPU_TILE, Plan
 from barnraise.planning.program import LaneName, Operation, OperationKind, Resource
 from barnraise.spec.architectures import architecture_of
-
-if TYPE_CHECKING:
-    from barnraise.planning.plan import Plan
 
 COMMIT_SECONDS = 0.01  # two flushes of a disk's cache
 # Memory traffic per element of a norm: the element is read, its square written and read again.
@@ -214,7 +210,7 @@ class Timeline:
         return end
 
 
-def _merge_tiles(plan: "Plan") -> "Plan":
+def _merge_tiles(plan: Plan) -> Plan:
     """Merge tiles of a plan whose blocks have many, with a ring of about as many bytes.
 
     Merging hardly changes what overlaps, but makes the simulation much faster.
@@ -229,7 +225,7 @@ def _merge_tiles(plan: "Plan") -> "Plan":
 class StepSimulation:
     """Simulate a plan's steps on `hardware`, until each takes as long as the one before."""
 
-    def __init__(self, plan: "Plan", hardware: Hardware) -> None:
+    def __init__(self, plan: Plan, hardware: Hardware) -> None:
         self.plan = _merge_tiles(plan)
         self.hardware = hardware
         self._machines = (hardware, *hardware.others)  # by the number of the device

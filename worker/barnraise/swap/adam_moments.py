@@ -29,15 +29,12 @@ class AdamMoments:
     low: Tensor | None
 
     @classmethod
-    def of(
-        cls, plan: Plan, record: Tensor, n: int, second_moments: int | None = None
-    ) -> "AdamMoments":
+    def of(cls, plan: Plan, record: Tensor, n: int, second_moments: int) -> "AdamMoments":
         """Return views of a record, uint8, that holds the moments of n elements.
 
-        `second_moments`: how many elements have a second moment; None: all.
+        `second_moments` of them have a second moment.
         """
-        count_v = n if second_moments is None else second_moments
-        sizes = iter(moments_part_bytes(n, plan.moments_bits, plan.dtype, count_v))
+        sizes = iter(moments_part_bytes(n, second_moments, plan.moments_bits, plan.dtype))
         offset = 0
 
         def part(dtype: torch.dtype, count: int) -> Tensor:
@@ -48,7 +45,7 @@ class AdamMoments:
 
         dtype = torch.float32 if plan.moments_bits == 32 else torch.uint8
         m = part(dtype, n)
-        v = part(dtype, count_v)
+        v = part(dtype, second_moments)
         blocks = -(-n // precision.BLOCK)
         scales = part(torch.float32, 2 * blocks).view(2, blocks) if plan.moments_bits == 8 else None
         low = part(torch.int16, n) if plan.dtype == "bfloat16" else None
@@ -74,11 +71,11 @@ class AdamMoments:
         return precision.join(precision.SplitWeights(weights, self.low))
 
     def store_master(self, weights: Tensor, master: Tensor) -> None:
-        """Write master weights, fp32 [n], into the streamed weights and the low halves."""
-        if self.low is None:
-            weights.copy_(master)
-        else:
+        """Write what `master` returned, or other fp32 [n], into the streamed weights and halves."""
+        if self.low is not None:
             precision.split(master, out=precision.SplitWeights(weights, self.low))
+        elif master is not weights:
+            weights.copy_(master)
 
     def part(self, begin: int, end: int) -> "AdamMoments":
         """Return views of elements [begin, end); `begin` is a multiple of a block's size."""

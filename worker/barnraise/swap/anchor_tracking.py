@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from barnraise.spec import UNIT_BITS
-from barnraise.swap.outer_optimizer import ANCHOR_SCRATCH, STEP_BOUND, RoundStart
+from barnraise.swap.outer_optimizer import STEP_BOUND, RoundStart
 from barnraise.swap.precision import units_to_float
 from barnraise.swap.state_store import StateStore
 from barnraise.swap.tiles import Tiles
@@ -38,7 +38,7 @@ class AnchorTracking:
         is no outer momentum.
         """
         for tile in self._tiles.iterate(i, changes=False):
-            record = self._tiles.record("anchor", i, tile.number, ANCHOR_SCRATCH)
+            record = self._store.load_tile("anchor", i, tile.number)
             anchor = units_to_float(record[: 4 * tile.size].view(torch.int32))
             way = tile.host_master().sub(anchor).mul_(weight)
             assert torch.isfinite(way).all(), (
@@ -54,6 +54,6 @@ class AnchorTracking:
         difference.
         """
         for tile in self._tiles.iterate(i, changes=False):
-            record = self._tiles.record("anchor", i, tile.number, ANCHOR_SCRATCH)
+            record = self._store.load_tile("anchor", i, tile.number)
             record[: 4 * tile.size].view(torch.int32).add_(units[tile.begin : tile.end])
             self._store.store_tile("anchor", i, tile.number, record)

@@ -12,9 +12,6 @@ from barnraise.swap.muon_moments import view_moments
 from barnraise.swap.state_store import StateStore
 from barnraise.swap.tiles import Tile
 
-TILE_SCRATCH_BUFFERS = 4  # tiles of four bytes an element, for work between steps
-DEVICE_SCRATCH_BUFFERS = 2  # more of these, for a device's updates while the optimizer works
-
 
 class Buffers(DeviceBuffers):
     """Find the buffer of each operation: of the first device, and of memory, which all share.
@@ -37,7 +34,6 @@ class Buffers(DeviceBuffers):
             DeviceBuffers(each, store, Arena(torch.device(each.device))) for each in others
         ]
         self._allocate_staging()
-        self._tile_scratch = [store.host.allocate(size) for size in self._tile_scratch_sizes()]
 
         # The sum of each device's losses comes after the norm of each fragment.
         self.host_scalars: Tensor | None = None
@@ -78,24 +74,12 @@ class Buffers(DeviceBuffers):
         crosses_link = any(map(plan.trains_matrices, plan.blocks))
         self._ring = [host.allocate(plan.ring_bytes(), crosses_link) for _ in range(ring)]
 
-    def _tile_scratch_sizes(self) -> list[int]:
-        """Return the bytes of the tile scratch buffers.
-
-        The fifth holds a tile of moments; the two after it are for fragments on a device.
-        """
-        plan = self._plan
-        if not plan.on_disk:
-            return []
-        size = plan.record_bytes("anchor", plan.largest_tile)  # as large as fp32 weights
-        sizes = [size] * TILE_SCRATCH_BUFFERS + [plan.largest_record_bytes("moments")]
-        return sizes + [size] * DEVICE_SCRATCH_BUFFERS * plan.any_on_device
-
     def close(self) -> None:
         """Free the memory. What other objects still refer to the buffers cannot keep it alive."""
         super().close()
         for device in self.others:
             device.close()
-        for buffers in (self._read_slots, self._ring, self._tile_scratch, self._host_gradients):
+        for buffers in (self._read_slots, self._ring, self._host_gradients):
             buffers.clear()
         self.others.clear()
         self._added.clear()
@@ -154,12 +138,6 @@ class Buffers(DeviceBuffers):
         return self._host_gradients[self._plan.host_gradient_slot(i)]
 
     # ---- scratch -------------------------------------------------------------------------------
-
-    def tile_scratch(self, number: int) -> Tensor:
-        """Return a uint8 buffer for one tile between steps; empty if nothing lies on disk."""
-        if not self._tile_scratch:
-            return torch.empty(0, dtype=torch.uint8)
-        return self._tile_scratch[number]
 
     def fragment_scratch(self, i: int) -> Tensor:
         """Return an int32 [n] buffer for fragment i in memory that is free between steps."""

@@ -93,10 +93,6 @@ class DeviceBuffers:
         """Return the leaves that fragment i is computed with: a slot's, or for -1 its own."""
         return self._slot_leaves[slot] if slot >= 0 else self._leaves[i]
 
-    def end_leaves(self, i: int) -> Leaves:
-        """Return the leaves of the embedding (0) or final norm, which stay in compute memory."""
-        return self._leaves[i]
-
     def gradient(self, i: int, slot: int) -> Tensor:
         """Return fragment i's gradient, fp32 [n], where it is computed."""
         return self._view_floats(self._gradients[i] if slot < 0 else self._pool[slot], i)

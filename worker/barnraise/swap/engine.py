@@ -39,7 +39,7 @@ from barnraise.swap.executor import (
 from barnraise.swap.forward_backward import ForwardBackward
 from barnraise.swap.fused_loss import Head, head_loss
 from barnraise.swap.muon_moments import find_optimizer, refuse_other_optimizer
-from barnraise.swap.outer_optimizer import ANCHOR_SCRATCH, OuterOptimizer, RoundStart
+from barnraise.swap.outer_optimizer import OuterOptimizer, RoundStart
 from barnraise.swap.precision import units_to_float
 from barnraise.swap.sampler import Sampler, SamplingSettings, TokenRange
 from barnraise.swap.state_store import (
@@ -170,7 +170,7 @@ class Engine:
         return Executor(self.plan, self.recipe, self.store, self._describe_commit)
 
     def _create_tiles(self) -> Tiles:
-        return Tiles(self.plan, self.store, self.buffers.tile_scratch)
+        return Tiles(self.store)
 
     # ---- local steps ---------------------------------------------------------------------------
 
@@ -572,7 +572,7 @@ class Engine:
         self.apply_queued()
         for i in self.plan.local_fragments:
             for tile in self._tiles.iterate(i, reads=False):
-                record = self._tiles.record("anchor", i, tile.number, ANCHOR_SCRATCH)
+                record = self.store.load_tile("anchor", i, tile.number)
                 units = record[: 4 * tile.size].view(torch.int32)
                 tile.set_master(units_to_float(units))
         self.executor.invalidate_cached_weights()

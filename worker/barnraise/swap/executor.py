@@ -42,9 +42,6 @@ from barnraise.swap.state_store import FragmentSequence, StateStore
 from barnraise.swap.tiles import Tile, copied_to
 
 DEVICE_LANES = (LaneName.COMPUTE, LaneName.IN, LaneName.OUT)
-# Numbers of tile scratch buffers.
-ANCHOR_SCRATCH, MOMENTUM_SCRATCH = 1, 2
-DEVICE_ANCHOR_SCRATCH, DEVICE_MOMENTUM_SCRATCH = 5, 6
 
 # Operations that an interrupted step completes: they belong to the update of the step before, or
 # apply the updates of other authors.
@@ -335,7 +332,7 @@ class Executor:
             for i in self._plan.ends:
                 if self._plan.weights[i] != "device":
                     for buffers in (self.buffers, *self.buffers.others):
-                        buffers.end_leaves(i).flat.data.copy_(self.buffers.host_weights(i))
+                        buffers.leaves(i, -1).flat.data.copy_(self.buffers.host_weights(i))
 
     def new_activations(self, device: int) -> Activations:
         """Return an empty store of a device's activations for one step."""
@@ -395,7 +392,7 @@ class Executor:
         return lambda: target.data.copy_(source, non_blocking=True)
 
     def _embed(self, op: Operation) -> Task:
-        passes, embedding = self._passes_of(op), self.buffers.on(op.device).end_leaves(0)
+        passes, embedding = self._passes_of(op), self.buffers.on(op.device).leaves(0, -1)
         return lambda: passes.embed(embedding)
 
     def _forward(self, op: Operation) -> Task:
@@ -407,12 +404,12 @@ class Executor:
         place = len(self._plan.fragments) + op.device  # of the losses' sum among the scalars
 
         def head() -> None:
-            final = buffers.end_leaves(self._plan.last_fragment)
+            final = buffers.leaves(self._plan.last_fragment, -1)
             gradient = buffers.gradient(self._plan.last_fragment, -1)
             gradient.zero_()
             buffers.head_gradient.zero_()
             final.accumulate_into(gradient)
-            passes.head(final, buffers.end_leaves(0), buffers.head_gradient)
+            passes.head(final, buffers.leaves(0, -1), buffers.head_gradient)
             if self._plan.clipping == "exact":
                 return
             if self._cancel_if_interrupted(passes):
@@ -620,15 +617,13 @@ class Executor:
         """
         store, i, t = self._store, tile.fragment, tile.number
         momentum = None
-        anchor_scratch, momentum_scratch = ANCHOR_SCRATCH, MOMENTUM_SCRATCH
-        if self._plan.updates_on_device(i):  # the optimizer's lane may update others meanwhile
-            anchor_scratch, momentum_scratch = DEVICE_ANCHOR_SCRATCH, DEVICE_MOMENTUM_SCRATCH
+        for_device = self._plan.updates_on_device(i)
         if units is not None:
-            record = store.load_tile("anchor", i, t, self.buffers.tile_scratch(anchor_scratch))
+            record = store.load_tile("anchor", i, t, for_device=for_device)
             record[: 4 * tile.size].view(torch.int32).add_(units[tile.begin : tile.end])
             store.store_tile("anchor", i, t, record)
         if prediction_growth:
-            record = store.load_tile("momentum", i, t, self.buffers.tile_scratch(momentum_scratch))
+            record = store.load_tile("momentum", i, t, for_device=for_device)
             momentum = record[: 4 * tile.size].view(torch.float32)
         for piece in tile.pieces():
             master = piece.master()

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,32 +20,26 @@ from barnraise.swap.leaves import Leaves
 VOCABULARY_MULTIPLE = 64
 
 
-@dataclass(frozen=True)
-class BlockFunctions:
-    """The functions that compute a block, as Python calls them or compiled.
-
-    Attributes:
-        block: a whole block, for passes without gradients.
-        block_start: all of it but its last product, for passes with gradients.
-    """
-
-    block: Callable[[Weights, Tensor, ModelSpec], Tensor]
-    block_start: Callable[[Weights, Tensor, ModelSpec], tuple[Tensor, Tensor]]
-
-
 @functools.cache
-def block_functions(model: ModelSpec, compiled: bool) -> BlockFunctions:
-    """Return a model's functions of a block; compiled, each shape's first call takes minutes.
+def block_functions(
+    model: ModelSpec, compiled: bool
+) -> tuple[
+    Callable[[Weights, Tensor, ModelSpec], Tensor],
+    Callable[[Weights, Tensor, ModelSpec], tuple[Tensor, Tensor]],
+]:
+    """Return a model's functions of a block, and of all of it but its last product.
 
-    Compiled kernels round otherwise: the bits are those of other compiled runs only. They pay where
-    the launches of small kernels limit the speed, as with small models and micro-batches on a GPU.
+    Compiled, each shape's first call takes minutes, and kernels round otherwise: the bits are those
+    of other compiled runs only. They pay where the launches of small kernels limit the speed, as
+    with small models and micro-batches on a GPU.
     """
     functions = functions_of(model)
-    block, block_start = functions.block, functions.block_start
-    if compiled:
-        block = torch.compile(block, dynamic=False)
-        block_start = torch.compile(block_start, dynamic=False)
-    return BlockFunctions(block, block_start)
+    if not compiled:
+        return functions.block, functions.block_start
+    return (
+        torch.compile(functions.block, dynamic=False),
+        torch.compile(functions.block_start, dynamic=False),
+    )
 
 
 class BlockEnd(torch.autograd.Function):
@@ -111,7 +104,7 @@ class ForwardBackward:
         self._should_stop = should_stop
         self.is_interrupted = False
         self._plan, self._model = plan, plan.model
-        self._functions = block_functions(plan.model, plan.compiled)
+        self._block, self._block_start = block_functions(plan.model, plan.compiled)
         self._batches, self._shares = batches, shares
         self._activations = activations
         self.losses: list[Tensor] = []
@@ -148,12 +141,12 @@ class ForwardBackward:
 
     def _forward_block(self, leaves: Leaves, x: Tensor) -> Tensor:
         with self._autocast_context():
-            return self._functions.block(leaves.weights, x, self._model)
+            return self._block(leaves.weights, x, self._model)
 
     def _build_graph(self, leaves: Leaves, leaf: Tensor, wanted: bool) -> Tensor:
         """Return what a block's backward starts from; it holds the output only if `wanted`."""
         with torch.enable_grad(), self._autocast_context():
-            x, expanded = self._functions.block_start(leaves.weights, leaf, self._model)
+            x, expanded = self._block_start(leaves.weights, leaf, self._model)
             output = BlockEnd.apply(x, expanded, leaves, wanted)
         assert isinstance(output, Tensor)
         return output

@@ -40,7 +40,7 @@ class Head:
 
     def norm(self, x: Tensor) -> Tensor:
         """Apply the final norm."""
-        return functions_of(self.model).final_norm(self.final, x, self.model)
+        return functions_of(self.model).norm(self.final, "norm", x, self.model)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,11 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import gelu, layer_norm, linear, scaled_dot_product_attention
 
 from barnraise.durable_io import write_atomically
 from barnraise.errors import StateError
@@ -37,9 +41,21 @@ from barnraise.planning.hardware import (
     retain_freed_memory,
 )
 from barnraise.spec import Fragment
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from barnraise.swap.adamw import AdamWStep, adamw_update
+from barnraise.swap.arena import map_pages
+from barnraise.swap.device import (
+    choose_device,
+    computes_bfloat16,
+    device_label,
+    free_memory,
+    synchronize,
+    total_memory,
+    use_device,
+)
+from barnraise.swap.direct_io import checksum, open_direct
+from barnraise.swap.forward_backward import VOCABULARY_MULTIPLE
+from barnraise.swap.precision import BLOCK, Moments8, SplitWeights, update_8bit, update_split
+from barnraise.swap.tile_threads import sharing_tiles
 
 log = logging.getLogger("barnraise")
 
@@ -96,8 +112,6 @@ def probe(folder: Path, device: str | None = None, cache: Path | None = None) ->
     Raises:
         StateError: The folder cannot hold the scratch file.
     """
-    from barnraise.swap.device import choose_device, total_memory, use_device
-
     device = device or choose_device().name
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -125,8 +139,6 @@ def probe(folder: Path, device: str | None = None, cache: Path | None = None) ->
 
 def measure_free(hardware: Hardware) -> Hardware:
     """Return a machine's measurement with the memory that is free now."""
-    from barnraise.swap.device import free_memory
-
     return dataclasses.replace(
         hardware,
         memory_available=available_memory(),
@@ -139,15 +151,11 @@ def measure_free(hardware: Hardware) -> Hardware:
 
 
 def _device_name(device: str) -> str:
-    from barnraise.swap.device import device_label
-
     return device_label(device) or cpu_name()
 
 
 def _cache_key(folder: Path, device: str) -> list[Any]:
     """Return what must not have changed since a measurement, for it to be used again."""
-    import torch
-
     name, place = _device_name(device), str(folder.resolve())
     threads, quota = torch.get_num_threads(), ControlGroup().cpu_quota()
     return [FORMAT, device, name, threads, quota, torch.__version__, place]
@@ -192,9 +200,6 @@ def measure_hardware(folder: Path, device: str, name: str) -> Hardware:
     Returns:
         The measurements, with zero for the sizes of memory and disk.
     """
-    from barnraise.swap.device import computes_bfloat16
-    from barnraise.swap.tile_threads import sharing_tiles
-
     disk_rates = measure_disk(folder)  # first, because a folder that cannot be used fails at once
     retain_freed_memory()
     dtypes = ["float32"]
@@ -235,7 +240,6 @@ def build_hardware(
     The device is its kind ("cpu" or "cuda") and its name. The dtypes are those of the measured
     products, float32 first. The disk's rates are bytes per second written and read.
     """
-    import torch
 
     def rates_by_size(operation: str) -> Rates:
         sizes = ((size, rate) for (name, size), rate in rates.items() if name == operation)
@@ -291,9 +295,6 @@ def measure_rates(
 
     All calls together may take so many seconds. `average` chooses one of a call's times.
     """
-    import torch
-
-    from barnraise.swap.device import synchronize
 
     def time_call(call: Callable[[], Any], times: int = 1) -> float:
         start = time.perf_counter()
@@ -339,12 +340,8 @@ def product_calls(
     On a slow machine the wide products are left out. The head multiplies a slice of the rows with
     the whole vocabulary, whose bf16 rows a GPU pads as the engine does.
     """
-    import torch
-    from torch.nn.functional import linear
 
-    from barnraise.swap.forward_backward import VOCABULARY_MULTIPLE
-
-    def random(*shape: int) -> "Tensor":
+    def random(*shape: int) -> Tensor:
         return torch.randn(*shape, device=device, dtype=getattr(torch, dtype))
 
     on_gpu = device == "cuda"
@@ -364,8 +361,8 @@ def product_calls(
         weights, bias = random(4 * width, width), random(4 * width)
 
         def differentiate(
-            x: "Tensor" = x, weights: "Tensor" = weights, gradient: "Tensor" = gradient
-        ) -> "tuple[Tensor, Tensor]":
+            x: Tensor = x, weights: Tensor = weights, gradient: Tensor = gradient
+        ) -> tuple[Tensor, Tensor]:
             return gradient @ weights, gradient.t() @ x
 
         flops = 2 * rows * width * 4 * width
@@ -397,10 +394,8 @@ def attention_calls(
     Contexts are measured with the head width of the crossing, and head widths with its context.
     Where both cross, the gradient is measured too.
     """
-    import torch
-    from torch.nn.functional import scaled_dot_product_attention
 
-    def attend(query: "Tensor", key: "Tensor", value: "Tensor") -> "Tensor":
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return scaled_dot_product_attention(query, key, value, is_causal=True)
 
     tokens = GPU_ATTENTION_TOKENS if device == "cuda" else ATTENTION_TOKENS
@@ -435,11 +430,6 @@ def memory_calls(device: str) -> Calls:
     elementwise operations, which move 72 bytes per element of the residual stream: two layer norms,
     two residual additions, and a GELU of four times the width.
     """
-    import torch
-    from torch.nn.functional import gelu, layer_norm
-
-    from barnraise.swap.arena import map_pages
-
     # Write to every page: untouched ones are all the same page of zeros.
     pages = [map_pages(4 * RAM_ELEMENTS, huge=True) for _ in range(3)]
     a, b, c = (page.view(torch.float32).fill_(1e-3) for page in pages)
@@ -474,8 +464,6 @@ def memory_calls(device: str) -> Calls:
 
 def _launch_calls(device: str) -> Calls:
     """Return kernels so small that starting them takes longer than running them."""
-    import torch
-
     x = torch.zeros(64, device=device)
 
     def launch() -> None:
@@ -487,16 +475,11 @@ def _launch_calls(device: str) -> Calls:
 
 def update_calls(where: str) -> Calls:
     """Return AdamW on the "host" or "device", in every form of weights and moments."""
-    import torch
-
-    from barnraise.swap.adamw import AdamWStep, adamw_update
-    from barnraise.swap.precision import BLOCK, Moments8, SplitWeights, update_8bit, update_split
-
     elements = RAM_ELEMENTS // 2
     blocks = -(-elements // BLOCK)
     device = "cuda" if where == "device" else "cpu"
 
-    def small_values(count: int) -> "Tensor":
+    def small_values(count: int) -> Tensor:
         return torch.full((count,), 1e-3, device=device)
 
     fragment = Fragment(0, "probe", (), elements)
@@ -532,10 +515,6 @@ def measure_disk(folder: Path) -> tuple[float, float]:
     Raises:
         StateError: The folder cannot hold the scratch file.
     """
-    import torch
-
-    from barnraise.swap.direct_io import checksum
-
     path = folder / f"probe-{os.getpid()}.scratch"
     block = mmap.mmap(-1, REQUEST)  # page-aligned, as O_DIRECT requires
     block.write(os.urandom(REQUEST))  # a disk that compresses would be too fast with zeros
@@ -592,8 +571,6 @@ def _open_uncached(path: Path, mode: str) -> Iterator[io.FileIO]:
     Otherwise the file's pages are dropped from the cache first, for which its writer must have
     called fsync.
     """
-    from barnraise.swap.direct_io import open_direct
-
     with io.FileIO(path, mode, opener=lambda name, flags: open_direct(name, flags)[0]) as file:
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

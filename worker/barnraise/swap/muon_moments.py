@@ -8,7 +8,6 @@ from barnraise.errors import StateError
 from barnraise.planning.plan import Plan
 from barnraise.planning.tile_layout import TileLayout, lay_out_tiles
 from barnraise.spec import OPTIMIZERS, Fragment
-from barnraise.swap import precision
 from barnraise.swap.adam_moments import AdamMoments
 from barnraise.swap.adamw import AdamWKernel, AdamWStep
 from barnraise.swap.muon import update_matrix
@@ -28,35 +27,28 @@ class MuonMoments(AdamMoments):
     def update(self, step: AdamWStep, begin: int, weights: Tensor, gradient: Tensor) -> None:
         """Apply a step of both optimizers in place; see `AdamMoments.update`."""
         for matrix in self.layout.matrices:
-            piece = slice(matrix.begin, matrix.end)
-            master = self._master_of(piece, weights)
-            update_matrix(step, matrix, master, gradient[piece], self.m[piece])
-            self._store_master_of(piece, weights, master)
+            piece = self.part(matrix.begin, matrix.end)
+            streamed = weights[matrix.begin : matrix.end]
+            master = piece.master(streamed)
+            update_matrix(step, matrix, master, gradient[matrix.begin : matrix.end], piece.m)
+            piece.store_master(streamed, master)
         self._update_rest(step, begin, weights, gradient)
 
     def _update_rest(self, step: AdamWStep, begin: int, weights: Tensor, gradient: Tensor) -> None:
         """Apply AdamW to the spans around the matrices, which are norms and biases."""
-        if not self.layout.spans:
+        spans = self.layout.spans
+        if not spans:
             return
         kernel = AdamWKernel.prepare(step, begin, weights)
-        pieces = [slice(*span) for span in self.layout.spans]
-        masters = [self._master_of(piece, weights) for piece in pieces]
-        gradients, m = ([flat[piece] for piece in pieces] for flat in (gradient, self.m))
-        v = self.v.split([piece.stop - piece.start for piece in pieces])
-        kernel.apply_lists(False, masters, gradients, m, list(v))
-        for piece, master in zip(pieces, masters, strict=True):
-            self._store_master_of(piece, weights, master)
-
-    def _master_of(self, piece: slice, weights: Tensor) -> Tensor:
-        """Return the master weights of a piece: the streamed ones, or joined from their halves."""
-        if self.low is None:
-            return weights[piece]
-        return precision.join(precision.SplitWeights(weights[piece], self.low[piece]))
-
-    def _store_master_of(self, piece: slice, weights: Tensor, master: Tensor) -> None:
-        if self.low is not None:
-            halves = precision.SplitWeights(weights[piece], self.low[piece])
-            precision.split(master, out=halves)
+        pieces = [self.part(*span) for span in spans]
+        streamed, gradients = (
+            [flat[first:last] for first, last in spans] for flat in (weights, gradient)
+        )
+        masters = [piece.master(part) for piece, part in zip(pieces, streamed, strict=True)]
+        v = self.v.split([last - first for first, last in spans])
+        kernel.apply_lists(False, masters, gradients, [piece.m for piece in pieces], list(v))
+        for piece, part, master in zip(pieces, streamed, masters, strict=True):
+            piece.store_master(part, master)
 
     def part(self, begin: int, end: int) -> AdamMoments:
         """Return views of elements [begin, end) without second moments: AdamW's lie elsewhere."""

@@ -38,8 +38,6 @@ from barnraise.swap.tiles import Tiles
 FEEDBACK_BOUND = 1 << 30
 STEP_BOUND = 1 << 29
 
-ANCHOR_SCRATCH, MOMENTUM_SCRATCH, FEEDBACK_SCRATCH = 1, 2, 3  # numbers of tile scratch buffers
-
 
 @dataclass(frozen=True)
 class RoundStart:
@@ -80,10 +78,10 @@ class OuterOptimizer:
         recipe, store = self._recipe, self._store
         for tile in self._tiles.iterate(i, changes=False):
             t, n = tile.number, tile.size
-            anchor = self._tiles.record("anchor", i, t, ANCHOR_SCRATCH)[: 4 * n].view(torch.int32)
-            momentum_record = self._tiles.record("momentum", i, t, MOMENTUM_SCRATCH)
+            anchor = store.load_tile("anchor", i, t)[: 4 * n].view(torch.int32)
+            momentum_record = store.load_tile("momentum", i, t)
             momentum = momentum_record[: 4 * n].view(torch.float32)
-            feedback_record = self._tiles.record("feedback", i, t, FEEDBACK_SCRATCH)
+            feedback_record = store.load_tile("feedback", i, t)
             feedback = feedback_record[: 4 * n].view(torch.int32)
 
             # Δ = w · (anchor − r · e − g · m − replica)
@@ -127,12 +125,12 @@ class OuterOptimizer:
             t, n, published = tile.number, tile.size, units[tile.begin : tile.end]
 
             # e ← e − C(e)
-            feedback_record = self._tiles.record("feedback", i, t, MOMENTUM_SCRATCH, reads=False)
+            feedback_record = store.load_tile("feedback", i, t, reads=False)
             residual = feedback_record[: 4 * n].view(torch.int32)
             torch.sub(published, values[tile.begin : tile.end], out=residual)
             store.store_tile("feedback", i, t, feedback_record)
 
-            anchor_record = self._tiles.record("anchor", i, t, ANCHOR_SCRATCH)
+            anchor_record = store.load_tile("anchor", i, t)
             anchor = anchor_record[: 4 * n].view(torch.int32).add_(published)
             store.store_tile("anchor", i, t, anchor_record)
 
@@ -141,7 +139,7 @@ class OuterOptimizer:
             if start.has_residual:
                 origin = torch.sub(anchor, residual, out=values[tile.begin : tile.end])
             if start.prediction:
-                momentum_record = self._tiles.record("momentum", i, t, FEEDBACK_SCRATCH)
+                momentum_record = store.load_tile("momentum", i, t)
                 momentum = momentum_record[: 4 * n].view(torch.float32)
                 tile.set_master(predicted_start(origin, momentum, start.prediction))
             else:

@@ -22,7 +22,6 @@ less than half the distance to the next byte, and rounding to nearest would neve
 All by torch operations, in tiles (`tile_threads.py`). Neither GPUs nor CPUs need anything else.
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -56,8 +55,7 @@ class SplitWeights(NamedTuple):
     low: Tensor
 
 
-@dataclass(frozen=True)
-class Moments8:
+class Moments8(NamedTuple):
     """A tile's 8-bit moments; all zero bytes are zero moments.
 
     Attributes:
@@ -71,11 +69,6 @@ class Moments8:
     v: Tensor
     m_scale: Tensor
     v_scale: Tensor
-
-    @property
-    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return all four tensors in the order of the fields."""
-        return self.m, self.v, self.m_scale, self.v_scale
 
 
 # ---- halves ----------------------------------------------------------------------------------
@@ -180,7 +173,7 @@ def update_8bit(
         if len(tile) > 6:
             _split(master, weights, tile[6])
 
-    for_each_tile(update_tile, weights, gradient, *moments.tensors, *low_part)
+    for_each_tile(update_tile, weights, gradient, *moments, *low_part)
 
 
 def encode_moments(m: Tensor, v: Tensor, moments: Moments8, steps: int = 0) -> None:
@@ -197,7 +190,7 @@ def encode_moments(m: Tensor, v: Tensor, moments: Moments8, steps: int = 0) -> N
         m_copy, v_copy = scratch.fp32_scratch(0).copy_(m), scratch.fp32_scratch(1).copy_(v)
         _encode(scratch, m_copy, v_copy, Moments8(*coded), dither)
 
-    for_each_tile(encode_tile, m, v, *moments.tensors)
+    for_each_tile(encode_tile, m, v, *moments)
 
 
 def decode_moments(moments: Moments8) -> tuple[Tensor, Tensor]:
@@ -208,7 +201,7 @@ def decode_moments(moments: Moments8) -> tuple[Tensor, Tensor]:
     def decode_tile(scratch: Scratch, _: int, m: Tensor, v: Tensor, *coded: Tensor) -> None:
         _decode(scratch, m, v, Moments8(*coded))
 
-    for_each_tile(decode_tile, m, v, *moments.tensors)
+    for_each_tile(decode_tile, m, v, *moments)
     return m, v
 
 

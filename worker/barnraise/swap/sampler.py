@@ -137,7 +137,8 @@ class Sampler:
             for layer in range(self._model.layers):
                 weights = self._load_weights(1 + layer)
                 for sequence in active:
-                    self._pass_layer(weights, layer, sequence)
+                    cache = sequence.caches[layer]
+                    sequence.stream = self._pass_parts(weights, sequence.stream, cache)
                 del weights  # free it before the next layer is loaded
             fragment, name = self._model.head_table
             table = (final if fragment else embedding)[name].to(self._device)
@@ -221,11 +222,8 @@ class Sampler:
         tokens = torch.tensor([sequence.tokens[-sequence.pending :]])
         sequence.stream = self._functions.embed(embedding, tokens, begin).to(self._device)
 
-    def _pass_layer(self, weights: Weights, layer: int, sequence: _Sequence) -> None:
-        """Pass a sequence's new tokens through a layer, some of them at a time."""
-        sequence.stream = self._pass_parts(weights, sequence.stream, sequence.caches[layer])
-
     def _pass_parts(self, weights: Weights, stream: Tensor, cache: KeyValueCache) -> Tensor:
+        """Pass tokens through a layer, some of them at a time."""
         parts = [
             self._functions.block(weights, part, self._model, cache)
             for part in stream.split(PREFILL_CHUNK, dim=1)

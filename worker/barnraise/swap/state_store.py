@@ -64,6 +64,8 @@ class StateStore:
         self.invalid_kinds: set[str] = set()
         self.written_today, self._day = 0, _utc_date()
         self._memory: dict[tuple[str, int], Tensor] = {}
+        # Buffers for tiles on disk between steps, by kind, and whether a device's update uses them.
+        self._tile_scratch: dict[tuple[str, bool], Tensor] = {}
         self._newest: dict[Key, Slot] = {}  # what was written last
         self._committed: dict[Key, Slot] = {}  # what the manifest names
         self._lock = threading.Lock()
@@ -71,6 +73,7 @@ class StateStore:
         try:
             self._allocate_memory()
             if folder is not None:
+                self._allocate_tile_scratch()
                 self._lay_out_records()
                 self._disk = DirectFile(folder / STATE_FILE, self._file_size)
                 self._load_manifest(folder)
@@ -92,6 +95,19 @@ class StateStore:
                     moves = kind == "moments" and self.plan.updates_on_device(i)
                     crosses_link = kind == "weights" or moves
                     self._memory[kind, i] = self.host.allocate(size, crosses_link)
+
+    def _allocate_tile_scratch(self) -> None:
+        """Allocate a buffer for one tile of each kind, and those of a device's updates.
+
+        A device updates fragments while the optimizer's lane updates others.
+        """
+        plan = self.plan
+        size = plan.record_bytes("anchor", plan.largest_tile)  # as large as fp32 weights
+        for kind in STATE_KINDS:
+            record_bytes = plan.largest_record_bytes("moments") if kind == "moments" else size
+            self._tile_scratch[kind, False] = self.host.allocate(record_bytes)
+        for kind in ("anchor", "momentum") if plan.any_on_device else ():
+            self._tile_scratch[kind, True] = self.host.allocate(size)
 
     @property
     def _disk_file(self) -> DirectFile:
@@ -132,14 +148,17 @@ class StateStore:
         """Return the record, uint8, of a tile that memory holds."""
         return self._memory[kind, i][self.record_slice(kind, i, t)]
 
-    def load_tile(self, kind: str, i: int, t: int, scratch: Tensor, reads: bool = True) -> Tensor:
-        """Return a tile's record, uint8: by reference if in memory, else read into `scratch`.
+    def load_tile(
+        self, kind: str, i: int, t: int, reads: bool = True, for_device: bool = False
+    ) -> Tensor:
+        """Return a tile's record, uint8: by reference if in memory, else read into a buffer.
 
-        Without `reads`, the content of the scratch buffer stays what it was.
+        The next tile of this kind overwrites the buffer. Without `reads`, its content stays what it
+        was. `for_device`: a device updates the tile, maybe while the optimizer's lane works.
         """
         if (kind, i) in self._memory:
             return self.memory_record(kind, i, t)
-        target = scratch[: self._sizes[kind, i, t]]
+        target = self._tile_scratch[kind, for_device][: self._sizes[kind, i, t]]
         if reads:
             self.read(kind, i, t, target)
         return target
@@ -280,6 +299,7 @@ class StateStore:
     def close(self) -> None:
         """Free the memory and close the file; nothing of the state can be read after it."""
         self._memory.clear()
+        self._tile_scratch.clear()
         self.host.close()
         if self._disk is not None:
             self._disk.close()

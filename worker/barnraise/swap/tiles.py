@@ -1,7 +1,7 @@
 """A fragment's weights tile by tile, between steps, on whichever tier they lie."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,8 +12,6 @@ from barnraise.swap.adam_moments import AdamMoments
 from barnraise.swap.muon_moments import view_moments
 from barnraise.swap.state_store import StateStore
 from barnraise.swap.tile_threads import device_pieces
-
-WEIGHTS_SCRATCH, MOMENTS_SCRATCH = 0, 4  # numbers of the scratch buffers that tiles are read into
 
 
 def streamed_dtype(plan: Plan) -> torch.dtype:
@@ -103,12 +101,10 @@ def copied_to(device: torch.device, tile: Tile, gradient: Tensor) -> Iterator[tu
 class Tiles:
     """Access to the weights and moments of all fragments, one tile at a time."""
 
-    def __init__(
-        self, plan: Plan, store: StateStore, tile_scratch: Callable[[int], Tensor]
-    ) -> None:
-        """Work on `store`; `tile_scratch(k)` returns a uint8 buffer for a tile on disk."""
-        self._plan, self._store, self._tile_scratch = plan, store, tile_scratch
-        self._dtype = streamed_dtype(plan)
+    def __init__(self, store: StateStore) -> None:
+        """Work on `store`."""
+        self._plan, self._store = store.plan, store
+        self._dtype = streamed_dtype(store.plan)
 
     def iterate(self, i: int, changes: bool = True, reads: bool = True) -> Iterator[Tile]:
         """Yield fragment i's tiles; what was done to one is stored when the next is requested.
@@ -124,8 +120,8 @@ class Tiles:
         for t in range(plan.tile_count(i)):
             begin, end = plan.tile_bounds(i, t)
             n = end - begin
-            weights = self.record("weights", i, t, WEIGHTS_SCRATCH, reads)
-            moments = self.record("moments", i, t, MOMENTS_SCRATCH, split and plan.on_disk)
+            weights = store.load_tile("weights", i, t, reads)
+            moments = store.load_tile("moments", i, t, split and plan.on_disk)
             streamed = weights[: n * plan.streamed_bytes].view(self._dtype)
             yield Tile(i, t, begin, view_moments(plan, i, t, moments), streamed)
             if changes:
@@ -142,12 +138,8 @@ class Tiles:
     def write_moments(self, i: int, m: Tensor, v: Tensor) -> None:
         """Set the moments of fragment i: m, fp32 [n], and v, fp32, of what AdamW trains."""
         for t, layout in enumerate(self._plan.tile_layouts(i)):
-            record = self.record("moments", i, t, MOMENTS_SCRATCH, reads=False)
+            record = self._store.load_tile("moments", i, t, reads=False)
             moments = view_moments(self._plan, i, t, record)
             second = v[layout.second_begin : layout.second_end]
             moments.load_float32(m[layout.begin : layout.end], second)
             self._store.store_tile("moments", i, t, record)
-
-    def record(self, kind: str, i: int, t: int, scratch: int, reads: bool = True) -> Tensor:
-        """Return a tile's record as `StateStore.load_tile` does; `scratch`: a buffer's number."""
-        return self._store.load_tile(kind, i, t, self._tile_scratch(scratch), reads)

@@ -104,24 +104,15 @@ class CheckpointSlots:
         newest = self._newest_slot()
         return self._whole_slots()[newest] if newest else None
 
-    def load(self) -> tuple["SavedTensors", StateHeader] | None:
-        """Return the newest whole slot; None when there is none.
+    def load(self, step: int | None = None) -> tuple["SavedTensors", StateHeader] | None:
+        """Return the newest whole slot, or that of a step; None when there is none.
 
         Its tensors can be read until the next save but one.
         """
-        newest = self._newest_slot()
+        newest = self._newest_slot(step)
         if newest is None:
             return None
         return SavedTensors(self.folder / newest / TENSORS_FILE), self._whole_slots()[newest]
-
-    def load_step(self, step: int) -> tuple["SavedTensors", StateHeader] | None:
-        """Return the newest whole slot of a step; None when there is none; see `load`."""
-        headers = self._whole_slots()
-        found = [slot for slot, header in headers.items() if header.step == step]
-        if not found:
-            return None
-        slot = max(found, key=lambda slot: headers[slot].save_number)
-        return SavedTensors(self.folder / slot / TENSORS_FILE), headers[slot]
 
     def remove_after(self, step: int) -> None:
         """Remove the slots of later steps, so that the next save leaves that of this step."""
@@ -135,9 +126,10 @@ class CheckpointSlots:
         remove_folder(self.folder)
         self._headers = None
 
-    def _newest_slot(self) -> str | None:
+    def _newest_slot(self, step: int | None = None) -> str | None:
         headers = self._whole_slots()
-        return max(headers, key=lambda slot: headers[slot].save_number, default=None)
+        slots = [slot for slot, header in headers.items() if step in (None, header.step)]
+        return max(slots, key=lambda slot: headers[slot].save_number, default=None)
 
     def _whole_slots(self) -> dict[str, StateHeader]:
         """Return the headers of the whole slots. Their digests are verified once."""

@@ -8,6 +8,7 @@ import logging
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from barnraise import __version__
@@ -38,60 +39,44 @@ DIGEST_SHARE = 0.02  # of the time may be spent on the anchor's digest while the
 MEAN_DECAY = 0.95  # of a running mean at each step: about twenty steps count
 
 
+@dataclass
 class TrainingMetrics:
-    """What the training loop measures. Losses are in nats a token.
+    """What the training loop measures. Losses are in nats a token."""
 
-    Attributes:
-        activity: what the worker does now.
-        reason: why it waits, for its owner; "" while it does not.
-        pause: why it takes no steps although the run goes on; None while it does.
-        warning: what is wrong while it trains all the same, for its owner; "" if nothing is.
-        memory_shortages: how often memory has run short, so that a smaller plan was needed.
-        is_resting: whether a pause has freed the memory.
-        step: number of steps taken, abandoned ones included: the position in the data.
-        abandoned_steps: those of this process whose loss or gradient was not finite.
-        tokens_per_second: by the wall clock, including exchange and evaluation; 0 while idle.
-        loss: of the last step.
-        learning_rate: of the last step.
-        gradient_norm: before clipping, a running mean over about twenty steps.
-        step_seconds: of one step, as measured by the engine. It and `tokens_per_second` are
-            running means over about twenty steps.
-        plan: how this machine trains; set once the plan is made.
-        last_validation: (ledger tokens, loss) of the last validation.
-        checkpoint: the last anchor that was recorded; None before the first.
-        digests_anchor: whether reports state the anchor's digest; a crew's fragments lie on other
-            machines, so that only `record_checkpoint` computes it.
-        crew: the machines of the crew that this one leads.
-    """
+    key: str  # this machine's public key
+    activity: Activity = Activity.JOINING  # what the worker does now
+    reason: str = ""  # why it waits, for its owner; "" while it does not
+    # Why it takes no steps although the run goes on; None while it does.
+    pause: TrainingDecision | None = None
+    # What is wrong while it trains all the same, for its owner; "" if nothing is.
+    warning: str = ""
+    memory_shortages: int = 0  # how often memory has run short, so that a smaller plan was needed
+    is_resting: bool = False  # whether a pause has freed the memory
+    step: int = 0  # steps taken, abandoned ones included: the position in the data
+    abandoned_steps: int = 0  # those of this process whose loss or gradient was not finite
+    # By the wall clock, including exchange and evaluation; 0 while idle. Like `step_seconds` a
+    # running mean over about twenty steps.
+    tokens_per_second: float = 0.0
+    step_seconds: float | None = None  # of one step, as measured by the engine
+    loss: float | None = None  # of the last step
+    learning_rate: float | None = None  # of the last step
+    gradient_norm: float | None = None  # before clipping, a running mean over about twenty steps
+    plan: PlanView | None = None  # how this machine trains; set once the plan is made
+    last_validation: tuple[int, float] | None = None  # (ledger tokens, loss)
+    checkpoint: CheckpointView | None = None  # the last anchor that was recorded
+    # Whether reports state the anchor's digest; a crew's fragments lie on other machines, so that
+    # only `record_checkpoint` computes it.
+    digests_anchor: bool = True
+    crew: list[CrewSeatView] = field(default_factory=list)  # the machines of the crew it leads
 
-    def __init__(self, key: str) -> None:
-        """Start with no measurement. `key` is this machine's public key."""
-        self.key = key
-        self.activity = Activity.JOINING
-        self.reason = ""
-        self.pause: TrainingDecision | None = None
-        self.warning = ""
-        self.memory_shortages = 0
-        self.is_resting = False
-        self.step = 0
-        self.abandoned_steps = 0
-        self.tokens_per_second = 0.0
-        self.loss: float | None = None
-        self.learning_rate: float | None = None
-        self.gradient_norm: float | None = None
-        self.plan: PlanView | None = None
-        self.step_seconds: float | None = None
+    def __post_init__(self) -> None:
         self._losses: list[float] = []  # of the steps since the last point
         self._last_tokens = 0  # at the last of these steps
         self._points: list[MeasuredLoss] = []  # since the last report
-        self.digests_anchor = True
-        self.crew: list[CrewSeatView] = []
         self._first_validation: tuple[int, float] | None = None  # (ledger tokens, loss)
-        self.last_validation: tuple[int, float] | None = None
         # The digest of the anchor's version vector, and of the anchor at that vector.
         self._digests: tuple[str, str | None] = ("0" * 64, None)
         self._next_digest_at = 0.0  # when the digest may be computed again
-        self.checkpoint: CheckpointView | None = None
         self._samples: SamplesView | None = None  # since the last report
         self._last_step_at: float | None = None  # when the last step ended
         self._measured_steps = 0  # steps that `step_seconds` averages

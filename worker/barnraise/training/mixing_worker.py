@@ -8,9 +8,9 @@ with the gradient at the un-mixed x_i and moments of its own. The messages of a 
 its gradient is computed. Averaging waits for the step's neighbours: one that is late or gone costs
 a step of mixing, never the run.
 
-`MixingWorker.train` takes the place of `Worker.train`; the life cycle, the ledger, reports, pauses,
-evaluation and checkpoints are the worker's. The run's published model, its *anchor*, follows the
-replicas: once a round each machine moves it by its share of the way to its own replica
+All else is the `Worker`'s: its loop of rounds and steps, the life cycle, the ledger, reports,
+pauses, evaluation and checkpoints. The run's published model, its *anchor*, follows the replicas:
+once a round each machine moves it by its share of the way to its own replica
 (`swap/anchor_tracking.py`), by signed updates like those of other runs. So tokens are counted,
 weights are downloaded and machines join as everywhere.
 """
@@ -19,6 +19,7 @@ import logging
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from barnraise.errors import PlanError
 from barnraise.mixing.mesh_links import MeshLinks
@@ -32,10 +33,8 @@ from barnraise.planning.mixing_memory import mean_gradient_bytes, mixing_bytes, 
 from barnraise.planning.mixing_topology import TOPOLOGIES
 from barnraise.planning.plan import Plan
 from barnraise.planning.rank_rules import explain_optimizer
-from barnraise.planning.round_schedule import RoundSchedule
 from barnraise.spec import RunSpec
-from barnraise.swap.engine import Engine
-from barnraise.swap.lr_schedule import learning_rate_scale
+from barnraise.swap.engine import Engine, StepStats
 from barnraise.training.train import Worker
 
 log = logging.getLogger("barnraise")
@@ -95,30 +94,8 @@ class MixingWorker(Worker):
         """Train with the other machines until the budget is spent or this machine leaves."""
         self.mesh = self.open_mesh()
         try:
-            # Begin where the other machines are.
-            self.join_mesh()
-
-            while self.wait_for_round():  # blocks while paused; resyncs if left behind
-                # Plan the round, after which this machine publishes.
-                round_schedule = self.exchange.plan_round(
-                    self.metrics.tokens_per_second, streaming=False
-                )
-
-                # Take steps, agreeing with the others in each.
-                self.train_together(round_schedule)
-                if self.is_freed:
-                    return  # it leaves during a pause, whose state has the unfinished round
-
-                if self.engine.round_tokens:
-                    # Move the anchor towards this machine's replica.
-                    self.publish_round(round_schedule)
-
-                    # Save the state. A machine that leaves saves it at the end, once.
-                    if not self.is_leaving():
-                        self.save_checkpoint()
-
-                # Apply the peers' updates to the anchor, evaluate and report.
-                self.run_between_steps()
+            self.join_mesh()  # begin where the other machines are
+            super().train()
             self.metrics.warning = ""
         finally:
             self.mesh.stop()
@@ -155,49 +132,28 @@ class MixingWorker(Worker):
         bits = self.spec.recipe.mixing_bits
         return self.exchange.open_mesh(payload_size(elements, bits), payload_size(elements, 32))
 
-    def train_together(self, round_schedule: RoundSchedule) -> None:
-        """Take the round's steps, or those until a pause or the run's end interrupts it."""
-        recipe = self.spec.recipe
-        while not self.is_round_over(round_schedule):
-            # A machine that stood still for long continues with the others' weights.
-            if self.mixing.steps_behind > MAX_STEPS_BEHIND:
-                self.adopt_weights()
+    def prepare_step(self) -> None:
+        """Send the un-mixed weights; they travel while the gradient is computed at them."""
+        # A machine that stood still for long continues with the others' weights.
+        if self.mixing.steps_behind > MAX_STEPS_BEHIND:
+            self.adopt_weights()
+        self.mixing.start_step(self.engine.read_replica())
+        if self.mixing.has_diverged:  # it would infect its neighbours, and never recover
+            log.error("this machine's weights have diverged: it begins at the run's model again")
+            self.engine.reset_round()
 
-            # Send the un-mixed weights; they travel while the gradient is computed.
-            self.mixing.start_step(self.engine.read_replica())
-            if self.mixing.has_diverged:  # it would infect its neighbours, and never recover
-                log.error(
-                    "this machine's weights have diverged: it begins at the run's model again"
-                )
-                self.engine.reset_round()
+    def run_step(self, micro_batches: list[Tensor], rate_scale: float, position: int) -> StepStats:
+        """Make a step, which only leaving interrupts: the neighbours take it as well."""
+        return self.engine.step(micro_batches, rate_scale, position, self.is_leaving)
 
-            # Sample the step's batch. Data and step number determine each other.
-            step = self.metrics.step
-            micro_batches = self.sample_micro_batches(step)
-
-            # Compute the gradient at these weights, and take Adam's step along it.
-            tokens = self.anchor.tokens + self.engine.round_tokens
-            scale = learning_rate_scale(recipe, tokens)
-            self._cpu_share.start_step()
-            stats = self.engine.step(micro_batches, scale, step + 1, self.is_leaving)
-            if stats.interrupted:
-                return
-            self._cpu_share.rest(self.is_leaving)
-
-            # Add what the neighbours' weights change: x_i ← x_i + Σ_j W_ij x_j − x_i. A step that
-            # was abandoned has set the replica to the anchor, so x_i is not in it any longer.
-            if stats.abandoned:
-                self.mixing.cancel_mixing()
-            change = self.mixing.compute_change()
-            if change is not None:
-                self.engine.add_to_replica(change)
-            self.metrics.warning = self.mixing.problem
-
-            tokens = self.anchor.tokens + self.engine.round_tokens
-            self.metrics.record_step(stats, tokens, scale * recipe.learning_rate)
-            self.run_between_steps()
-            if not self.wait_while_paused():
-                return
+    def finish_step(self, stats: StepStats) -> None:
+        """Add what the neighbours' weights change: x_i ← x_i + Σ_j W_ij x_j − x_i."""
+        if stats.abandoned:  # the replica is the anchor then, and x_i not in it any longer
+            self.mixing.cancel_mixing()
+        change = self.mixing.compute_change()
+        if change is not None:
+            self.engine.add_to_replica(change)
+        self.metrics.warning = self.mixing.problem
 
     def adopt_weights(self) -> None:
         """Take the weights and the step of the neighbour that is furthest ahead, if there is one.

@@ -93,9 +93,14 @@ class Prefetch:
             StateError: the run is over and no machine sends them, or they are not those that the
                 run's spec names.
         """
-        poll = self._poll_for(INITIAL_WEIGHTS)
-        is_here = fetch_start_weights(self.exchange, self.ledger.blobs, self.joined.spec, poll)
-        return self._is_complete(is_here, INITIAL_WEIGHTS) and not self.leaving.is_set()
+        spec = self.joined.spec
+        if spec.start.has_weights:
+            byte_counts = [4 * fragment.size for fragment in spec.model.fragments()]
+            sizes = dict(zip(spec.start.fragments, byte_counts, strict=True))
+            if not self._fetch(sizes, INITIAL_WEIGHTS):
+                return False
+            check_start_weights(self.ledger.blobs, spec)
+        return not self.leaving.is_set()
 
     def fetch_text(self) -> bool:
         """Fetch the run's text.
@@ -106,16 +111,21 @@ class Prefetch:
         Raises:
             StateError: the run is over and no machine sends it.
         """
-        blobs, sizes = self.ledger.blobs, manifest_blobs(self.joined.manifest)
-        if not all(blobs.has(name) for name in sizes):
+        sizes = manifest_blobs(self.joined.manifest)
+        if not all(self.ledger.blobs.has(name) for name in sizes):
             self.metrics.activity = Activity.PREPARING
-        is_here = fetch_all_blobs(self.exchange, blobs, sizes, TEXT, self._poll_for(TEXT))
-        return self._is_complete(is_here, TEXT)
+        return self._fetch(sizes, TEXT)
 
-    def _poll_for(self, description: str) -> Callable[[], bool]:
-        """Return the callback of a fetch: it also states why nothing comes.
+    def _fetch(self, sizes: Mapping[str, int | None], description: str) -> bool:
+        """Fetch blobs, and state meanwhile why nothing comes.
 
         Where the run is over, the fetch ends once nobody sends what is fetched.
+
+        Returns:
+            Whether they are here; False when this machine is to leave.
+
+        Raises:
+            StateError: the run is over and no machine sends them.
         """
         monitor = FetchMonitor(description)
 
@@ -126,14 +136,7 @@ class Prefetch:
             )
             return self.should_stop() or (monitor.is_stalled and bool(self.describe_end()))
 
-        return poll
-
-    def _is_complete(self, is_here: bool, description: str) -> bool:
-        """Return whether a fetch that has ended is complete; if not, this machine is to leave.
-
-        Raises:
-            StateError: it ended because the run is over and no machine sends what is fetched.
-        """
+        is_here = fetch_all_blobs(self.exchange, self.ledger.blobs, sizes, description, poll)
         if is_here:
             self.metrics.reason = ""
         elif not self.leaving.is_set():
@@ -202,26 +205,14 @@ def manifest_blobs(manifest: TextManifest) -> dict[str, int | None]:
     return sizes
 
 
-def fetch_start_weights(
-    exchange: Exchange, blobs: BlobStore, spec: RunSpec, should_stop: Callable[[], bool]
-) -> bool:
-    """Fetch the weights of another run or model that a run begins with; other runs need none.
-
-    Returns:
-        False when `should_stop` gave up.
+def check_start_weights(blobs: BlobStore, spec: RunSpec) -> None:
+    """Check the weights of another run or model that a run begins with.
 
     Raises:
-        StateError: The weights are not those that the run's spec names: the machine that prepared
-            the run signed others.
+        StateError: they are not those that the run's spec names: the machine that prepared the run
+            signed others.
     """
-    start = spec.start
-    if not start.has_weights:
-        return True
-    fragments = spec.model.fragments()
-    byte_counts = [4 * fragment.size for fragment in fragments]
-    sizes = dict(zip(start.fragments, byte_counts, strict=True))
-    if not fetch_all_blobs(exchange, blobs, sizes, "the weights this run begins with", should_stop):
-        return False
+    start, fragments = spec.start, spec.model.fragments()
     hasher = blake3()
     for name, fragment in zip(start.fragments, fragments, strict=True):
         data = blobs.read(name)
@@ -236,4 +227,3 @@ def fetch_start_weights(
             f"the weights this run is to begin with are {hasher.hexdigest()[:16]}…, and its rules "
             f"say {start.digest[:16]}…: tell its owner"
         )
-    return True

@@ -41,7 +41,6 @@ from barnraise.training.training_engine import TrainingEngine
 log = logging.getLogger("barnraise")
 
 CREW_LABEL = "crew"  # the tensor of a saved state that holds the label of a crew's lead
-PAGE_BYTES = 4096  # O_DIRECT reads into buffers that are aligned to pages
 
 
 class SavedState:
@@ -399,12 +398,9 @@ class DiskState(Mapping[str, Tensor]):
     def _read_moment(self, i: int, first: bool) -> Tensor:
         """Return fragment `i`'s first moment, fp32 [n], or its second of what AdamW trains."""
         plan = self._store.plan
-        size = plan.largest_record_bytes("moments") + PAGE_BYTES
-        buffer = torch.empty(size, dtype=torch.uint8)
-        buffer = buffer[-buffer.data_ptr() % PAGE_BYTES :]
         parts: list[Tensor] = []
         for t in range(plan.tile_count(i)):
-            record = self._store.load_tile("moments", i, t, buffer)
+            record = self._store.load_tile("moments", i, t)
             moments = view_moments(plan, i, t, record).to_float32()
             parts.append(moments[0 if first else 1].clone())
         return torch.cat(parts)

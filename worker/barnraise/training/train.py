@@ -2,8 +2,7 @@
 
 `Worker.train` is the core of the program. `Worker.run` puts it into its life cycle: prepare, train,
 drain. `join.py` does what comes before it: finding the run, preparing its text, waiting for its
-launch. `resume.py` finds the saved state, `round_publication.py` ends a round with the engine and
-the exchange, and `anchor_evaluator.py` evaluates the run's model.
+launch. `resume.py` finds the saved state, and `anchor_evaluator.py` evaluates the run's model.
 """
 
 import logging
@@ -14,7 +13,6 @@ import time
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import replace
-from enum import Enum
 
 from safetensors import SafetensorError
 from torch import Tensor
@@ -63,11 +61,10 @@ from barnraise.training.plan_change import find_other_plan, leave_out_card
 from barnraise.training.prefetch import Prefetch, reserve_text
 from barnraise.training.replay_monitor import ReplayMonitor
 from barnraise.training.resume import SavedState, compose_header
-from barnraise.training.round_publication import publish_round
 from barnraise.training.run_exchange import create_exchange
 from barnraise.training.running_mark import RunningMark
 from barnraise.training.status import StatusPublisher, describe_limits
-from barnraise.training.training_engine import TrainingEngine
+from barnraise.training.training_engine import Encoder, TrainingEngine
 
 log = logging.getLogger("barnraise")
 
@@ -82,16 +79,6 @@ ALONE_SECONDS = 5.0  # a worker without peers waits this long for one to connect
 
 QUOTA_PAUSE = TrainingDecision(PauseReason.DISK_WRITES, "today's disk writes are used up")
 OWNER_PAUSE = TrainingDecision(PauseReason.OWNER, "the run's owner must decide")
-
-
-class WorkerPhase(Enum):
-    """The phases of a worker's life, in this order."""
-
-    PLANNED = "planned"  # the plan is made; nothing is allocated, connected or fetched
-    PREPARING = "preparing"  # connected; loads or fetches the anchor and the text
-    TRAINING = "training"  # trains rounds and exchanges updates; pauses belong to this phase
-    DRAINING = "draining"  # has stopped training; hands over its last updates and saves its state
-    STOPPED = "stopped"  # every connection, thread and file is closed
 
 
 class Worker:
@@ -132,7 +119,6 @@ class Worker:
         self.leaving = leaving
         self.key = joined.coordinator.identity.key
         self.limits = limits or Limits()
-        self.phase = WorkerPhase.PLANNED
         state_limits = self.limits
         if self.join_purpose is JoinPurpose.TRAIN:
             blobs = BlobStore(joined.folder.path / "blobs", sweep=False)
@@ -232,7 +218,6 @@ class Worker:
         with ExitStack() as cleanup:  # runs in reverse order; one failure does not stop the others
             log.addHandler(self._log_handler)
             cleanup.callback(log.removeHandler, self._log_handler)
-            cleanup.callback(self._set_phase, WorkerPhase.STOPPED)
             cleanup.callback(self.joined.folder.close)
             cleanup.callback(self._running_mark.remove)
             cleanup.callback(self.ledger.close)
@@ -241,7 +226,6 @@ class Worker:
             cleanup.callback(self._open_state.close)  # the last report, before it, reads the anchor
             try:
                 self._running_mark.write(self.plan.host_bytes)
-                self._set_phase(WorkerPhase.PREPARING)
                 self.exchange.open()
                 cleanup.callback(self.report_status, at_once=True)
                 cleanup.callback(self.exchange.stop)
@@ -249,9 +233,7 @@ class Worker:
                 self.reporter.start()
                 self.prepare()
                 if not self.leaving.is_set():
-                    self._set_phase(WorkerPhase.TRAINING)
                     self.train()
-                    self._set_phase(WorkerPhase.DRAINING)
                     self.drain()
             except (OSError, sqlite3.Error, SafetensorError) as error:
                 # What failed to reach the disk was not published: the folder is as after a kill.
@@ -259,9 +241,6 @@ class Worker:
                 raise StateError(
                     f"stopped: {error}. What {self.joined.folder.path} holds is whole; join again"
                 ) from None
-
-    def _set_phase(self, phase: WorkerPhase) -> None:
-        self.phase = phase
 
     def is_leaving(self) -> bool:
         """Return whether this machine is to leave; remember since when."""
@@ -289,9 +268,8 @@ class Worker:
         has_unpublished = False  # fragments that were not due have learnt since their last update
         while self.wait_for_round():  # blocks while paused; resyncs if left behind
             # Plan the round: its length, and how its update is compressed.
-            round_schedule = self.exchange.plan_round(
-                self.metrics.tokens_per_second, streaming=not self.plan.on_disk
-            )
+            streaming = not (self.plan.on_disk or self.spec.recipe.mixes_weights)
+            round_schedule = self.exchange.plan_round(self.metrics.tokens_per_second, streaming)
 
             # Take local steps on this machine's replica. An interrupted round ends for every
             # fragment (None); a complete one only for the fragments that are due.
@@ -336,6 +314,8 @@ class Worker:
         """
         recipe = self.spec.recipe
         while not self.is_round_over(round_schedule):
+            self.prepare_step()
+
             # Sample the step's batch. Data and step number determine each other.
             step = self.metrics.step
             micro_batches = self.sample_micro_batches(step)
@@ -355,6 +335,7 @@ class Worker:
                 return False
             stats = replace(stats, seconds=stats.seconds - self._cpu_share.slept_in_step)
             self._cpu_share.rest(self.is_leaving)
+            self.finish_step(stats)
             tokens = self.anchor.tokens + self.engine.round_tokens
             self.metrics.record_step(stats, tokens, scale * recipe.learning_rate)
 
@@ -362,6 +343,12 @@ class Worker:
             if not self.wait_while_paused():
                 return False
         return True
+
+    def prepare_step(self) -> None:
+        """Do what comes before a step where machines agree in each; here, nothing."""
+
+    def finish_step(self, stats: StepStats) -> None:
+        """Do what follows a complete step where machines agree in each; here, nothing."""
 
     def run_step(
         self, micro_batches: list[Tensor], rate_scale: float, position: int
@@ -413,15 +400,37 @@ class Worker:
     def publish_round(
         self, round_schedule: RoundSchedule, fragments_due: Collection[int] | None = None
     ) -> None:
-        """Publish what the replica has learnt since the last update; see `round_publication`."""
-        publish_round(
-            self.exchange,
-            self.engine,
-            self.anchor,
-            round_schedule,
-            self.metrics.tokens_per_second,
+        """Publish what the replica has learnt since the last update, or withdraw it.
+
+        Args:
+            round_schedule: how the update is compressed, and where the next round begins.
+            fragments_due: indices of the fragments whose round ends; None: of all fragments.
+        """
+        exchange, engine = self.exchange, self.engine
+        if exchange.author.suspension:
+            engine.reset_round()  # nothing that this machine publishes would count
+            return
+        exchange.author.log_probation()
+        tokens = engine.round_tokens
+        parts = engine.end_round(
+            Encoder(round_schedule.scheme),
+            exchange.compute_weight(self.metrics.tokens_per_second),
             fragments_due,
+            round_schedule.carries_residual,
+            round_schedule.has_momentum(exchange.rounds_published),
         )
+        with exchange.new_update(tokens) as update:
+            for part in parts:
+                update.add(part.fragment, part.payload, part.units)
+                del part  # free it before the next fragment's part is computed
+        if update.withdrawal is None:
+            self.anchor.record(update.header)
+            return
+        # Take a round out of the anchor that would not count: of a newcomer, or just suspended.
+        # Peers compare what a newcomer has learnt; optimizers and error feedback go on.
+        engine.queue_updates(exchange.withdraw(update.withdrawal))
+        engine.apply_queued()
+        exchange.on_withdrawn(update.withdrawal)
 
     def save_checkpoint(self, closing: bool = False) -> None:
         """Make the state durable, right after a round: the replica is (nearly) the anchor then.

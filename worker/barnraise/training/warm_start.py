@@ -1,8 +1,9 @@
 """Warm start: obtain the weights of another run or model for a run that begins with them.
 
-The weights come from this machine's own folder of that run, if it stands at them or has the
-updates since, else from that run's peers. This happens once per run, on its owner's machine. All
-other machines fetch the weights by digest (`prefetch`).
+Those of a run come from this machine's own folder of it, if it stands at them or has the updates
+since, else from that run's peers; those of a Hugging Face model from the hub, or from a folder of
+this machine. This happens once per run, on its owner's machine. All other machines fetch the
+weights by digest (`prefetch`).
 """
 
 import contextlib
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from barnraise.errors import BarnraiseError, StateError
+from barnraise.errors import BarnraiseError, StateError, UnsupportedModelError
 from barnraise.ledger.anchor import digest_fragments, fragment_to_bytes
 from barnraise.ledger.anchor_diff import updates_between
 from barnraise.ledger.blob_store import BlobStore
@@ -23,13 +24,16 @@ from barnraise.ledger.ledger import Ledger
 from barnraise.planning.hardware import Hardware
 from barnraise.protocol.enums import JoinPurpose
 from barnraise.protocol.messages import Update
-from barnraise.spec import RunSpec
+from barnraise.spec import MODEL_FOLDER, RunSpec, adopt_model, problems
 from barnraise.state_dir import StateDir
 from barnraise.training.checkpoint import StateHeader
 from barnraise.training.join import InitialWeights, join_run
+from barnraise.training.model_files.hugging_face_import import (
+    download_model,
+    import_hugging_face,
+)
 from barnraise.training.model_transfer import ModelFetcher
 from barnraise.training.resume import open_tensors
-from barnraise.training.start_model import load_start_model
 
 log = logging.getLogger("barnraise")
 
@@ -93,6 +97,55 @@ def fetch_initial_weights(
             f"the weights of '{joined.name}' came, and not its tokenizer: nobody there had it"
         )
     return fetched_weights
+
+
+def load_start_model(
+    spec: RunSpec, store_blob: Callable[[bytes | memoryview], str], folder: Path | None
+) -> InitialWeights:
+    """Convert the model that `spec.start` names, or that is in a folder of the owner's machine.
+
+    Raises:
+        UnsupportedModelError: A run cannot train this model exactly, or its folder is unknown.
+        StateError: It cannot be downloaded now; the text says why.
+    """
+    name = spec.start.model
+    if folder is None and name == MODEL_FOLDER:
+        raise UnsupportedModelError(
+            "the model that this run begins with is in a folder of its owner's machine: "
+            "run `barnraise prepare RUN --model FOLDER` there"
+        )
+    if folder is None:
+        log.info("downloading the model %s that this run begins with", name)
+        folder = download_model(name)
+    elif name != MODEL_FOLDER:
+        raise UnsupportedModelError(f"this run begins with {name}, not with a model in a folder")
+    log.info("converting the model in %s", folder)
+    try:
+        imported = import_hugging_face(folder, store_blob)
+        _check_model(spec, imported)
+    except UnsupportedModelError:
+        raise
+    except StateError as error:
+        raise UnsupportedModelError(str(error)) from None
+    return imported
+
+
+def _check_model(spec: RunSpec, imported: InitialWeights) -> None:
+    """Check that the run can train the model with its tokenizer.
+
+    Raises:
+        UnsupportedModelError: names what to change.
+    """
+    if (imported.tokenizer is None) != (spec.text.tokenizer == "bytes"):
+        kind = "bytes" if imported.tokenizer is None else "byte-pair encoding"
+        raise UnsupportedModelError(
+            f"the tokenizer of the model is {kind}: choose this tokenizer in the run's form"
+        )
+    assert imported.model is not None, "it was imported with its architecture"
+    found = problems(adopt_model(spec, imported.model))
+    if found:
+        name, sentence = next(iter(found.items()))
+        raise UnsupportedModelError(f"a run cannot train this model: {name}: {sentence}")
 
 
 def _load_local_weights(

@@ -14,9 +14,9 @@ from tokenizers.models import BPE as BPEModel
 from barnraise.errors import StateError
 from barnraise.ledger.anchor import fragment_from_bytes
 from barnraise.ledger.blob_store import BlobStore
+from barnraise.training.join import InitialWeights
 from barnraise.training.model_files.hugging_face_export import export_hugging_face
 from barnraise.training.model_files.hugging_face_import import (
-    ImportedModel,
     download_model,
     import_hugging_face,
 )
@@ -32,7 +32,7 @@ def folder(tmp_path) -> Path:
     return tmp_path / "model"
 
 
-def read_back(folder: Path) -> tuple[ImportedModel, list[torch.Tensor]]:
+def read_back(folder: Path) -> tuple[InitialWeights, list[torch.Tensor]]:
     """Import a folder; return what was imported and its fragments."""
     blobs = BlobStore(folder.parent / "blobs")
     imported = import_hugging_face(folder, blobs.store)

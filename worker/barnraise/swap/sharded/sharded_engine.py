@@ -61,7 +61,7 @@ class ShardedEngine(Engine):
         return HostExecutor(self.plan, self.recipe, self.store, self._describe_commit)
 
     def _create_tiles(self) -> Tiles:
-        return ShardedTiles(self.plan, self.store, self._group)
+        return ShardedTiles(self.store, self._group)
 
     def step(
         self,
@@ -137,10 +137,6 @@ class HostBuffers(Buffers):
         """Return an int32 [n] buffer for fragment i."""
         return torch.empty(self._plan.fragments[i].size, dtype=torch.int32)
 
-    def tile_scratch(self, number: int) -> Tensor:
-        """Return an empty buffer: nothing of the state is on disk."""
-        return torch.empty(0, dtype=torch.uint8)
-
     def close(self) -> None:
         """Do nothing: there is no memory to free."""
 
@@ -155,9 +151,9 @@ class HostExecutor(Executor):
 class ShardedTiles(Tiles):
     """Access to what ranks share, one fragment at a time, gathered on the host."""
 
-    def __init__(self, plan: Plan, store: StateStore, group: RankGroup) -> None:
+    def __init__(self, store: StateStore, group: RankGroup) -> None:
         """Work on the ranks' weights and moments, and on the exchange's state in `store`."""
-        super().__init__(plan, store, lambda number: torch.empty(0, dtype=torch.uint8))
+        super().__init__(store)
         self._group = group
         # Elements between tensors, which ranks do not have. Updates change them like all others.
         self._padding: dict[int, list[Tensor]] = {}

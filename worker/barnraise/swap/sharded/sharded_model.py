@@ -181,7 +181,7 @@ class ShardedModel(nn.Module):
             x = functions.embed(embedding, tokens[:, :-1]).float()
             for block in self._blocks:
                 x = block(x)
-            hidden = functions.final_norm(final, x, self.dimensions)
+            hidden = functions.norm(final, "norm", x, self.dimensions)
             fragment, name = self.dimensions.head_table
             table = (final if fragment else embedding)[name]
             targets = tokens[:, 1:].reshape(-1)

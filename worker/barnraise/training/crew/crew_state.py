@@ -94,7 +94,7 @@ class CrewState:
     def _find(self, model: ModelSpec, label: int) -> Mapping[str, Tensor]:
         """Return what was saved under a label, in a slot or by the span before; or nothing."""
         self._slots.remove_after(label)  # which the lead has not saved
-        in_slot = self._slots.load_step(label)
+        in_slot = self._slots.load(label)
         if in_slot is not None:
             return in_slot[0] if in_slot[1].run == self._run else {}
         header = read_state_header(self._former)

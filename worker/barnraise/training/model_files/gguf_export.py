@@ -25,7 +25,7 @@ from torch import Tensor
 from barnraise.errors import StateError
 from barnraise.models.gpt2 import NORM_EPSILON
 from barnraise.models.weights import views
-from barnraise.spec import ModelSpec, Slot
+from barnraise.spec import Slot
 from barnraise.text.tokenizer import END_BYTE
 from barnraise.text.tokenizer_file import LLAMA3_WORDS, QWEN2_WORDS
 from barnraise.training.model_files.tokenizer_files import (
@@ -172,24 +172,15 @@ def _add_model(writer: GGUFWriter, trained: TrainedModel, dtype: torch.dtype) ->
     writer.add_head_count(model.heads)
     writer.add_file_type(_FILE_TYPES[dtype])
     writer.add_vocab_size(model.vocabulary)
-    _ADDERS[model.architecture](writer, model)
-
-
-def _add_gpt2(writer: GGUFWriter, model: ModelSpec) -> None:
-    writer.add_layer_norm_eps(NORM_EPSILON)
-
-
-def _add_llama(writer: GGUFWriter, model: ModelSpec) -> None:
+    if model.architecture == "gpt2":
+        writer.add_layer_norm_eps(NORM_EPSILON)
+        return
     writer.add_layer_norm_rms_eps(model.norm_epsilon)
     writer.add_head_count_kv(model.key_value_width // model.head_width)
     writer.add_key_length(model.head_width)
     writer.add_value_length(model.head_width)
     writer.add_rope_dimension_count(model.head_width)
     writer.add_rope_freq_base(model.rope_theta)
-
-
-# What only one architecture's metadata state, by its name.
-_ADDERS = {"gpt2": _add_gpt2, "llama": _add_llama}
 
 
 def _add_tokenizer(writer: GGUFWriter, trained: TrainedModel, split: str) -> None:

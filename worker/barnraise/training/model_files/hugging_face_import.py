@@ -6,22 +6,20 @@ train differently is refused, and never approximated.
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from tokenizers import ByteLevelBPETokenizer
 from torch import Tensor
 
 from barnraise.errors import StateError, TextError
 from barnraise.ledger.anchor import fragment_to_bytes
 from barnraise.spec import MAX_TOKENIZER_BYTES, MAX_VOCABULARY, UNIT_BITS, Fragment, ModelSpec
 from barnraise.text.hub_files import prepare_hub
-from barnraise.text.tokenizer import END_TOKEN, count_tokens, load_tokenizer
-from barnraise.text.tokenizer_file import read_tokenizer_file
+from barnraise.text.tokenizer import count_tokens, load_tokenizer
+from barnraise.training.join import InitialWeights
 from barnraise.training.model_files.hugging_face_export import INDEX_FILE, SINGLE_FILE
 from barnraise.training.model_files.tokenizer_files import TOKENIZER_FILE, byte_tokenizer
 from barnraise.training.model_files.transformers_config import CONFIG_FILE
@@ -32,29 +30,12 @@ FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 HEAD = "lm_head.weight"  # a copy of the token table, in some files
 MAX_WEIGHT = 30.0  # the anchor's fixed point ends at 32
 # What is downloaded of a model on the hub.
-HUB_FILES = [
-    CONFIG_FILE,
-    "model*.safetensors",
-    INDEX_FILE,
-    TOKENIZER_FILE,
-    "vocab.json",
-    "merges.txt",
-]
-
-
-@dataclass(frozen=True)
-class ImportedModel:
-    """A model that was read."""
-
-    model: ModelSpec
-    fragments: Sequence[str]  # the digest of each fragment, as stored
-    # Content of its tokenizer's file; None for plain bytes.
-    tokenizer: bytes | None
+HUB_FILES = [CONFIG_FILE, "model*.safetensors", INDEX_FILE, TOKENIZER_FILE]
 
 
 def import_hugging_face(
     folder: Path, store_blob: Callable[[bytes | memoryview], str]
-) -> ImportedModel:
+) -> InitialWeights:
     """Convert the model in a folder to a run's fixed point, one fragment at a time.
 
     Raises:
@@ -69,7 +50,7 @@ def import_hugging_face(
             store_blob(fragment_to_bytes(_read_fragment(files, fragment)))
             for fragment in model.fragments()
         ]
-    return ImportedModel(model, fragments, tokenizer)
+    return InitialWeights(fragments, tokenizer, model)
 
 
 def download_model(name: str) -> Path:
@@ -231,24 +212,14 @@ def _read_json(path: Path) -> Mapping[str, Any]:
 
 def _read_tokenizer(folder: Path, model: ModelSpec) -> bytes | None:
     """Return the content of the model's tokenizer file; None for our own one of plain bytes."""
-    if (folder / TOKENIZER_FILE).exists():
-        content = _read_bounded(folder / TOKENIZER_FILE)
-        if model.vocabulary == 256 and _is_byte_tokenizer(content):
-            return None
-        _check_tokenizer(content, folder, model)
-        return content
-    vocabulary, merges = folder / "vocab.json", folder / "merges.txt"
-    if not (vocabulary.exists() and merges.exists()):
-        raise StateError(f"{folder} has no {TOKENIZER_FILE}, nor vocab.json with merges.txt")
-    _read_bounded(merges)
-    numbers = json.dumps({"model": {"vocab": _read_json(vocabulary), "merges": []}}).encode()
-    try:
-        read_tokenizer_file(numbers, f"the tokenizer in {folder}")
-        tokenizer = ByteLevelBPETokenizer(str(vocabulary), str(merges))
-        tokenizer.add_special_tokens([END_TOKEN])
-    except Exception as error:  # tokenizers raises nothing narrower
-        raise StateError(f"the tokenizer in {folder} cannot be read: {error}") from None
-    content = tokenizer.to_str().encode()
+    if not (folder / TOKENIZER_FILE).exists():
+        raise StateError(
+            f"{folder} has no {TOKENIZER_FILE}: transformers writes one from older files, by "
+            "AutoTokenizer.from_pretrained and save_pretrained"
+        )
+    content = _read_bounded(folder / TOKENIZER_FILE)
+    if model.vocabulary == 256 and _is_byte_tokenizer(content):
+        return None
     _check_tokenizer(content, folder, model)
     return content
 

@@ -56,13 +56,7 @@ def write_fragments(
             weights = views(fragment, load(fragment))
             for tensor in tensors(fragment):
                 values = tensor.view(weights)
-                file.write(little_endian_bytes(values.to(dtype).contiguous()))
+                file.write(values.to(dtype).contiguous().view(torch.uint8).numpy().data)
             del weights  # free it before the next fragment is loaded
         file.flush()
         os.fsync(file.fileno())
-
-
-def little_endian_bytes(values: Tensor) -> memoryview:
-    """Return a contiguous tensor's values as little-endian bytes, without a copy where possible."""
-    integers = values.view(torch.int16 if values.element_size() == 2 else torch.int32).numpy()
-    return integers.astype(integers.dtype.newbyteorder("<"), copy=False).data.cast("B")
