@@ -364,6 +364,27 @@ def test_channel_ends_by_what_is_not_finite_and_the_step_is_repeated(tmp_path):
         assert not crew.failures
 
 
+def test_member_whose_last_gradient_is_not_finite_is_the_one_named(tmp_path):
+    plan = whole_plan()
+    expected, _, _ = reference(plan, lambda engine: train_steps(engine, 1))
+    with LocalCrew([one_group(plan)] * 3, deal(plan, (2, 3, 3)), tmp_path) as crew:
+        engine = crew.start(initial())
+        send, spoilt = crew.links[2].send_payload, []
+
+        def spoil(number, of, payload):
+            is_last = of.kind is PieceKind.BOUNDARY and of.key < 0 and of.part == MICRO_BATCHES - 1
+            if is_last and not spoilt:
+                spoilt.append(number)
+                payload = torch.full((len(payload) // 4,), torch.nan).numpy().tobytes()
+            send(number, of, payload)
+
+        crew.links[2].send_payload = spoil
+        assert train_steps(engine, 1) == expected
+        assert spoilt == [1], "it went to a member, not to the lead"
+        assert "what machine 2 sent is of no use" in engine.last_problem
+        assert not crew.failures
+
+
 @pytest.mark.parametrize("tier", ["memory", "disk exact"])
 def test_lost_part_comes_from_the_ledger_with_a_warm_up(tier, tmp_path):
     plan, member = whole_plan(), bitwise.Case(MICRO_BATCHES, tier, "exact", 127, 127).plan()

@@ -192,10 +192,13 @@ class _CrewStep:
             bits = roster.seats[sender].boundary_bits
             values = decode_weights(payload, roster.boundary_elements, bits)
         except ValueError as error:
-            self.problem = f"what {roster.name_of(sender)} sent is of no use: {error}"
-            links.end_link(sender, f"its activations are of no use: {error}")
+            self._refuse(sender, error)
             return None
         return values.view(roster.sequences, roster.model.context, roster.model.width)
+
+    def _refuse(self, sender: int, error: ValueError) -> None:
+        """End a step for which another machine sent what is of no use."""
+        self.problem = f"what {self.roster.name_of(sender)} sent is of no use: {error}"
 
 
 class LeadStep(_CrewStep):
@@ -214,6 +217,11 @@ class LeadStep(_CrewStep):
         self._norms: dict[int, list[float | None]] = {}  # by machine
         self.seconds: dict[int, float] = {}
         self.broken: int | None = None
+
+    def _refuse(self, sender: int, error: ValueError) -> None:
+        super()._refuse(sender, error)
+        self.broken = sender
+        self.links.end_link(sender, f"its activations are of no use: {error}")
 
     def _find_problem(self) -> str:
         self._read_messages()
@@ -338,6 +346,18 @@ class MemberStep(_CrewStep):
             diverged=self.has_diverged,
         )
         self.links.send(LEAD, message)
+
+    def _refuse(self, sender: int, error: ValueError) -> None:
+        """End the step, and report its cause.
+
+        The channel to another member stays: its end would look to the sender like this machine's
+        fault. What the lead sent can be reported only by ending its channel.
+        """
+        super()._refuse(sender, error)
+        if sender == LEAD:
+            self.links.end_link(LEAD, f"its activations are of no use: {error}")
+        else:
+            self.report_broken(sender, self.problem)
 
     def _diverge(self) -> None:
         super()._diverge()
