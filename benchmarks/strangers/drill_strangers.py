@@ -81,15 +81,19 @@ class Scale:
         tokens: Honest tokens of each of the two runs.
         flood_updates: Honest updates that each flood lasts.
         quiet_updates: Honest updates over which the quiet delay is measured.
+        judged_tokens: Of each training in which machines judge strangers.
+        references: Such trainings without strangers; they differ by half a percent.
     """
 
     tokens: int
     flood_updates: int
     quiet_updates: int
+    judged_tokens: int
+    references: int
 
 
-QUICK = Scale(tokens=900_000, flood_updates=18, quiet_updates=30)
-FULL = Scale(tokens=2_000_000, flood_updates=100, quiet_updates=150)
+QUICK = Scale(900_000, flood_updates=18, quiet_updates=30, judged_tokens=600_000, references=2)
+FULL = Scale(2_000_000, flood_updates=100, quiet_updates=150, judged_tokens=2_700_000, references=4)
 
 
 @dataclass(frozen=True)
@@ -295,7 +299,8 @@ class StrangersDrill:
 
         Sybils with a snapshot, which mostly wait, attack others at the same time.
         """
-        windows = HarmfulWindows(self._make_swarm, self.rate, self.scale.tokens)
+        tokens, references = self.scale.judged_tokens, self.scale.references
+        windows = HarmfulWindows(self._make_swarm, self.rate, tokens, references)
         waiting = ThreadPoolExecutor(1)
         try:
             sybils = waiting.submit(self.face_sybils)

@@ -27,15 +27,16 @@ HARMFUL = {
     "one that is weak": ("harmful copies", (-0.5,)),
 }
 LANES = 2  # windows that run side by side
-REFERENCES = 2  # trainings without strangers, which differ by half a percent
 IDLE_ACCOUNTS = 3
 IDLE_SPEED = 20  # honest machines' tokens that the ticket of an idle account permits
 QUIET_SHARE = 0.15  # of a window's tokens that the honest train before strangers come
 OTHERS = 5_000  # honest updates after which strangers should be suspended
-FULL_TOKENS = 2_000_000  # of the full drill: in a shorter one the same harm is a larger gap
+# Strangers spoil one or two rounds of the honest, whose tokens are lost: 1 % of loss (the mean of
+# six) in a training of this length. In a shorter one the same harm is a larger gap.
+LIMIT_TOKENS = 1_300_000
 SIMULATED_ROUNDS = {"dense4": 5_000, "top64x2": 5_000}  # of honest machines
 MIN_HONEST_SHARE = 0.9
-MAX_END_GAP = 0.01  # of the full drill
+MAX_END_GAP = 0.01  # of a training that is not shorter than that
 MAX_ROUNDS = 5
 END_SHARE = 0.2  # of the tokens, over which the losses at the end are compared
 END_POINTS = 8
@@ -58,18 +59,22 @@ class HarmfulWindows:
         shortfalls: What was not reached.
     """
 
-    def __init__(self, make_swarm: Callable[..., Any], rate: int, tokens: int) -> None:
+    def __init__(
+        self, make_swarm: Callable[..., Any], rate: int, tokens: int, references: int
+    ) -> None:
         """Prepare the windows.
 
         Args:
             make_swarm: Returns a swarm, see `drill_strangers.StrangersDrill`.
             rate: Tokens per second that a site's ticket allows here.
             tokens: Honest tokens of each training.
+            references: How many trainings have no strangers.
         """
         self._make_swarm = make_swarm
         self._rate = rate
-        self._tokens = tokens * len(HONEST) // 3
-        self._progress = tokens / FULL_TOKENS
+        self._tokens = tokens
+        self._references = references
+        self._progress = min(1.0, tokens / LIMIT_TOKENS)
         self.names = [*HARMFUL]
         self.shortfalls: list[str] = []
 
@@ -79,7 +84,8 @@ class HarmfulWindows:
         try:
             budget = lanes.submit(self._spend_budget)
             quiet = [
-                lanes.submit(self._train, f"quiet {number}", "", ()) for number in range(REFERENCES)
+                lanes.submit(self._train, f"quiet {number}", "", ())
+                for number in range(self._references)
             ]
             attacked = {name: lanes.submit(self._train, name, *HARMFUL[name]) for name in HARMFUL}
             suspended = sum(
