@@ -98,6 +98,8 @@ def create_run_after_a_mistake(page: Page) -> None:
     page.locator("[name=name]").fill("First frame 夜明け")
     page.locator("summary", has_text="Advanced").click()
     page.locator("[name='model.heads']").fill("5")
+    # It must not end before it is paused, however long a busy machine takes until then.
+    page.locator("[name='recipe.token_budget']").fill("20000000")
     page.locator("[name='report_every']").fill("1")
     page.locator("[name='recipe.learning_rate']").fill("3e-3")
     click_and_load(page.get_by_role("button", name="Create draft"))

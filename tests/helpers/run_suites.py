@@ -153,8 +153,10 @@ def run_python_tests(tier: str, rest: list[str], children: ChildCommands) -> tup
         failed = read_failed(Path(folder))
         if code == SOME_FAILED and 0 < len(failed) <= MAX_REPEATED:
             code, _ = children.run([*command, "--last-failed"], env=environment)
-            outcome = "failed again" if code else "UNSTEADY, passed alone"
-            print(*(f"{outcome}: {test}" for test in failed), sep="\n", flush=True)
+            failed_again = read_failed(Path(folder)) if code else []
+            for test in failed:
+                outcome = "failed again" if test in failed_again else "UNSTEADY, passed alone"
+                print(f"{outcome}: {test}", flush=True)
     return time.monotonic() - started, code
 
 

@@ -262,7 +262,7 @@ def test_pause_ends_the_round_and_the_next_one_follows_it(new_worker):
     reasons = []
 
     def between_steps() -> None:
-        reasons.append(worker.metrics.pause.sentence if worker.metrics.pause else "")
+        reasons.append(worker.metrics.pause.reason if worker.metrics.pause else "")
         if reasons[-1]:
             control.resume()
         elif len(reasons) == 2:
