@@ -170,7 +170,7 @@ bench-floods: .venv/.installed
 bench-reach: .venv/.installed
 	@PYTHONPATH=worker $(BIN)/python benchmarks/reach/bench_reach.py $(if $(QUICK),--quick)
 
-# Test what strangers can do to a run and a site: liars, floods, isolation, false mirrors. 15 minutes; QUICK=1: five.
+# Test what strangers can do to a run and a site: liars, floods, isolation, false mirrors. 19 minutes; QUICK=1: six.
 drill-strangers: setup
 	@PYTHONPATH=platform:worker $(BIN)/python benchmarks/strangers/drill_strangers.py $(if $(QUICK),--quick)
 
