@@ -194,8 +194,10 @@ def test_hub_is_asked_through_the_proxy_and_names_it(monkeypatch, tmp_path):
         sentence = f"the proxy socks5://{socks.place} of ALL_PROXY does not answer"
         with pytest.raises(TextUnreachableError, match=re.escape(sentence)):
             find_in_dataset(HubPlace("ada/other"))
-        monkeypatch.setenv("SSL_CERT_FILE", "/nonexistent/ca.pem")
-        with pytest.raises(TextError, match=r"SSL_CERT_FILE names /nonexistent/ca.pem, which does"):
+        missing = tmp_path / "ca.pem"
+        monkeypatch.setenv("SSL_CERT_FILE", str(missing))
+        sentence = f"SSL_CERT_FILE names {missing}, which does"
+        with pytest.raises(TextError, match=re.escape(sentence)):
             load_existing_tokenizer("hf:ada/other")
     finally:
         hub.close()

@@ -64,7 +64,7 @@ def test_log_of_keys_that_cannot_be_written_is_named(places, monkeypatch):
         ("SSL_CERT_FILE", certifi.where()),
         ("SSL_CERT_FILE", f'"{certifi.where()}"'),
         ("SSL_CERT_FILE", ""),
-        ("SSL_CERT_DIR", f"/nonexistent{os.pathsep}hashed"),
+        ("SSL_CERT_DIR", f"missing{os.pathsep}hashed"),
         ("REQUESTS_CA_BUNDLE", "hashed"),
         ("CURL_CA_BUNDLE", certifi.where()),
     ],

@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from urllib.parse import quote
 
 from pydantic import BaseModel
@@ -160,26 +160,18 @@ class CoordinatorClient(SignedHttpClient):
         return self.request("GET", f"/mirrors/list?after={after}", None, MirrorLists)
 
     def request(
-        self,
-        method: str,
-        path: str,
-        message: BaseModel | None,
-        shape: type[Answer],
-        headers: Mapping[str, str] | None = None,
+        self, method: str, path: str, message: BaseModel | None, shape: type[Answer]
     ) -> Answer:
         """Send one signed request below `/api/v1` and return its checked answer."""
-        # The site logs the request id, so that a person can find the line that belongs to an error.
-        request_id = secrets.token_hex(16)
         try:
-            sent = {"X-Request-ID": request_id, **(headers or {})}
-            return super().request(method, path, message, shape, sent)
+            return super().request(method, path, message, shape)
         except RequestFailedError as error:
             raise CoordinatorUnreachableError(str(error), error.status) from None
         except ProblemError as error:
             sentence = describe_problem(error.problem)
             if error.status >= 500:
                 raise CoordinatorUnreachableError(
-                    f"{sentence} (request {request_id})", error.status
+                    f"{sentence} (request {error.request_id})", error.status
                 ) from None
             raise CoordinatorError(sentence, error.status) from None
 

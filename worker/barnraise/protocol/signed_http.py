@@ -6,8 +6,9 @@ and never compressed: what a few bytes stand for has no bound.
 A sender with a wrong clock signs with the mirror's own time, which it learns from a signed 401.
 """
 
+import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -42,11 +43,15 @@ class RequestFailedError(BarnraiseError):
 
 
 class ProblemError(BarnraiseError):
-    """The other side refuses the request: `problem` says why, `status` is the HTTP status."""
+    """The other side refuses the request: `problem` says why, `status` is the HTTP status.
 
-    def __init__(self, problem: Problem, status: int) -> None:
+    The site logs `request_id`, so that a person can find the line that belongs to an error.
+    """
+
+    def __init__(self, problem: Problem, status: int, request_id: str) -> None:
         self.problem = problem
         self.status = status
+        self.request_id = request_id
         super().__init__(problem.error)
 
 
@@ -131,12 +136,7 @@ class SignedHttpClient:
             self._is_clock_known = True
 
     def request(
-        self,
-        method: str,
-        path: str,
-        message: BaseModel | None,
-        shape: type[Answer],
-        headers: Mapping[str, str] | None = None,
+        self, method: str, path: str, message: BaseModel | None, shape: type[Answer]
     ) -> Answer:
         """Send one signed request below `/api/v1` and return its checked answer.
 
@@ -146,8 +146,9 @@ class SignedHttpClient:
             ProblemError: the mirror refuses.
         """
         body = b"" if message is None else message.model_dump_json().encode()
+        request_id = secrets.token_hex(16)
         started = time.monotonic()
-        status, content = self._send(method, API + path, body, headers or {})
+        status, content = self._send(method, API + path, body, request_id)
         try:
             if status < 400:
                 answer = shape.model_validate_json(content)
@@ -155,7 +156,7 @@ class SignedHttpClient:
                 return answer
             problem = Problem.model_validate_json(content)
             if status == 401 and problem.time and self._learn_time(problem.time, started):
-                status, content = self._send(method, API + path, body, headers or {})
+                status, content = self._send(method, API + path, body, request_id)
                 if status < 400:
                     return shape.model_validate_json(content)
                 problem = Problem.model_validate_json(content)
@@ -167,21 +168,19 @@ class SignedHttpClient:
                 + (" (it may be cut off)" if cut_off else ""),
                 status,
             ) from None
-        raise ProblemError(problem, status)
+        raise ProblemError(problem, status, request_id)
 
     def close(self) -> None:
         """Close the connections."""
         self._http.close()
 
-    def _send(
-        self, method: str, path: str, body: bytes, headers: Mapping[str, str]
-    ) -> tuple[int, bytes]:
+    def _send(self, method: str, path: str, body: bytes, request_id: str) -> tuple[int, bytes]:
         """Send one request, signed if the mirror's key is known.
 
         Returns:
             The status and the body of the answer.
         """
-        sent = dict(headers)
+        sent = {"X-Request-ID": request_id}
         if body:
             sent["Content-Type"] = "application/json"
         if self.key:

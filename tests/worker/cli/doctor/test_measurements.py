@@ -104,7 +104,7 @@ def test_mirror_states_latency_clock_or_the_reason(tmp_path):
     assert gone.seconds is None and "does not answer" in gone.error
 
 
-def test_proxies_and_certificates_in_use_are_shown(monkeypatch):
+def test_proxies_and_certificates_in_use_are_shown(tmp_path, monkeypatch):
     for name in ("https_proxy", "ALL_PROXY", "all_proxy", "NO_PROXY", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HTTPS_PROXY", "http://ada:geheim@10.0.0.9:3128")
@@ -116,18 +116,20 @@ def test_proxies_and_certificates_in_use_are_shown(monkeypatch):
         "https://10.0.0.1 without a proxy. "
         f"Trusted certificates: those in {certifi.where()} (SSL_CERT_FILE)."
     )
-    monkeypatch.setenv("SSL_CERT_FILE", "/nonexistent/ca.pem")
+    missing = tmp_path / "ca.pem"
+    monkeypatch.setenv("SSL_CERT_FILE", str(missing))
     found = describe_web_access([])
-    assert found.level is Level.PROBLEM and "/nonexistent/ca.pem, which does not" in found.sentence
+    assert found.level is Level.PROBLEM and f"{missing}, which does not" in found.sentence
 
 
 def test_doctor_names_certificates_that_do_not_exist(tmp_path, monkeypatch):
     mirror = MirrorView(key="a" * 64, name="small", protocols=[1], time=0)
     home = StateDir(tmp_path)
     home.save_membership(SiteMembership(url="https://a.example", mirror=mirror, machine=MACHINE))
-    monkeypatch.setenv("SSL_CERT_FILE", "/nonexistent/ca.pem")
+    missing = tmp_path / "ca.pem"
+    monkeypatch.setenv("SSL_CERT_FILE", str(missing))
     facts = measure_machine_facts(home, None)
-    assert "SSL_CERT_FILE names /nonexistent" in facts.mirrors[0].error
+    assert f"SSL_CERT_FILE names {missing}" in facts.mirrors[0].error
     assert facts.web is not None and facts.web.level is Level.PROBLEM
 
 
