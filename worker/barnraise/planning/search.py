@@ -144,7 +144,7 @@ class _Search:
         is_cheap = exact.step_seconds <= EXACT_COSTS * fastest.step_seconds
         return self._with_safest_commits(exact if is_cheap else fastest)
 
-    # ---- 1 candidates ----
+    # ---- 5 pick ----
 
     def _with_safest_commits(self, plan: Plan) -> Plan:
         """Commit every step if the limits leave the choice and it costs little."""
@@ -159,7 +159,7 @@ class _Search:
         return exact if is_cheap else plan
 
     def _pick_fastest(self, fitting: list[Plan]) -> Plan:
-        """Return the fastest of the plans with one way of clipping, simulating as few as possible.
+        """Return the fastest of plans of one kind, simulating as few as possible.
 
         A step lasts at least as long as its busiest resource, which is quick to compute. So plans
         are simulated in the order of this bound, and the rest is not when it cannot be faster. A
@@ -174,6 +174,8 @@ class _Search:
             simulated = self._simulate(fitting[index])
             best = min(best, simulated, key=lambda plan: plan.step_seconds)
         return best
+
+    # ---- 1 candidates ----
 
     def _generate_candidates(self) -> Iterator[Plan]:
         """Yield plans of the smallest size; `_fill_tiers` distributes the memory that is left."""
