@@ -7,7 +7,6 @@ ends in one sentence, in little time and memory.
 
 import contextlib
 import functools
-import gzip
 import json
 import resource
 import subprocess
@@ -43,6 +42,7 @@ MAX_SECONDS = 5.0  # of the processor, for one attack
 MAX_GROWTH_MB = 100.0  # of the process's largest memory, by one attack
 ALL_SECONDS = 240.0  # for all attacks, most of it on a busy machine
 BOMB_BYTES = 1 << 28  # that a compressed answer stands for
+GZIP_BITS = 16 + zlib.MAX_WBITS  # of zlib's window, with gzip's header
 CONTROLS = "\x1b]0;owned\x07\x1b[2J"
 PAGES = ("file:///C:/Windows/System32/calc.exe", r"\\evil.example\share\x.exe", "calc.exe")
 
@@ -191,11 +191,14 @@ def serve_answer(body: bytes, encoding: str = "") -> Iterator[str]:
 
 @functools.cache
 def compress_zeros(encoding: str) -> bytes:
-    """Return few bytes that stand for `BOMB_BYTES`."""
+    """Return few bytes that stand for `BOMB_BYTES`, in little memory: an attack's is measured."""
     if encoding == "zstd":
-        return zstandard.ZstdCompressor().compress(bytes(BOMB_BYTES))
-    compress = gzip.compress if encoding == "gzip" else zlib.compress
-    return compress(bytes(BOMB_BYTES), 1)
+        compressor = zstandard.ZstdCompressor().compressobj(size=BOMB_BYTES)
+    else:
+        compressor = zlib.compressobj(1, wbits=GZIP_BITS if encoding == "gzip" else zlib.MAX_WBITS)
+    zeros = bytes(1 << 20)
+    pieces = [compressor.compress(zeros) for _ in range(BOMB_BYTES >> 20)]
+    return b"".join([*pieces, compressor.flush()])
 
 
 ENCODINGS = ("gzip", "deflate", "zstd")
