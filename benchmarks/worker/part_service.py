@@ -9,12 +9,12 @@ from worker_lab import WorkerLab
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tests"))
 
 from helpers.worker.removal_drill import drill_removal
-from helpers.worker.service_drill import drill_service, has_user_systemd
+from helpers.worker.service_drill import can_run_services, drill_service
 
 
 def measure(lab: WorkerLab) -> dict[str, Any]:
-    """Measure removed_files_left, and service_returned_s where this user has a systemd."""
+    """Measure removed_files_left, and service_returned_s where a user's systemd can be had."""
     results: dict[str, Any] = {"removed_files_left": len(drill_removal().files_left)}
-    if has_user_systemd():
+    if can_run_services():
         results["service_returned_s"] = round(drill_service().returned_seconds, 1)
     return results

@@ -1,5 +1,7 @@
-"""Install a real service, kill its worker, and see it return; where this user has a systemd."""
+"""Install a real service, kill its worker, and see it return, with a user's systemd."""
 
+import dataclasses
+import json
 import os
 import signal
 import sys
@@ -12,6 +14,7 @@ from pathlib import Path
 
 from helpers.worker.command_line import run_barnraise
 from helpers.worker.training_site import TrainingSite
+from helpers.worker.user_session import can_start_session, run_in_session
 
 from barnraise.cli.service.command import SYSTEMD_MARK
 from barnraise.cli.service.managers import choose_manager, choose_service_name
@@ -38,8 +41,12 @@ class ServiceReturn:
     files_left: list[str]
 
 
-def has_user_systemd() -> bool:
-    """Return whether a service of this user can be installed here."""
+def can_run_services() -> bool:
+    """Return whether a service of a user can be installed here, or in a session of its own."""
+    return _has_user_systemd() or can_start_session()
+
+
+def _has_user_systemd() -> bool:
     if sys.platform != "linux" or os.geteuid() == 0 or not SYSTEMD_MARK.is_dir():
         return False
     return choose_manager("barnraise", Path(), is_system=False).is_reachable
@@ -47,11 +54,26 @@ def has_user_systemd() -> bool:
 
 def drill_service() -> ServiceReturn:
     """Install a service, let it train, kill it, see it return, and remove it."""
+    if not _has_user_systemd():
+        return _drill_in_session()
     # A folder in memory, as /tmp often is, would be refused: it is empty after a start.
     with tempfile.TemporaryDirectory(prefix=".barnraise-drill-", dir=Path.home()) as folder:
         home = StateDir(Path(folder))
         with closing(TrainingSite(home)) as site:
             return _drill(home, site)
+
+
+def _drill_in_session() -> ServiceReturn:
+    """Do the same as a user who has a systemd, which this process has not."""
+    code = f"import sys; sys.path[:] = {sys.path}; from {__name__} import main; main()"
+    done = run_in_session([sys.executable, "-c", code], 3 * PATIENCE_SECONDS)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return ServiceReturn(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def main() -> None:
+    """Print what the drill has seen."""
+    print(json.dumps(dataclasses.asdict(drill_service())))
 
 
 def _drill(home: StateDir, site: TrainingSite) -> ServiceReturn:
