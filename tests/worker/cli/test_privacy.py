@@ -1,6 +1,5 @@
 """Test that `barnraise privacy` names everything that this machine sends, and nothing else."""
 
-import json
 import typing
 from collections import Counter
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from barnraise.cli.disclosures import (
     TO_OTHERS,
     TO_PEERS,
     TO_SITE,
+    Disclosure,
 )
 from barnraise.protocol import (
     checkups,
@@ -90,11 +90,19 @@ def _find_messages(annotation: Any) -> Iterator[type[Message]]:
         yield from _find_messages(part)
 
 
+def list_described_fields(disclosures: tuple[Disclosure, ...]) -> Iterator[str]:
+    """Yield the fields that are described, as "Message.field"."""
+    for disclosure in disclosures:
+        for text in ";".join(filter(None, disclosure.fields.values())).split(";"):
+            message, _, fields = text.partition(":")
+            yield from (f"{message.strip()}.{field}" for field in fields.split())
+
+
 @pytest.mark.parametrize(
     ("disclosures", "roots"), [(TO_SITE, SENT_TO_SITE), (TO_PEERS, SENT_TO_PEERS)]
 )
 def test_every_field_that_is_sent_is_described_once(disclosures, roots):
-    described = Counter(field for each in disclosures for field in each.list_fields())
+    described = Counter(list_described_fields(disclosures))
     sent = set(find_sent_fields(roots))
     assert sent - described.keys() == set(), "describe these fields in cli/disclosures.py"
     assert described.keys() - sent == set(), "no message has these fields"
@@ -135,6 +143,3 @@ def test_every_phrase_is_printed_and_names_the_site(tmp_path, monkeypatch):
     home = StateDir(tmp_path / "home")
     enrol(home, "https://train.example.org", home.identity.key)
     assert "To https://train.example.org" in invoke("privacy")
-    listed = json.loads(invoke("privacy", "--json"))
-    assert "MachineDescription.hostname" in listed["site"][1]["fields"]
-    assert listed["nobody"] == list(TO_NOBODY)

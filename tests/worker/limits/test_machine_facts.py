@@ -12,7 +12,6 @@ from barnraise.training.limits import machine_facts
 from barnraise.training.limits.machine_facts import (
     FactsReader,
     LinuxFacts,
-    OtherPrograms,
     list_running,
     open_machine_facts,
     parse_input_registry,
@@ -84,20 +83,19 @@ def test_running_programs_are_found_by_name(tmp_path):
 
 
 def test_other_programs_use_of_the_cpu_excludes_this_one():
-    meter = OtherPrograms()
-    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-    try:
+    busy_cpu = Limits(busy_cpu=50)
+    reader, later = FactsReader(), FactsReader()
+    reader.read(busy_cpu)
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
         time.sleep(1.5)
-        others = meter.measure()
-    finally:
+        others = reader.read(busy_cpu).other_cpu
         busy.kill()
-        busy.wait()
     assert others is not None and others > 5
-    own = OtherPrograms()
+    later.read(busy_cpu)
     ends = time.process_time() + 0.3
     while time.process_time() < ends:
         pass
-    assert own.measure() is not None
+    assert later.read(busy_cpu).other_cpu is not None
 
 
 class HeadlessFacts(LinuxFacts):

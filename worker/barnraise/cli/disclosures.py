@@ -18,15 +18,6 @@ class Disclosure:
     occasion: str
     fields: dict[str, str]
 
-    def list_fields(self) -> list[str]:
-        """List the fields as "Message.field"."""
-        return [
-            f"{name.strip()}.{field}"
-            for texts in self.fields.values()
-            for name, _, rest in (part.partition(":") for part in texts.split(";"))
-            for field in rest.split()
-        ]
-
 
 TO_SITE = (
     Disclosure(

@@ -1,34 +1,22 @@
 """Run `barnraise privacy`: show what this machine sends to whom."""
 
-import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
-from barnraise.cli.console import out, print_json
+from barnraise.cli.console import out
 from barnraise.cli.disclosures import TO_NOBODY, TO_OTHERS, TO_PEERS, TO_SITE, Disclosure
-from barnraise.cli.machine_options import HomeOption, JsonOption
+from barnraise.cli.machine_options import HomeOption
 from barnraise.state_dir import StateDir
 
 
-def privacy(home: HomeOption = None, as_json: JsonOption = False) -> None:
+def privacy(home: HomeOption = None) -> None:
     """Show what goes to the site, to other machines, and to nobody.
 
     It is all that the program can send: the list comes from the classes of its messages.
     """
-    if as_json:
-        print_json(
-            {
-                "site": [_describe(disclosure) for disclosure in TO_SITE],
-                "peers": [_describe(disclosure) for disclosure in TO_PEERS],
-                "others": list(TO_OTHERS),
-                "nobody": list(TO_NOBODY),
-            }
-        )
-        return
     folder = StateDir.choose_path(home)
     is_enrolled = (folder / "coordinator.json").exists()
     site = f"To {StateDir(folder).membership.url}" if is_enrolled else "To the site of a run"
@@ -38,10 +26,6 @@ def privacy(home: HomeOption = None, as_json: JsonOption = False) -> None:
     _print_phrases(TO_OTHERS)
     out.print("\n[bold]To nobody[/]")
     _print_phrases(TO_NOBODY)
-
-
-def _describe(disclosure: Disclosure) -> dict[str, Any]:
-    return dataclasses.asdict(disclosure) | {"fields": sorted(disclosure.list_fields())}
 
 
 def _print_disclosures(receiver: str, disclosures: Sequence[Disclosure]) -> None:

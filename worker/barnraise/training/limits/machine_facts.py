@@ -192,41 +192,14 @@ def read_program(command: tuple[str, ...], period: int) -> str:
     return done.stdout
 
 
-class OtherPrograms:
-    """Measure how much of the CPU programs other than this one use."""
-
-    def __init__(self) -> None:
-        self._process = psutil.Process()
-        self._cores = psutil.cpu_count() or 1
-        self._last = self._count()
-        self._shares: deque[float] = deque(maxlen=CPU_READINGS)
-
-    def _count(self) -> tuple[float, float, float]:
-        """Return CPU seconds: all there were, those in use, and those of this process."""
-        times = psutil.cpu_times()
-        idle = times.idle + getattr(times, "iowait", 0.0)
-        # Linux counts a guest's time in user time as well.
-        total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
-        own = self._process.cpu_times()
-        return total, total - idle, own.user + own.system
-
-    def measure(self) -> float | None:
-        """Return the percentage of all cores over the last readings; None before two of them."""
-        count = self._count()
-        total, busy, own = (now - before for now, before in zip(count, self._last, strict=True))
-        if total > 0:
-            self._last = count
-            self._shares.append(min(100.0, max(0.0, 100 * (busy - own) / total)))
-        return sum(self._shares) / len(self._shares) if self._shares else None
-
-
 class FactsReader:
     """Read the facts that a machine's rules need."""
 
     def __init__(self, machine: SystemFacts | None = None, gpu_indices: Sequence[int] = ()) -> None:
         """Read from this machine; `gpu_indices` are those of the GPUs on which it may train."""
         self.machine = machine or open_machine_facts()
-        self._others = OtherPrograms()
+        self._process = psutil.Process()
+        self._other_cpu: deque[float] = deque(maxlen=CPU_READINGS)
         self._gpu_indices = gpu_indices
         self._gpus: list[GpuSensor] | None = None
 
@@ -235,10 +208,16 @@ class FactsReader:
         return Facts(
             idle_seconds=self.machine.read_idle_seconds() if limits.idle is not None else None,
             on_battery=not limits.on_battery and is_on_battery(),
-            other_cpu=self._others.measure() if limits.busy_cpu is not None else None,
+            other_cpu=self._measure_others() if limits.busy_cpu is not None else None,
             programs=list_running(limits.pause_for) if limits.pause_for else (),
             celsius=self.read_celsius() if limits.max_temperature is not None else None,
         )
+
+    def _measure_others(self) -> float:
+        """Return the percentage of all cores that other programs used, over the last readings."""
+        own = self._process.cpu_percent() / (psutil.cpu_count() or 1)
+        self._other_cpu.append(max(0.0, psutil.cpu_percent() - own))
+        return sum(self._other_cpu) / len(self._other_cpu)
 
     def read_celsius(self) -> float | None:
         """Return the highest temperature of CPU and GPUs; None where none is revealed."""
