@@ -74,7 +74,8 @@ def test_site_that_is_away_does_not_stop_the_removal(home, site):
 
 def test_files_of_others_in_the_folder_stay(home):
     (home.path / "package.json").write_text("{}")
-    (home.path / "traffic.json").write_text("{}")
+    for ours in ("traffic.json", "hardware-cuda-1.json", "constraints.txt", "limits.json.new"):
+        (home.path / ours).write_text("{}")
     (home.path / "photos").mkdir()
     output = invoke("remove", "--yes")
     assert "package.json, photos" in output

@@ -15,6 +15,7 @@ from barnraise.cli.machine_options import HomeOption
 from barnraise.cli.run_folders import RunFolder, count_disk_bytes, list_run_folders
 from barnraise.cli.service.command import find_service, remove_service
 from barnraise.cli.service.managers import ServiceManager
+from barnraise.cli.update import CONSTRAINTS
 from barnraise.coordinator_client.machine_requests import MachineRequests
 from barnraise.errors import CoordinatorError
 from barnraise.formats import format_bytes
@@ -23,11 +24,12 @@ from barnraise.training.local_control import refuse_other_worker
 
 KEY_FILE = "key"
 # What lies in a state directory. In a folder that a person has named, nothing else is ours.
-OWN_NAMES = {
+OWN_NAMES = (
     *("runs", "logs", "exports", "push"),
     *("coordinator.json", "mirrors.json", "limits.json", "checkup.json", KEY_FILE),
-    *("hardware.json", "hardware.lock", "traffic.json", "service.xml"),
-}
+    *("hardware.json", "hardware-cuda-*.json", "hardware.lock"),
+    *("traffic.json", "service.xml", CONSTRAINTS),
+)
 
 
 def remove(
@@ -108,9 +110,12 @@ def _delete_all(folder: Path) -> None:
     """
     is_all_ours = folder.name == StateDir.DEFAULT_NAME
     for path in sorted(folder.iterdir(), key=lambda path: path.name == KEY_FILE):
-        if path.is_dir() and not path.is_symlink() and (is_all_ours or path.name in OWN_NAMES):
+        final = path.with_name(path.name.removesuffix(".new"))  # of a write that a crash ended
+        if not (is_all_ours or any(final.match(name) for name in OWN_NAMES)):
+            continue
+        if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
-        elif is_all_ours or path.name.removesuffix(".new") in OWN_NAMES:
+        else:
             path.unlink()
     foreign = sorted(path.name for path in folder.iterdir())
     if foreign:
