@@ -53,6 +53,8 @@ SPEEDUP_MODEL = preset("gpt-mini", 2048)
 SLOWED = 3  # times as slow
 DEALT = 16  # micro-batches of the unequal deal
 NEAR = 0.9  # of the fastest choice's speed
+QUICK_EVERY = 5  # of the exact cases one is run: so all values of each property are among them
+QUICK_SEQUENCES = 24  # times the slowness: ranks wait for the slowest, with more for minutes
 
 
 @dataclass(frozen=True)
@@ -236,6 +238,7 @@ def choice_cases(quick: bool) -> list[ChoiceCase]:
         for model in models
         for count in sequences
         for slowness in (1.0, 3.0, 12.0)
+        if not quick or count * slowness <= QUICK_SEQUENCES
     ]
 
 
@@ -275,6 +278,15 @@ def measure_cards() -> tuple[int, float]:
     return over, least
 
 
+@contextmanager
+def timed_part(name: str) -> Iterator[None]:
+    """Print a part's name before it runs, and its seconds after it."""
+    print(f"{name} …", flush=True)
+    started = time.perf_counter()
+    yield
+    print(f"  {time.perf_counter() - started:.0f} s", flush=True)
+
+
 def main() -> None:
     """Run all parts and print the results."""
     parser = argparse.ArgumentParser(description="Measure several devices over one host copy.")
@@ -283,23 +295,26 @@ def main() -> None:
     torch.set_num_threads(1)
     sys.setswitchinterval(1e-4)
     started = time.perf_counter()
-    print("bits of the dealt runs …", flush=True)
-    inexact, cases = count_inexact(3 if quick else 20, 2 if quick else 1)
-    print("bytes on two fake cards …", flush=True)
-    over, least = measure_cards()
-    with tempfile.TemporaryDirectory() as folder:
+    with timed_part("bits of the dealt runs"):
+        inexact, cases = count_inexact(3 if quick else 20, QUICK_EVERY if quick else 1)
+    with timed_part("bytes on two fake cards"):
+        over, least = measure_cards()
+    with timed_part("this machine"), tempfile.TemporaryDirectory() as folder:
         hardware = replace(probe(Path(folder), "cpu"), disk=0)
-    print("two devices against one …", flush=True)
-    speedup = measure_speedup(hardware, 3 if quick else 15)
-    print("unequal devices …", flush=True)
-    share_error = measure_unequal_share(hardware)
-    print("sharded ranks …", flush=True)
-    sharded_gap, tensor_gap = measure_loss_gaps(20 if quick else 100)
-    of_plain = compare_with_plain_loop(5 if quick else 25)
-    moves = moves_between_engines()
-    dead_rank = measure_dead_rank()
-    print("the planner's choice …", flush=True)
-    near = [measure_choice(hardware, case, 3 if quick else 9) for case in choice_cases(quick)]
+    with timed_part("two devices against one"):
+        speedup = measure_speedup(hardware, 3 if quick else 15)
+    with timed_part("unequal devices"):
+        share_error = measure_unequal_share(hardware)
+    with timed_part("losses of ranks"):
+        sharded_gap, tensor_gap = measure_loss_gaps(20 if quick else 100)
+    with timed_part("ranks against a bare loop"):
+        of_plain = compare_with_plain_loop(5 if quick else 25)
+    with timed_part("moves between engines"):
+        moves = moves_between_engines()
+    with timed_part("a rank that dies"):
+        dead_rank = measure_dead_rank()
+    with timed_part("the planner's choice"):
+        near = [measure_choice(hardware, case, 3 if quick else 9) for case in choice_cases(quick)]
     result = {
         "devices_exact": not inexact,
         "devices_cases": cases,

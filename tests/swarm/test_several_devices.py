@@ -4,11 +4,8 @@ from dataclasses import replace
 
 import pytest
 from example_hardware import ONE_CORE_MACHINE
-from helpers.worker.device_failures import lose_device
 
 from barnraise.planning.limits import Limits
-from barnraise.planning.program import OperationKind
-from barnraise.swap.device import LOST_CARDS
 
 TWO_WINDOWS = replace(ONE_CORE_MACHINE, others=(ONE_CORE_MACHINE,))
 WINDOW = Limits(device_memory=200_000_000)
@@ -24,20 +21,6 @@ def test_worker_on_two_devices_agrees_with_one_on_one_device(swarm, caplog):
     assert two.status["updates_sent"] > 0 and two.status["device"] == "cpu, cpu"
     assert "2 windows of RAM, fed from one copy" in two.status["plan"]["sentence"]
     assert two.status["plan"]["device"].startswith("2 × ") and "not chosen: " in caplog.text
-
-
-def test_worker_goes_on_without_a_device_that_is_lost(swarm, caplog, monkeypatch):
-    """The round until then is published, and the process trains on with the other device."""
-    monkeypatch.setenv(LOST_CARDS, "")
-    run = swarm(token_budget=24_000, round_steps=5)
-    run.set_machine("ben", TWO_WINDOWS)
-    one = run.start("ada", knows=["ben"])
-    two = run.start("ben", knows=["ada"], limits=WINDOW)
-    run.until(lambda: two.status.get("step", 0) > 6)
-    lose_device(two.worker.engine, OperationKind.BACKWARD, 1)
-    run.join_in_agreement(one, two, seconds=120)
-    assert not two.worker.plan.devices and two.status["updates_sent"] > 0
-    assert "Training goes on without this card" in caplog.text
 
 
 @pytest.mark.slow  # the engine's tests have the bits

@@ -10,14 +10,11 @@ import torch
 from helpers.cuda.card_damages import DAMAGES
 from helpers.cuda.fake_cuda import Card, Copy, fake_cuda, in_fresh_thread
 from helpers.cuda.race_detector import RaceDetector
-from helpers.worker.device_failures import lose_device
 from helpers.worker.plans import bitwise
 
-from barnraise.errors import DeviceLostError
 from barnraise.models.functions import FUNCTIONS
 from barnraise.models.weights import views
 from barnraise.planning.plan import DeviceShare, Plan, tile_elements
-from barnraise.planning.program import OperationKind
 from barnraise.spec import MAX_PROMPTS, ModelSpec, Recipe, preset
 from barnraise.swap.engine import Engine
 from barnraise.swap.sampler import SamplingSettings, TokenRange
@@ -241,30 +238,6 @@ def _acts(engine: Engine, plan: Plan) -> dict[str, Callable[[], object]]:
         "resync": resync,
         "last step": step,
     }
-
-
-def lose_card(plan: Plan, lost: int) -> int:
-    """Lose a card in a step; return what the cards do while its state is saved on the host."""
-
-    def count() -> int:
-        with fake_cuda(Card()) as card:
-            engine = open_on_card(plan, None)
-            acts = _acts(engine, plan)
-            acts["first step"]()
-            lose_device(engine, OperationKind.BACKWARD, lost)
-            try:
-                acts["step with arrivals"]()
-            except DeviceLostError as error:
-                assert error.device == plan.devices[lost].name
-            card.reset()
-            engine.recover_on_host()
-            acts["end round"]()
-            engine.state_dict()
-            used = sum(card.launches.values()) + len(card.copies) + len(card.waits)
-            engine.close()
-        return used
-
-    return in_fresh_thread(count)
 
 
 def count_launches(plan: Plan) -> int:

@@ -10,10 +10,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers.cuda.card_plans import AllOnes
 from helpers.effort import one_in
 from helpers.paths import ROOT
-from helpers.worker.device_failures import lose_device
 from helpers.worker.llama_models import QWEN, UNTIED
 from helpers.worker.plans import bitwise
 
@@ -125,52 +123,6 @@ def test_device_that_fails_is_named_and_nothing_is_applied(text, error, kind):
     tile = [engine.store.memory_buffer("weights", i) for i in plan.blocks]
     for i, weights in zip(plan.blocks, tile, strict=True):
         assert torch.equal(weights.view(torch.float32)[: plan.fragments[i].size], expected[3 * i])
-    engine.close()
-
-
-@pytest.mark.parametrize("device", [0, 2])
-@pytest.mark.parametrize("kind", [OperationKind.LOAD, OperationKind.HEAD, OperationKind.OFFLOAD])
-@pytest.mark.parametrize("clipping", bitwise.CLIPPINGS)
-def test_state_goes_on_without_a_device_that_is_lost(clipping, kind, device):
-    """An exactly clipped step leaves no trace: other devices begin where the one before ended."""
-    plan = plan_of((2, 1, 1), clipping=clipping)
-    engine, whole = bitwise.open_engine(plan), bitwise.open_engine(plan)
-    bitwise.train(engine, 2)
-    bitwise.train(whole, 2)
-    lose_device(engine, kind, device, operations=1 if kind is OperationKind.HEAD else 3)
-    with pytest.raises(DeviceLostError):
-        bitwise.train(engine, 1, first=2)
-    engine.recover_on_host()
-    if clipping == "exact":
-        assert all(map(torch.equal, bitwise.read_state(engine), bitwise.read_state(whole)))
-        assert engine.progress == whole.progress and engine.progress.optimizer_steps == 2
-    rounds = []
-    for each in (engine, whole):
-        parts = each.end_round(lambda units: (b"", units.clone()), weight=1.0)
-        rounds.append(torch.cat([part.units for part in parts]))
-    assert (clipping != "exact") or torch.equal(*rounds)
-    saved = {name: tensor.clone() for name, tensor in engine.state_dict().items()}
-    engine.close()
-    whole.load_state_dict(saved)
-    assert math.isfinite(bitwise.train(whole, 1, first=2)[0])
-    whole.close()
-
-
-@pytest.mark.parametrize("clipping", ["exact", "layer"])
-def test_arrivals_of_the_lost_step_count_once(clipping):
-    plan = plan_of((3, 1), clipping=clipping)
-    engine = bitwise.open_engine(plan)
-    bitwise.train(engine, 1)
-    before = [engine.anchors[i].clone() for i in range(len(plan.fragments))]
-    engine.queue_updates(AllOnes(plan))
-    lose_device(engine, OperationKind.BACKWARD, 1, operations=2)
-    with pytest.raises(DeviceLostError):
-        bitwise.train(engine, 1, first=1)
-    engine.recover_on_host()
-    engine.apply_queued()
-    assert engine.anchor.headers == [AllOnes.header]
-    for i, anchor in enumerate(before):
-        assert torch.equal(engine.anchors[i], anchor + 1)
     engine.close()
 
 

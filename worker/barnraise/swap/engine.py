@@ -381,20 +381,6 @@ class Engine:
             self.anchor.record(arrival.header)
         update.arrivals = []
 
-    @torch.no_grad()
-    def recover_on_host(self) -> None:
-        """Bring the state into a consistent form after one of several devices was lost in a step.
-
-        Of that step nothing is applied; with layer-wise clipping, fragments whose update was
-        complete have taken it. The round can end and the state be saved, without any device.
-        """
-        assert self.plan.devices and not self.plan.on_disk, "the host has the whole state"
-        update = self.executor.complete_on_host(self._pending)
-        self._pending = None
-        if update is not None:
-            self._record_arrivals(update)
-            self.progress = self._progress_after(update)
-
     # ---- exchange ------------------------------------------------------------------------------
 
     def queue_updates(

@@ -15,14 +15,7 @@ from barnraise.formats import format_bytes, parse_bytes
 from barnraise.models.weights import views
 from barnraise.planning import cost_model
 from barnraise.planning.plan import Plan
-from barnraise.planning.program import (
-    Hazards,
-    LaneName,
-    Operation,
-    OperationKind,
-    Program,
-    flush_program,
-)
+from barnraise.planning.program import Hazards, LaneName, Operation, OperationKind, Program
 from barnraise.spec import Recipe
 from barnraise.swap.accumulated_moments import MeanGradients
 from barnraise.swap.activations import Activations, HostActivations
@@ -120,7 +113,6 @@ class PendingUpdate:
         is_cancelled: whether a loss or gradient was not finite, or the step was interrupted, so
             that AdamW changes nothing more.
         is_interrupted: whether its step was interrupted: the progress stays as it was before.
-        applied: the tiles that it has changed so far, by fragment and number.
     """
 
     clipping: str
@@ -134,12 +126,6 @@ class PendingUpdate:
     gradient_divisor: float | None = None
     is_cancelled: bool = False
     is_interrupted: bool = False
-    applied: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
-
-    def cancel(self) -> None:
-        """Let its step change nothing more; what others have sent is still applied."""
-        self.is_cancelled = True
-        self.is_interrupted = True
 
     @property
     def is_ready(self) -> bool:
@@ -188,7 +174,6 @@ class Executor:
         # Fragment → the arrivals' units, and the number of tiles that still need them.
         self._arrival_units: dict[int, tuple[Tensor | None, int]] = {}
         self._failure: BaseException | None = None
-        self._has_devices = True  # until one of several is lost
         self.mean_gradients = MeanGradients(recipe.mixing_accumulation)
         self._running_update: PendingUpdate | None = None
         self._running_passes: Sequence[ForwardBackward] = ()
@@ -300,30 +285,6 @@ class Executor:
         if self._failure is not None:
             raise self._failure
         self._hazards = Hazards()
-
-    def complete_on_host(self, pending: PendingUpdate | None) -> PendingUpdate | None:
-        """Complete on the host an update that a device has interrupted, and stop using devices.
-
-        Args:
-            pending: the update of the step before; None: its own step's, which is cancelled.
-
-        Returns:
-            The update that is complete now.
-        """
-        for lane in self._all_lanes():
-            lane.drop_stream()
-        self._failure = None
-        self._has_devices = False
-        self._hazards = Hazards()
-        self._gradient_events.clear()
-        update = self._running_update = pending or self._running_update
-        if update is not None:
-            if pending is None:
-                update.cancel()
-            for op in flush_program(self._plan).operations:
-                if op.kind is OperationKind.UPDATE:
-                    self._update(op)()
-        return update
 
     def invalidate_cached_weights(self) -> None:
         """Drop copies of weights in slots and on the device after the masters were changed."""
@@ -446,7 +407,8 @@ class Executor:
         """
         is_interrupted = passes.is_interrupted
         if is_interrupted and self._plan.clipping != "exact":
-            self._active_update.cancel()
+            self._active_update.is_cancelled = True
+            self._active_update.is_interrupted = True
         return is_interrupted
 
     def _leaves_of(self, op: Operation) -> list[Leaves]:
@@ -527,15 +489,12 @@ class Executor:
             else:
                 step = replace(step, gradient_divisor=self._gradient_divisor(update, i))
             for t in tiles:
-                if (i, t) in update.applied:
-                    continue
                 parts = self.buffers.update_parts(op, t)
-                if self._has_devices and self._plan.updates_on_device(i):
+                if self._plan.updates_on_device(i):
                     with copied_to(self._device, *parts) as moved:
                         self._update_tile(update, step, *moved)
                 else:
                     self._update_tile(update, step, *parts)
-                update.applied.add((i, t))
 
         return run
 
@@ -560,8 +519,6 @@ class Executor:
         """
         if update.gradient_divisor is not None:
             return update.gradient_divisor
-        if update.is_cancelled:
-            return 1.0
         norm, loss = update.norms[i], 0.0
         if self.buffers.host_scalars is not None:
             losses = self.buffers.host_scalars[len(self._plan.fragments) :]

@@ -180,12 +180,6 @@ class WorkerLane:
         if self.stream is not None:
             self.stream.synchronize()
 
-    def drop_stream(self) -> None:
-        """Stop using the stream, after its submitted work has ended or its device has failed."""
-        with contextlib.suppress(RuntimeError):  # its device is lost
-            self.wait_until_idle()
-        self.stream = None
-
     def close(self) -> None:
         """Stop the thread after the submitted tasks."""
         if self._thread is not None:

@@ -69,16 +69,11 @@ def run_with_restarts(
         RESTARTS,
     )
     if isinstance(lost, DeviceLostError) and lost.device:  # the others of several go on
-        record_lost_card(lost.device)
+        named = {*filter(None, os.environ.get(LOST_CARDS, "").split(",")), lost.device}
+        os.environ[LOST_CARDS] = ",".join(sorted(named))
     if should_leave(PAUSE_SECONDS):
         raise DeviceLostError(f"the GPU was lost ({reason}); what was saved is whole")
     restart_process([*restarts, now])
-
-
-def record_lost_card(name: str) -> None:
-    """Let the processes that follow this one leave a card out."""
-    named = {*filter(None, os.environ.get(LOST_CARDS, "").split(",")), name}
-    os.environ[LOST_CARDS] = ",".join(sorted(named))
 
 
 def find_device_loss(error: BaseException) -> BaseException | None:

@@ -142,9 +142,9 @@ class MixingWorker(Worker):
             log.error("this machine's weights have diverged: it begins at the run's model again")
             self.engine.reset_round()
 
-    def run_step(self, micro_batches: list[Tensor], rate_scale: float, position: int) -> StepStats:
-        """Make a step, which only leaving interrupts: the neighbours take it as well."""
-        return self.engine.step(micro_batches, rate_scale, position, self.is_leaving)
+    def should_end_step(self) -> bool:
+        """Return whether to end the step: only to leave, since the neighbours take it as well."""
+        return self.is_leaving()
 
     def finish_step(self, stats: StepStats) -> None:
         """Add what the neighbours' weights change: x_i ← x_i + Σ_j W_ij x_j − x_i."""

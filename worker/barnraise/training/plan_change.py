@@ -3,7 +3,7 @@
 import logging
 from dataclasses import replace
 
-from barnraise.errors import DeviceLostError, PlanError
+from barnraise.errors import PlanError
 from barnraise.formats import format_bytes
 from barnraise.planning.hardware import Hardware
 from barnraise.planning.limits import Limits
@@ -11,7 +11,6 @@ from barnraise.planning.memory_pressure import MemoryFacts, smaller_budget
 from barnraise.planning.plan import Plan
 from barnraise.planning.write_advice import WORTHWHILE, PlanRequest
 from barnraise.swap.hardware_probe import measure_free
-from barnraise.training.card_restart import record_lost_card
 from barnraise.training.memory_watch import MemoryWatch
 
 log = logging.getLogger("barnraise")
@@ -69,21 +68,6 @@ def _with_taken(machine: Hardware, plan: Plan) -> Hardware:
         memory_available=available + plan.host_bytes if available else 0,
         device_memory_free=free + takes.get(machine.device_name, 0) if free else 0,
     )
-
-
-def leave_out_card(request: PlanRequest, plan: Plan, lost: DeviceLostError) -> PlanRequest:
-    """Record that one of the plan's cards is lost; return the request for a machine without it.
-
-    Raises:
-        DeviceLostError: no other card can go on with what the host has.
-    """
-    if not (lost.device and plan.devices) or plan.on_disk:
-        raise lost
-    record_lost_card(lost.device)
-    cards = list(request.hardware.cards)
-    del cards[[card.device_name for card in cards].index(lost.device)]
-    log.warning("%s. Training goes on without this card from the step before", lost)
-    return replace(request, hardware=replace(cards[0], others=tuple(cards[1:])))
 
 
 def find_smaller_plan(request: PlanRequest, plan: Plan, facts: MemoryFacts) -> Plan | None:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from barnraise.coordinator_client.machine_monitor import MachineMonitor, OwnersLogHandler
 from barnraise.coordinator_client.reporter import Reporter, ReportSpool
-from barnraise.errors import DeviceLostError, StateError
+from barnraise.errors import StateError
 from barnraise.exchange.snapshots.snapshot_client import Snapshot, load_base_snapshot
 from barnraise.ledger.anchor import Anchor, FragmentStorage, load_initial_fragments
 from barnraise.ledger.blob_store import BlobStore
@@ -57,7 +57,7 @@ from barnraise.training.memory_return import return_memory
 from barnraise.training.memory_watch import MemoryWatch
 from barnraise.training.metrics import TrainingMetrics
 from barnraise.training.pauses import choose_pause, frees_memory
-from barnraise.training.plan_change import find_other_plan, leave_out_card
+from barnraise.training.plan_change import find_other_plan
 from barnraise.training.prefetch import Prefetch, reserve_text
 from barnraise.training.replay_monitor import ReplayMonitor
 from barnraise.training.resume import SavedState, compose_header
@@ -324,10 +324,7 @@ class Worker:
             tokens = self.anchor.tokens + self.engine.round_tokens
             scale = learning_rate_scale(recipe, tokens)
             self._cpu_share.start_step()
-            stats = self.run_step(micro_batches, scale, step + 1)
-            if stats is None:
-                self.go_on_without_card(round_schedule)
-                return False
+            stats = self.engine.step(micro_batches, scale, step + 1, self.should_end_step)
             if stats.interrupted:
                 # A step that a pause has ended is taken again.
                 if not self.is_leaving() and self.wait_while_paused():
@@ -349,20 +346,6 @@ class Worker:
 
     def finish_step(self, stats: StepStats) -> None:
         """Do what follows a complete step where machines agree in each; here, nothing."""
-
-    def run_step(
-        self, micro_batches: list[Tensor], rate_scale: float, position: int
-    ) -> StepStats | None:
-        """Make a step; return None if one of several cards was lost, which the others go without.
-
-        Raises:
-            DeviceLostError: only a new process can go on.
-        """
-        try:
-            return self.engine.step(micro_batches, rate_scale, position, self.should_end_step)
-        except DeviceLostError as error:
-            self._plan_request = leave_out_card(self._plan_request, self.plan, error)
-            return None  # the error is gone then, and with it what its frames hold of the memory
 
     def should_end_step(self) -> bool:
         """Return whether to end the step; rest as the share of the CPU requires.
@@ -660,18 +643,6 @@ class Worker:
         plan = find_other_plan(self._plan_request, self.plan, self._memory_watch)
         if plan is None:
             return
-        self._move_state(plan)
-
-    def go_on_without_card(self, round_schedule: RoundSchedule) -> None:
-        """End the round before the step in which a card was lost, and move to a plan without it."""
-        plan = self.plan_training(self._plan_request.hardware, self._plan_request.limits)
-        assert isinstance(self.engine, Engine), "no other engine has several cards"
-        self.engine.recover_on_host()
-        if self.engine.round_tokens:
-            self.publish_round(round_schedule)
-        self._move_state(plan)
-
-    def _move_state(self, plan: Plan) -> None:
         self._close_state()
         return_freed_memory()
         self.plan = plan
