@@ -151,7 +151,7 @@ class ChurnDrill:
             folder = self._run_folder(name) / STATE_FOLDER / self.lead_key / "checkpoint"
             saved = CheckpointSlots(folder).load(label)
             if saved is not None:
-                parts.append(saved[0])
+                parts.append(dict(saved[0]))
         anchor = {i: part[i] for part in parts for i in part if i.startswith("anchor.")}
         expected = [i for i in other if i.startswith("anchor.")]
         is_equal = set(anchor) == set(expected)

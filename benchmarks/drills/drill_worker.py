@@ -34,7 +34,7 @@ from barnraise.peering.transports.transport import Channel, ChannelClosedError
 from barnraise.planning.limits import Limits
 from barnraise.protocol.messages import Peer
 from barnraise.state_dir import StateDir
-from barnraise.swap.engine import Encode, EncodedFragment
+from barnraise.swap.engine import EncodedFragment
 from barnraise.training import training_engine
 from barnraise.training.local_status import LocalStatus
 from barnraise.training.train import Worker
@@ -163,21 +163,27 @@ class Orders:
             _poison_engine(worker)
 
 
+class NoiseEncoder(training_engine.Encoder):
+    """Encode noise in the place of what a round has learnt."""
+
+    def __call__(self, units: torch.Tensor) -> tuple[bytes, torch.Tensor]:
+        """Return noise as large as the units; see `Encoder`."""
+        return super().__call__(noise_like(units))
+
+
 def _poison_engine(worker: Worker) -> None:
     """Make every later update of a worker noise."""
     honest_end_round = worker.engine.end_round
 
     def end_round(
-        encode: Encode,
+        encode: training_engine.Encoder,
         weight: float,
         fragments: Collection[int] | None = None,
         carries_residual: bool = False,
         has_momentum: bool = True,
     ) -> Iterator[EncodedFragment]:
-        def encode_noise(values: torch.Tensor) -> tuple[bytes, torch.Tensor]:
-            return encode(noise_like(values))
-
-        return honest_end_round(encode_noise, weight, fragments, carries_residual, has_momentum)
+        noise = NoiseEncoder(encode.scheme)
+        return honest_end_round(noise, weight, fragments, carries_residual, has_momentum)
 
     worker.engine.end_round = end_round
 

@@ -16,7 +16,7 @@ import sys
 import tempfile
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 ROOT = Path(__file__).resolve().parents[2]
 for folder in ("benchmarks/shared", "benchmarks/site", "tests"):
@@ -32,6 +32,8 @@ POINTS = 50_000
 DELTA_SECONDS = 40.0
 DELTAS = 1_800  # of 30 minutes
 REPORTS_PER_SECOND = 20
+# The windows in which pages are looked at: width and theme.
+VIEWS: tuple[tuple[int, Literal["light", "dark"]], ...] = ((1280, "light"), (390, "dark"))
 SETTLE_MS = 3_000  # after which a page has loaded what it loads by itself
 BROWSER_FLAGS = ("--no-sandbox", "--disable-gpu", "--enable-precise-memory-info")
 TARGETS = {
@@ -47,7 +49,7 @@ TARGETS = {
 
 def main() -> int:
     """Run the benchmark, and return 1 if a target is missed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="a third of the deltas")
     options = parser.parse_args()
     browser_path = find_browser()
@@ -193,7 +195,7 @@ def measure_pages(
     findings: set[str] = set()
     for path, is_signed_in in pages.items():
         with page_probe.open_context(browser, site.url, session if is_signed_in else "") as context:
-            for width, theme in ((1280, "light"), (390, "dark")):
+            for width, theme in VIEWS:
                 page = context.new_page()
                 scripts = page_probe.LoadedScripts()
                 page.on("response", scripts.add)

@@ -17,6 +17,7 @@ from seed_site import create_training_run, enrol_machines
 from site_workers import PLAN
 
 from barnraise.protocol import reports
+from barnraise.protocol.enums import Activity
 from coordinator.accounts.models import Machine, User
 from coordinator.fleet.models import Membership
 from coordinator.lib.valkey import valkey_client
@@ -92,7 +93,7 @@ class BusyRun:
             seq=self._seq,
             at=time.time(),
             version="0.1.0",
-            activity="training",
+            activity=Activity.TRAINING,
             incarnation="a" * 16,
             addresses=["192.0.2.7:41000"],
             step=self._seq - 10**6,

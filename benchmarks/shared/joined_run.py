@@ -4,10 +4,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from example_hardware import ONE_CORE_MACHINE
 from single_site import SingleSite
 
+from barnraise.coordinator_client.failover import FailoverClient
 from barnraise.planning.hardware import Hardware
 from barnraise.protocol.coordinator_messages import Directive, TextManifest
 from barnraise.protocol.enums import Role, RunStatus, Standing
@@ -94,7 +96,7 @@ def build_joined_run(setup: Setup, state_dir: StateDir) -> JoinedRun:
         name="a drill",
         machine=machine_id(key),
         folder=state_dir.open_run(RUN),
-        coordinator=ClockedClient(setup, state_dir.identity),
+        coordinator=cast(FailoverClient, ClockedClient(setup, state_dir.identity)),
         spec=spec,
         spec_digest=digest(spec.to_json()),
         manifest=TextManifest.model_validate_json(manifest.body),

@@ -42,7 +42,7 @@ HELPERS = ("page_fixtures", "second_factor", "event_log_builder")
 
 def main() -> int:
     """Write the dump of the release that the command line names."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("commit", help="a tag such as v0.2.0, or a commit")
     commit = parser.parse_args().commit
     sys.path[:0] = [str(ROOT / "platform"), str(ROOT / "worker")]

@@ -35,13 +35,13 @@ STEPS = 2000
 RATES = (0.001, 0.002, 0.003, 0.006)
 SEEDS = (0, 1, 2)
 SMALL = ModelSpec(layers=3, width=128, heads=4, context=64, vocabulary=256)
-LARGER = ModelSpec(layers=6, width=256, heads=8, context=128, vocabulary=256)
+LARGER = ModelSpec(layers=6, width=192, heads=6, context=64, vocabulary=256)
 # Feed-forward widths with which a block has as many parameters as GPT-2's.
 MODELS = {
     "gpt2 small": SMALL,
     "llama small": replace(SMALL, architecture="llama", hidden=344),
     "gpt2 larger": LARGER,
-    "llama larger": replace(LARGER, architecture="llama", hidden=688),
+    "llama larger": replace(LARGER, architecture="llama", hidden=520),
 }
 
 

@@ -19,7 +19,7 @@ import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from dataclasses import asdict
 from pathlib import Path
@@ -31,7 +31,7 @@ from study_baselines import train_diloco, train_parallel
 from study_case import Case
 from study_model import DEVICE, FOLDER, NAME, prepare_text
 from study_peers import train_ours
-from study_plan import Results, StudyPlan
+from study_plan import Results, Stage, StudyPlan
 
 PLANS = {
     "small": StudyPlan(),
@@ -115,9 +115,9 @@ def train_cases(
 
 
 def run_stages(
-    plan: StudyPlan, results: Results, path: Path, arguments: argparse.Namespace
+    stages: Sequence[Stage], results: Results, path: Path, arguments: argparse.Namespace
 ) -> None:
-    """Train what the plan's stages lack, and append each result to a file."""
+    """Train what the stages lack, and append each result to a file."""
     end = time.monotonic() + 60 * arguments.minutes
 
     def store_result(result: dict[str, Any]) -> None:
@@ -129,7 +129,7 @@ def run_stages(
 
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(arguments.processes, context, start_process) as pool:
-        for stage in plan.stages():
+        for stage in stages:
             cases = dict.fromkeys(stage(results))
             missing = [case for case in cases if not results.has(case)]
             train_cases(pool, missing, arguments.processes, end, store_result)
@@ -165,7 +165,7 @@ def main() -> None:
     documented = [study_report.RESULTS] if arguments.known or arguments.report else []
     results = read_results(*documented, path)
     if not arguments.report:
-        run_stages(plan, results, path, arguments)
+        run_stages(plan.stages(), results, path, arguments)
     if not arguments.quick:
         study_report.write_document(plan, results)
     print(json.dumps(study_report.compute_figures(plan, results)))

@@ -5,6 +5,7 @@ BARNRAISE_STUDY=medium; or 32 M, on a GPU where there is one, with BARNRAISE_STU
 """
 
 import os
+import sys
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, pairwise
@@ -26,9 +27,12 @@ from barnraise.spec import MATRIX_RATE_RATIO, MUON, ModelSpec, Recipe, TextSpec
 from barnraise.swap.adamw import AdamWKernel, AdamWStep
 from barnraise.swap.lr_schedule import learning_rate_scale
 from barnraise.swap.muon_moments import MuonMoments
-from barnraise.text import shards
 from barnraise.text.batches import TokenDataset
 from barnraise.text.stdlib_text import read_stdlib
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "shared"))
+
+from sharded_documents import shard_documents
 
 GPT2 = FUNCTIONS["gpt2"]
 
@@ -87,7 +91,7 @@ def prepare_text() -> None:
             write_atomically(FOLDER / name, blob)
         return name
 
-    manifest = shards.prepare_text(
+    manifest = shard_documents(
         TextSpec(tokenizer="bytes"), MODEL.vocabulary, RUN, store, list(read_stdlib())
     )
     write_atomically(FOLDER / "manifest.json", manifest.model_dump_json().encode())

@@ -32,7 +32,7 @@ def main() -> None:
     documented = documents if arguments.known or arguments.report else []
     results = read_results(*documented, path)
     if not arguments.report:
-        run_stages(plan, results, path, arguments)
+        run_stages(plan.stages(), results, path, arguments)
     if not arguments.quick:
         speedup_report.write_document(plan, results)
     print(json.dumps(speedup_report.compute_figures(plan, results)))

@@ -4,6 +4,7 @@ Its own processes load the stub of CUDA before torch, so this module imports tor
 """
 
 import json
+from typing import Any
 
 
 def main() -> None:
@@ -14,8 +15,10 @@ def main() -> None:
     from barnraise.planning.memory_model import all_device_bytes
 
     over, least = 0, 1.0
+    cases: list[dict[str, Any]]
+    cases = [{"clipping": "exact"}, {"clipping": "layer", "boundaries": "host"}]
     with cuda_stub.card_process() as process:
-        for changes in (dict(clipping="exact"), dict(clipping="layer", boundaries="host")):
+        for changes in cases:
             plan = card_plans.on_two_cards(card_plans.card_plan(micro_batches=4, **changes))
             life = process.submit(card_plans.live_through, plan).result()
             for number, planned in enumerate(all_device_bytes(plan)):

@@ -372,7 +372,7 @@ def compare(site: Site, hash_before: str) -> dict[str, Any]:
 
 def main() -> int:
     """Run the drill and return 0 if nothing failed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--baseline", help="a tag or commit; the newest tag without it")
     baseline = parser.parse_args().baseline or newest_release()
     started = time.monotonic()

@@ -60,10 +60,6 @@ class DecodableUpdate(Protocol):
         """Return fragment `index`'s int32 [n] units; None where the update has no part for it."""
         ...
 
-    def read_encoded(self, index: int) -> tuple[bytes, int] | None:
-        """Return a fragment's payload and what its units are multiplied by; None for no part."""
-        ...
-
 
 @dataclass(frozen=True)
 class EngineProgress:

@@ -32,6 +32,14 @@ class Encoder:
         return codec.encode(units, scheme=self.scheme)
 
 
+class EncodedUpdate(DecodableUpdate, Protocol):
+    """An update whose payloads can be sent on, to machines that hold the fragments."""
+
+    def read_encoded(self, index: int) -> tuple[bytes, int] | None:
+        """Return a fragment's payload and what its units are multiplied by; None for no part."""
+        ...
+
+
 class TrainingEngine(Protocol):
     """What trains a replica and keeps it consistent with the anchor; see `swap.engine.Engine`."""
 
@@ -59,7 +67,7 @@ class TrainingEngine(Protocol):
         ...
 
     def queue_updates(
-        self, *updates: DecodableUpdate, prediction: tuple[float, ...] | None = None
+        self, *updates: EncodedUpdate, prediction: tuple[float, ...] | None = None
     ) -> None:
         """Queue other authors' updates, and set the prediction for updates in flight."""
 

@@ -25,7 +25,7 @@ from barnraise.swap.engine import (
     EncodedFragment,
     StepStats,
 )
-from barnraise.swap.executor import DecodableUpdate, EngineProgress
+from barnraise.swap.executor import EngineProgress
 from barnraise.swap.sampler import SamplingSettings, TokenRange
 from barnraise.training.crew.crew_frames import PayloadId, PieceKind
 from barnraise.training.crew.crew_messages import (
@@ -50,7 +50,7 @@ from barnraise.training.crew.span_holders import SpanHolders
 from barnraise.training.crew.stage_engine import StageEngine, list_fragments, read_part
 from barnraise.training.crew.step_protocol import STREAM_SECONDS, LeadStep, decode_stream
 from barnraise.training.resume import CREW_LABEL
-from barnraise.training.training_engine import Encoder
+from barnraise.training.training_engine import EncodedUpdate, Encoder
 
 log = logging.getLogger("barnraise")
 
@@ -187,7 +187,7 @@ class CrewEngine:
     # ---- exchange ------------------------------------------------------------------------------
 
     def queue_updates(
-        self, *updates: DecodableUpdate, prediction: tuple[float, ...] | None = None
+        self, *updates: EncodedUpdate, prediction: tuple[float, ...] | None = None
     ) -> None:
         """Queue other authors' updates, and set the prediction for updates in flight.
 
@@ -205,7 +205,7 @@ class CrewEngine:
         self._prediction = prediction or self._prediction
         self._engine.queue_updates(*updates, prediction=prediction)
 
-    def _enclose(self, updates: Sequence[DecodableUpdate], number: int) -> list[Enclosure]:
+    def _enclose(self, updates: Sequence[EncodedUpdate], number: int) -> list[Enclosure]:
         """Return the parts of updates that change a machine's fragments."""
         enclosures: list[Enclosure] = []
         for which, update in enumerate(updates):

@@ -75,7 +75,7 @@ def form_crew(
     options: CrewOptions,
     transport: Transport,
     should_stop: Callable[[], bool],
-    on_code: Callable[[str], None],
+    on_code: Callable[[str], object],
 ) -> FormedCrew | None:
     """Wait for machines that have the crew's code.
 
