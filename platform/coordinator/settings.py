@@ -117,7 +117,7 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 # Requests
 _local_hosts = ["localhost", "127.0.0.1", "[::1]"]
 ALLOWED_HOSTS = env.read("BARNRAISE_HOSTS", env.each(env.parse_host), _local_hosts)
-CSRF_TRUSTED_ORIGINS = env.read("BARNRAISE_ORIGINS", env.each(env.parse_origin), [])
+CSRF_TRUSTED_ORIGINS = env.read("BARNRAISE_ORIGINS", env.each(env.parse_trusted_origin), [])
 HTTPS = env.read("BARNRAISE_HTTPS", env.parse_switch, False)
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = HTTPS
 SECURE_SSL_REDIRECT = HTTPS
