@@ -76,13 +76,14 @@ def parse_proxy(source: str, value: str) -> NamedProxy | None:
     try:
         parts, port = split_address(f"//{place}"), PORTS[scheme]
         host = parts.hostname or ""
-        if not host:
+        if not host or host in PORTS:  # as in "http:/proxy.example"
             raise ValueError("it names no host")
         shown = f"[{host}]" if ":" in host else host
         url = f"{scheme}://{shown}:{parts.port or port}"
     except (ValueError, LookupError):
         if not value:
             return None
+        place = re.sub(r":(?!\d*$)[^:]*$", ":…", place)  # it may be a password without a host
         shown = f"{scheme}://{place}" if scheme.isalnum() else place
         raise StateError(
             f"{source} names '{shown}', which is no proxy: write it as http://HOST:PORT or "
