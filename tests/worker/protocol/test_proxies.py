@@ -121,6 +121,9 @@ def test_address_of_a_proxy_is_read_as_people_write_it(value, url, auth):
             f"http://{'p' * 64}.example",
             "http://p:0",
             "http://ada:geheim@[::1]x:1",
+            "http:/proxy.example:3128",
+            "ada:geheim",
+            "http://ada:geheim",
         ),
     ],
 )
