@@ -62,7 +62,7 @@ def test_merge_into_no_token_is_refused_before_it_is_loaded(capfd, prefix, merge
         "merges": [merge],
         "continuing_subword_prefix": prefix,
     }
-    with pytest.raises(TextError, match="it has a merge of '[ab]' and '.*' into no token"):
+    with pytest.raises(TextError, match=r"it has a merge of '[ab]' and '.*' into no token"):
         load_tokenizer(json.dumps({"model": model}).encode(), MAX_VOCABULARY, "it")
     assert capfd.readouterr().err == ""
 
