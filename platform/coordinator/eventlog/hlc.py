@@ -31,7 +31,7 @@ def clock_correction(offsets: Sequence[float]) -> float:
         offsets: Seconds by which each other mirror's clock is ahead of ours.
 
     Returns:
-        The others' median offset if it exceeds MAX_CLOCK_ERROR, else 0. With fewer than two other clocks
+        The median offset if it exceeds MAX_CLOCK_ERROR, else 0. With fewer than two other clocks
         the result is 0, because two clocks alone do not show which one is wrong.
     """
     median = median_clock_offset(offsets)
