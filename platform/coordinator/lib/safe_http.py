@@ -14,7 +14,7 @@ import httpx
 from django.conf import settings
 
 from barnraise.protocol.certificates import trusted_certificates
-from barnraise.protocol.ip_addresses import IpAddress, is_public_ip, parse_ip
+from barnraise.protocol.ip_addresses import is_public_ip, parse_ip
 from barnraise.spec import split_address
 
 PORTS = {443, 8443}
@@ -87,15 +87,7 @@ def resolve_target(url: str) -> Target:
 def is_public(address: str) -> bool:
     """Return whether everybody on the internet reaches it, or the settings allow it explicitly."""
     parsed = parse_ip(address)
-    return is_public_ip(parsed) or _is_allowed(parsed)
-
-
-def _is_allowed(address: IpAddress) -> bool:
-    """Return whether the settings name a network that contains the address."""
-    return any(
-        address.version == network.version and address in network
-        for network in settings.OUTSIDE_NETWORKS
-    )
+    return is_public_ip(parsed) or any(parsed in network for network in settings.OUTSIDE_NETWORKS)
 
 
 async def post(url: str, body: bytes, headers: dict[str, str]) -> int:
