@@ -218,7 +218,7 @@ AUTH_PASSWORD_VALIDATORS = [
 ]
 globals().update(env.read("EMAIL_URL", mail_settings.settings, mail_settings.settings("console:")))
 _sender = {
-    "form": r"[^@\n]*[^@\s<]@[^@\s]+",
+    "form": r"([^@<>\n]*<)?[^@<>\s]+@[^@<>\s]+(?(1)>)",
     "expected": "is no sender like Barn <barn@example.org>",
 }
 DEFAULT_FROM_EMAIL = env.read(

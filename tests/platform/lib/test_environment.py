@@ -186,6 +186,9 @@ def test_empty_variable_means_the_default(monkeypatch, empty):
         ("EMAIL_URL", "smtp://mail/x"),
         ("EMAIL_URL", "file://folder"),
         ("EMAIL_FROM", "Barnraise"),
+        ("EMAIL_FROM", "Barn <barn@example.org"),
+        ("EMAIL_FROM", "Barn barn@example.org"),
+        ("EMAIL_FROM", "barn@example.org>"),
     ],
 )
 def test_wrong_setting_ends_with_its_name_and_value(monkeypatch, capsys, variable, wrong):
