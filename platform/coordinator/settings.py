@@ -1,43 +1,7 @@
-"""Configure Django. Everything that differs between installations is an environment variable.
+"""Configure Django.
 
-BARNRAISE_STATE   folder of keys and embedded servers (default .state next to manage.py)
-DATABASE_URL      postgresql://user:password@host:port/name; without it an embedded Postgres starts
-REDIS_URL         redis://…; without it an embedded Valkey is started
-SECRET_KEY        default: created once and stored in the state folder
-BARNRAISE_MIRROR_KEY the site's key, 64 hex digits, instead of the state folder's mirror.key
-BARNRAISE_HOSTS   comma-separated host names this site answers to
-BARNRAISE_ORIGINS comma-separated origins (https://…) whose forms are trusted, behind a proxy
-BARNRAISE_HTTPS   1 behind a proxy that ends TLS: secure cookies, plain HTTP redirected,
-                  X-Forwarded-Proto trusted
-BARNRAISE_HSTS    seconds for which browsers must use HTTPS (default a year with BARNRAISE_HTTPS)
-BARNRAISE_HSTS_SUBDOMAINS 1: that holds for all subdomains, and browsers may preload it
-BARNRAISE_PROXIES comma-separated addresses or networks (10.0.0.0/8) of the proxies in front, or
-                  unix for a socket; only their X-Forwarded-For and X-Forwarded-Proto are believed
-                  (default 127.0.0.1,::1 with BARNRAISE_HTTPS, else none)
-BARNRAISE_URL     this site's address (https://barn.example.org), for emails (default the first of
-                  the origins)
-BARNRAISE_NETWORKS comma-separated private networks (10.0.0.0/8) that webhooks may reach
-BARNRAISE_NAME    this mirror's name
-BARNRAISE_LOG     the lowest level that is logged: DEBUG, INFO, WARNING (default INFO)
-BARNRAISE_LOG_JSON 1: one JSON object a line
-BARNRAISE_AUDIT_DAYS days for which the audit log is stored (default 730; 0: for ever)
-BARNRAISE_METRICS_TOKEN bearer token that /metrics requires (default none: do not expose /metrics)
-BARNRAISE_VOLUNTEER_MACHINES machines of one volunteer that may take part in a run (default 20)
-BARNRAISE_VOLUNTEER_FLOPS FLOP/s by which all updates of one volunteer in a run are limited
-                  (default 1e15)
-BARNRAISE_RELAYS  relays for machines that cannot reach each other: none (default), default (the
-                  public ones of iroh's makers), or comma-separated URLs. They are in the next
-                  mirror list that is proposed here
-BARNRAISE_CREDIT_SECONDS seconds between two events about credit and checkpoints (default 1800)
-BARNRAISE_IMPRINT address (https://…) of the imprint, linked at the foot of every page
-BARNRAISE_TERMS   address of the terms of use, linked there and at the sign-up form
-BARNRAISE_PRIVACY address of the privacy notice, linked there and at the sign-up form
-BARNRAISE_SOURCE  address of the source code, linked there
-SENTRY_DSN        where errors of the site are reported to, with neither people nor addresses; needs
-                  `pip install sentry-sdk`
-EMAIL_URL         smtp://user:password@host:587, smtps://…, file:///folder; without it emails go to
-                  Celery's log
-EMAIL_FROM        sender of emails: Barnraise <barn@example.org>
+Everything that differs between installations is an environment variable; docs/operate.md has their
+table.
 """
 
 import gc
@@ -117,7 +81,7 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 # Requests
 _local_hosts = ["localhost", "127.0.0.1", "[::1]"]
 ALLOWED_HOSTS = env.read("BARNRAISE_HOSTS", env.each(env.parse_host), _local_hosts)
-CSRF_TRUSTED_ORIGINS = env.read("BARNRAISE_ORIGINS", env.each(env.parse_origin), [])
+CSRF_TRUSTED_ORIGINS = env.read("BARNRAISE_ORIGINS", env.each(env.parse_trusted_origin), [])
 HTTPS = env.read("BARNRAISE_HTTPS", env.parse_switch, False)
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = HTTPS
 SECURE_SSL_REDIRECT = HTTPS
@@ -254,7 +218,7 @@ AUTH_PASSWORD_VALIDATORS = [
 ]
 globals().update(env.read("EMAIL_URL", mail_settings.settings, mail_settings.settings("console:")))
 _sender = {
-    "form": r"[^@\n]*[^@\s<]@[^@\s]+",
+    "form": r"([^@<>\n]*<)?[^@<>\s]+@[^@<>\s]+(?(1)>)",
     "expected": "is no sender like Barn <barn@example.org>",
 }
 DEFAULT_FROM_EMAIL = env.read(

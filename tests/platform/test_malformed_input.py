@@ -194,3 +194,13 @@ def test_machine_that_floods_the_site_with_reports_is_throttled(volunteer, perso
     assert [answer.status_code for answer in answers] == [200] * 3 + [429] * 2
     assert "from this machine" in answers[-1].json()["error"]
     assert other.report(run, report).status_code == 200
+
+
+@pytest.mark.parametrize("typed", ["²", "-²", "9" * 5000])
+def test_digits_that_are_no_number_cause_no_server_error(signed_in, volunteer, typed):
+    client, ada = signed_in()
+    machine = volunteer(ada).machine
+    answer = client.post(f"/machines/{machine.pk}/pause/", {"offset": typed})
+    assert answer.status_code == 302
+    fields = {"name": "Any", "preset": "gpt-nano", "volunteers": typed}
+    assert client.post("/runs/estimate/", fields).status_code == 200

@@ -7,6 +7,8 @@ clocks disagree slightly. Kulkarni et al., "Logical Physical Clocks", 2014.
 
 from collections.abc import Sequence
 
+from barnraise.protocol.clock import median_clock_offset
+
 MAX_CLOCK_ERROR = 60.0  # seconds that a clock may differ from the others
 MAX_STAMP_LEAD = 120.0  # seconds that an acceptable stamp may lie ahead of our clock
 COUNTER_BITS = 16
@@ -32,19 +34,8 @@ def clock_correction(offsets: Sequence[float]) -> float:
         The median offset if it exceeds MAX_CLOCK_ERROR, else 0. With fewer than two other clocks
         the result is 0, because two clocks alone do not show which one is wrong.
     """
-    median = median_offset(offsets)
+    median = median_clock_offset(offsets)
     return median if len(offsets) > 1 and abs(median) > MAX_CLOCK_ERROR else 0.0
-
-
-def median_offset(offsets: Sequence[float]) -> float:
-    """Return the median; 0 without values.
-
-    Of two middle values the one nearer to 0 counts, so one wrong clock of two moves nobody.
-    """
-    if not offsets:
-        return 0.0
-    ordered = sorted(offsets)
-    return min(ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2], key=abs)
 
 
 def is_too_far_ahead(hlc: int, now: float) -> bool:

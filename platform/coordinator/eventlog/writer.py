@@ -18,7 +18,7 @@ from django.dispatch import Signal
 from pydantic import Field
 from uuid6 import uuid7
 
-from barnraise.protocol.clock import estimate_offset
+from barnraise.protocol.clock import estimate_offset, median_clock_offset
 from barnraise.protocol.messages import Signed
 from barnraise.protocol.signing import digest
 from barnraise.protocol.types import Message, PlainText
@@ -314,7 +314,7 @@ def record_peer_clock(key: str, peer_time: float, round_trip: float = 0.0) -> No
 
 def clock_offset() -> float:
     """Return the seconds by which this clock is ahead of the others' median; 0 if unknown."""
-    return 0.0 - hlc_module.median_offset(_peer_offsets())
+    return 0.0 - median_clock_offset(_peer_offsets())
 
 
 def _peer_offsets() -> list[float]:

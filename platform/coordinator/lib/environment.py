@@ -8,19 +8,20 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable, Collection
-from ipaddress import ip_address, ip_network
+from ipaddress import IPv6Address
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
-from barnraise.protocol.ip_addresses import parse_ip
-from barnraise.spec import split_address
+from barnraise.protocol import ip_addresses
+from barnraise.spec import HOST_LENGTH, split_address
 from coordinator.lib.exceptions import UserError
 
 Value = TypeVar("Value")
 STARTUP_FAILURE = 3  # the exit status with which uvicorn does not start a process again
 SWITCHES = {"1 true yes on": True, "0 false no off": False}
 HOST = re.compile(r"\*|\.?[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*")
+BRACKETED = re.compile(r"^\[([^][]*)\]$")
 PORTS = {"https": 443, "http": 80}
 OPEN_URL = re.compile(r"([\w.+-]+://)?[^@?#:]+(:\d{1,5})?(/[^@?#:]*)?")  # without a password
 PASSWORD_PART = re.compile(r":[^/].*@|://.*@")
@@ -87,7 +88,7 @@ def parse_number(text: str, least: float = 0, most: float = 1e9, *, whole: bool 
 def parse_network(text: str, example: str = "a network, like 10.0.0.0/8") -> Any:
     """Read an address or a network."""
     try:
-        return ip_network(text if "/" in text else parse_ip(text.strip("[]")))
+        return ip_addresses.parse_network(BRACKETED.sub(r"\1", text))
     except ValueError:
         raise SettingError(text, f"is no address or network; name {example}") from None
 
@@ -101,10 +102,11 @@ def parse_proxy(text: str) -> Any:
 def parse_host(text: str) -> str:
     """Read a host name as requests name it, or a domain as Django's ALLOWED_HOSTS has it."""
     host = re.sub(r"^\*\.", ".", text.lower().rstrip("/."))
-    if HOST.fullmatch(host):
+    if HOST.fullmatch(host) and len(host) <= HOST_LENGTH:
         return host
     try:
-        return f"[{ip_address(host.strip('[]'))}]"
+        address = BRACKETED.sub(r"\1", host).partition("%")[0]
+        return f"[{IPv6Address(address)}]"
     except ValueError:
         raise SettingError(text, "is no host name; name it without https:// and port") from None
 
@@ -115,7 +117,7 @@ def parse_url(
     """Check a URL: its scheme, its host and, by a pattern, its path."""
     is_web = set(schemes) <= set(PORTS)
     try:
-        parts = split_address(text.replace("://*.", "://", 1))
+        parts = split_address(text)
         # A port alone is the beginning of a password that is not percent-encoded.
         has_host = parts.hostname or (not is_web and (parts.port is None or "@" in parts.netloc))
         is_url = has_host and parts.scheme in schemes and not parts.fragment
@@ -137,11 +139,17 @@ def parse_origin(text: str) -> str:
     return f"{parts.scheme}://{host.encode('idna').decode()}"
 
 
+def parse_trusted_origin(text: str) -> str:
+    """Return an origin, or `https://*.example.org` for those of a whole domain."""
+    before, star, domain = text.partition("://*.")
+    return parse_origin(f"{before}://{domain}").replace("://", star) if star else parse_origin(text)
+
+
 def parse_relay(text: str) -> str:
     """Read a relay's URL, or one of the words that stand for several and for none."""
     is_word = text.lower() in ("none", "default")
-    url = text if is_word else parse_url(text, ("https",), "https://relay.example.org", "/?")
-    return url.lower()
+    form = "https://relay.example.org"
+    return text.lower() if is_word else parse_origin(parse_url(text, ("https",), form, "/?"))
 
 
 def parse_folder(text: str) -> Path:

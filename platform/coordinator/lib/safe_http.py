@@ -8,13 +8,14 @@ Redirects are not followed, proxies of the environment are not used, and bodies 
 import asyncio
 import socket
 from dataclasses import dataclass
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult
 
 import httpx
 from django.conf import settings
 
 from barnraise.protocol.certificates import trusted_certificates
-from barnraise.protocol.ip_addresses import IpAddress, is_public_ip, parse_ip
+from barnraise.protocol.ip_addresses import is_public_ip, parse_ip
+from barnraise.spec import split_address
 
 PORTS = {443, 8443}
 # For one call, from resolving the name to the response's status. A slower answer is a failure, so a
@@ -50,9 +51,8 @@ def check_url(url: str) -> SplitResult:
         UnsafeUrlError: The URL is malformed or not allowed.
     """
     try:
-        parts = urlsplit(url.strip())
+        parts = split_address(url.strip())  # it refuses what httpx does not
         ascii_netloc = httpx.URL(url.strip()).netloc.decode()
-        (parts.hostname or "").encode("idna")  # as sockets do: they refuse what httpx does not
     except (ValueError, httpx.InvalidURL):  # a UnicodeError is a ValueError
         raise UnsafeUrlError("this is not a URL") from None
     allows_private = bool(settings.OUTSIDE_NETWORKS)
@@ -87,15 +87,7 @@ def resolve_target(url: str) -> Target:
 def is_public(address: str) -> bool:
     """Return whether everybody on the internet reaches it, or the settings allow it explicitly."""
     parsed = parse_ip(address)
-    return is_public_ip(parsed) or _is_allowed(parsed)
-
-
-def _is_allowed(address: IpAddress) -> bool:
-    """Return whether the settings name a network that contains the address."""
-    return any(
-        address.version == network.version and address in network
-        for network in settings.OUTSIDE_NETWORKS
-    )
+    return is_public_ip(parsed) or any(parsed in network for network in settings.OUTSIDE_NETWORKS)
 
 
 async def post(url: str, body: bytes, headers: dict[str, str]) -> int:

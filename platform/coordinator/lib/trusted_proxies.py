@@ -83,9 +83,7 @@ class TrustedProxies:
         address = parse_forwarded(sender)
         if address is None:
             return self._unix and not sender
-        return any(
-            address.version == network.version and address in network for network in self._networks
-        )
+        return any(address in network for network in self._networks)
 
 
 def parse_forwarded(entry: str) -> IpAddress | None:

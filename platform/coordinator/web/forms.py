@@ -354,7 +354,7 @@ class RunForm(ProblemForm):
         text = normalise_number(self.data.get("volunteers") or "")
         if not (text.isascii() and text.isdigit()):
             return DEFAULT_VOLUNTEERS
-        return max(1, min(int(text), MAX_VOLUNTEERS))
+        return max(1, min(int(text[:20]), MAX_VOLUNTEERS))
 
 
 def terms_as_typed(terms: JoinPolicy) -> dict[str, str]:

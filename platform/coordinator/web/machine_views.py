@@ -1,5 +1,6 @@
 """A person's machines: list, page, rename, pause, resume, revoke, enrol."""
 
+import re
 import uuid
 from datetime import UTC, datetime, timedelta
 from datetime import timezone as dt_timezone
@@ -147,7 +148,7 @@ def _read_pause_end(request: AuthenticatedRequest) -> datetime | None:
         StateError: What was typed is no time.
     """
     minutes = request.POST.get("offset", "")  # of the reader's clock ahead of UTC
-    is_offset = minutes.removeprefix("-").isdigit() and abs(int(minutes)) < 24 * 60
+    is_offset = re.fullmatch("-?[0-9]{1,4}", minutes) and abs(int(minutes)) < 24 * 60
     zone = dt_timezone(timedelta(minutes=int(minutes) if is_offset else 0))
     duration = request.POST.get("for", "").strip()
     until = request.POST.get("until", "").strip().replace("T", " ")

@@ -50,6 +50,8 @@ async def test_stranger_cannot_choose_the_address_that_limits_count(sender):
         (["203.0.113.5, unknown"], "10.0.0.1"),  # what stands before it was written by the client
         (["203.0.113.5, _hidden, 10.0.0.9"], "10.0.0.1"),
         (["203.0.113.5, nonsense"], "10.0.0.1"),
+        (['"[2001:db8::1]:443"', " , ,"], "2001:db8::1"),
+        (["2001:db8::1%eth0"], "2001:db8::1"),
         ([], "10.0.0.1"),
     ],
 )

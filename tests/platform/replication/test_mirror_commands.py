@@ -128,6 +128,10 @@ def test_mirror_list_commands_begin_sign_publish_add_and_expel(tmp_path, roots):
                 ("https://b.invalid/barn", "needs a host name of its own"),
             )
         ),
+        *(
+            (("renew", "--to", "{file}", "--days", days), "a list that has expired")
+            for days in ("0", "-1", "nan")
+        ),
         (("expel", "--key", "{stranger}", "--to", "{file}"), "is not one mirror"),
     ],
 )

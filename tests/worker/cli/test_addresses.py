@@ -42,6 +42,8 @@ def test_site_address_is_read_from_whatever_people_paste(text, address):
         ),
         *("[::1", "https://evil\x1b]0;owned/", "https://evil\\x", "https://a b/"),
         "https://[link=x]a",
+        *("https://[::1]x", "[v1.x]", "https://a\nb.org", "https://a\u200b.org", "http//a.org"),
+        *("https:/train.example.org", "https://xn--zzzzzzz999999.org", "https://\u2603.org"),
     ],
 )
 def test_what_is_no_address_is_refused_with_a_sentence(text):

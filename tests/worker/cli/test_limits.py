@@ -86,6 +86,9 @@ def test_saved_limit_of_zero_is_a_sentence_with_the_remedy(tmp_path):
     (tmp_path / "limits.json").write_text('{"uplink": 0}')
     with pytest.raises(StateError, match=r"limits.json: uplink: 0 would send .* Remove it"):
         _ = StateDir(tmp_path).limits
+    (tmp_path / "limits.json").write_text('{"uplink": 1e400}')
+    with pytest.raises(StateError, match=r"limits.json: the limit on uplink cannot be .*: inf"):
+        _ = StateDir(tmp_path).limits
 
 
 def test_refusal_to_train_names_the_limits_in_force():

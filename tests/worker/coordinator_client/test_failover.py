@@ -17,11 +17,11 @@ from barnraise.coordinator_client.failover import (
     MIRROR_LIST_FILE,
     FailoverClient,
     MirrorSelector,
-    median_clock_offset,
 )
 from barnraise.coordinator_client.reporter import Reporter, ReportSpool
 from barnraise.errors import CoordinatorError, CoordinatorUnreachableError
 from barnraise.protocol import coordinator_messages
+from barnraise.protocol.clock import median_clock_offset
 from barnraise.protocol.enums import RunStatus
 from barnraise.protocol.messages import Peer
 from barnraise.protocol.mirror_list import (

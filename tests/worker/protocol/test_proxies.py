@@ -49,6 +49,8 @@ def test_proxy_is_that_of_the_variable_that_counts(environment, variables, by_ht
         ("[::1],127.0.0.1", ["[::1]:8000", "127.0.0.1:9"], ["127.0.0.2", "[::2]"]),
         ("::1 , 127.0.0.0/8", ["[::1]", "127.3.2.1", "[::ffff:127.0.0.1]"], ["128.0.0.1"]),
         ("[fd00::]/8;10.0.0.0/255.0.0.0", ["[fd12::1]", "10.1.2.3"], ["[fe00::1]", "11.0.0.1"]),
+        ("::ffff:10.0.0.0/104", ["10.1.2.3", "[::ffff:10.1.2.3]"], ["11.0.0.1"]),
+        ("10.0.0.5/8 fd00::7/16", ["10.1.2.3", "[fd00::1]"], ["11.0.0.1", "[fe00::1]"]),
         ("site.example", ["site.example", "a.SITE.example."], ["mysite.example", "example"]),
         (".site.example", ["site.example", "a.site.example"], ["mysite.example"]),
         ("*.site.example", ["a.site.example"], ["mysite.example"]),
@@ -114,6 +116,15 @@ def test_address_of_a_proxy_is_read_as_people_write_it(value, url, auth):
             "http://ada:geheim@p:port",
         ),
         *("p:99999", "http://a b:1", "ada:geheim://x@p", "http://[::1", "http://*", "!"),
+        *(
+            "http://a..b:1",
+            f"http://{'p' * 64}.example",
+            "http://p:0",
+            "http://ada:geheim@[::1]x:1",
+            "http:/proxy.example:3128",
+            "ada:geheim",
+            "http://ada:geheim",
+        ),
     ],
 )
 def test_what_is_no_proxy_is_refused_without_its_password(value):

@@ -50,7 +50,9 @@ def is_one_sentence(text: str) -> bool:
     return bool(text) and "\n" not in text and "Traceback" not in text
 
 
-@pytest.mark.parametrize("name", ["gpu", "hip", "cuda:x", "cuda:", "cpu:1", "mps:0", "cuda:-1"])
+@pytest.mark.parametrize(
+    "name", ["gpu", "hip", "cuda:x", "cuda:\u00b2", "cuda:", "cpu:1", "mps:0", "cuda:-1"]
+)
 def test_name_of_no_device_is_refused_with_a_sentence(gpus, name):
     with pytest.raises(StateError) as caught:
         choose_device(name)

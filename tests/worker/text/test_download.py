@@ -210,7 +210,9 @@ def test_redirect_to_what_is_no_address_is_a_sentence(web, pauses, tmp_path, loc
     assert not pauses
 
 
-@pytest.mark.parametrize("url", ["http://[x/", "https://a..b.invalid/x", "https://h:port/#text"])
+@pytest.mark.parametrize(
+    "url", ["http://[x/", "https://a..b.invalid/x", "https://h:port/#text", "https://[::1]x/"]
+)
 def test_source_that_is_no_address_is_refused_by_its_spelling(url):
     with pytest.raises(TextError, match="is not an address"):
         parse_place(url)

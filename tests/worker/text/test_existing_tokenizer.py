@@ -160,14 +160,22 @@ def test_chats_that_the_template_refuses_are_skipped_and_counted(folder, tmp_pat
         (True, "bytes", "B" + "barn beam brace " * 99, "1 of 1,585 characters .*'B'"),
         (False, "words", "barn beam brace " * 99, "66 % of the text's tokens are unknown to it"),
         (False, "letters", "barn beam " * 99, "99 of 990 characters .*'m'.*it has no tokens"),
+        (False, "prefixed", "barn " * 99, "495 of 495 characters .*its decoder adds '#'"),
     ],
-    ids=["all", "normaliser", "few", "unknown", "no tokens"],
+    ids=["all", "normaliser", "few", "unknown", "no tokens", "prefix"],
 )
 def test_what_tokens_lose_of_a_text_is_counted(tmp_path, lowercase, level, content, share):
     tokenizer = {
         "bytes": lambda: train_tokenizer([b"barn beam brace"], 280),
         "words": lambda: Tokenizer(WordLevel({"<unk>": 0, "</s>": 1, "barn": 2}, "<unk>")),
         "letters": lambda: Tokenizer(BPE({"</s>": 0, **{c: ord(c) for c in "barne "}}, [])),
+        "prefixed": lambda: Tokenizer(
+            BPE(
+                {"</s>": 0, "b": 1, **{f"##{c}": ord(c) for c in "barn "}},
+                [],
+                continuing_subword_prefix="##",
+            )
+        ),
     }[level]()
     if lowercase:
         tokenizer.normalizer = Lowercase()

@@ -89,6 +89,16 @@ FORMATS = {
     "strings.jsonl": ("".join(json.dumps(text) + "\n" for text in TEXTS), "jsonl"),
     "objects.json": ("".join(json.dumps(row, indent=1) + "\n" for row in ROWS), "json"),
     "comma.json": (json.dumps(ROWS)[:-1] + ",]", "json"),
+    "objects.jsonl": ("".join(json.dumps(row, indent=1) + "\n" for row in ROWS), "json"),
+    "commas.jsonl": (JSONL.replace("}\n", "},\n"), "json"),
+    "joined objects.jsonl": (JSONL.replace("}\n", "}"), "json"),
+    "nested.jsonl": (json.dumps({"data": ROWS}), "json"),
+    "returns.jsonl": (JSONL.replace("\n", "\r"), "jsonl"),
+    "lines.csv": (JSONL, "jsonl"),
+    "JSON lines.tsv": (JSONL, "jsonl"),
+    "list.csv": (json.dumps(ROWS, indent=1), "json"),
+    "commas.tsv": (CSV, "tsv"),
+    "single.tsv": ("text\n" + "".join(f"{text}\n" for text in TEXTS), "tsv"),
     "stated.csv": ("sep=;\nid;text\n" + "".join(f"1;{t}\n" for t in TEXTS), "csv"),
     "blank lines.csv": ("\n" + CSV.replace("\n", "\n\n"), "csv"),
     "stray.tsv": ("id\ttext\n" + "".join(f'"{i}\t{t}\n' for i, t in enumerate(TEXTS)), "tsv"),
@@ -258,7 +268,15 @@ def test_encoding_that_changes_late_does_not_break_a_line_end(look):
 
 def test_few_undecodable_bytes_are_replaced_and_counted(look):
     found = look("a.txt", (LINES * 3).encode() + b"\xff\xfe\xfd")
-    assert not found.refusal and "3 bytes that are not UTF-8" in found.warnings[0]
+    assert not found.refusal and found.warnings[0].endswith(
+        "bytes that are not UTF-8 are replaced by U+FFFD: 3"
+    )
+
+
+@pytest.mark.parametrize("codec", ["utf-8", "utf-16"])
+def test_short_text_that_ends_inside_of_a_character_is_read(look, codec):
+    found = look("a.txt", "Grüße an alle 😀".encode(codec)[:-2])
+    assert not found.refusal and "are replaced by U+FFFD: " in found.warnings[0]
 
 
 def test_texts_that_differ_in_line_ends_or_mark_are_copies(tmp_path):

@@ -409,7 +409,9 @@ def test_parquet_columns_of_text_are_read_whatever_their_type(look, column):
 
 def test_lone_surrogates_are_replaced_and_counted(look):
     found = look("a.jsonl", JSONL * 2 + '{"text": "bad \\ud800 character"}\n')
-    assert "1 characters that no encoding can hold" in found.warnings[0]
+    assert "lone surrogates) are replaced by U+FFFD: 1" in found.warnings[0]
+    short = look("short.json", '[{"text": "a row of nineteen \\ud83d"}]')
+    assert not short.refusal and short.samples == ["a row of nineteen \ufffd"]
     assert "lone surrogates" in look("b.jsonl", '{"text": "\\ud800 bad row"}\n' * 9).refusal
 
 

@@ -52,6 +52,21 @@ def test_owners_tokenizer_that_makes_its_library_panic_is_a_sentence():
         raise KeyboardInterrupt
 
 
+@pytest.mark.parametrize(
+    ("prefix", "merge"), [(None, ["a", "c"]), (None, "b a"), ("##", ["a", "b"]), ("##", "a ##c")]
+)
+def test_merge_into_no_token_is_refused_before_it_is_loaded(capfd, prefix, merge):
+    model = {
+        "type": "BPE",
+        "vocab": LETTERS,
+        "merges": [merge],
+        "continuing_subword_prefix": prefix,
+    }
+    with pytest.raises(TextError, match=r"it has a merge of '[ab]' and '.*' into no token"):
+        load_tokenizer(json.dumps({"model": model}).encode(), MAX_VOCABULARY, "it")
+    assert capfd.readouterr().err == ""
+
+
 def build(model, normalizer=None, pre_tokenizer=None, decoder=None) -> Tokenizer:
     tokenizer = Tokenizer(model)
     for name, part in (

@@ -11,6 +11,7 @@ import typer
 from barnraise.errors import StateError
 from barnraise.spec import split_address
 
+SCHEMES = ("http", "https")
 INVITED = "invited"  # /runs/NAME/invited/TOKEN/ is an invitation's page
 MAX_INVITATION = 200  # characters of a token, far more than any has
 
@@ -40,8 +41,8 @@ def parse_site_address(text: str) -> str:
         parts = split_address(address)
     except ValueError:
         raise StateError(f"'{text}' is not an address; write it as in the browser") from None
-    is_host = parts.netloc.isprintable() and not set(parts.netloc) & set("@\\ \"'<>`|;&$")
-    if parts.scheme not in ("http", "https") or not parts.hostname or not is_host:
+    is_host = parts.hostname not in (None, *SCHEMES)  # as in "https:/train.example.org"
+    if parts.scheme not in SCHEMES or "@" in parts.netloc or not is_host:
         raise StateError(f"'{text}' is not a site's address, like https://train.example.org")
     return f"{parts.scheme}://{parts.netloc}"
 

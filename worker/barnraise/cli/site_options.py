@@ -14,6 +14,7 @@ from barnraise.cli.addresses import RunAddress, parse_site_address
 from barnraise.cli.console import print_json
 from barnraise.cli.machine_options import HomeOption, JsonOption, open_state_dir
 from barnraise.cli.option_groups import option
+from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.coordinator_client.machine_requests import MachineRequests
 from barnraise.coordinator_client.token_client import (
     TOKEN_VARIABLE,
@@ -50,7 +51,7 @@ class SiteOptions:
 
     def open_client(
         self, run: RunAddress | None = None, *, as_machine: bool = False
-    ) -> TokenClient | MachineRequests:
+    ) -> CoordinatorClient:
         """Return a client of the site; the caller closes it.
 
         A token goes to the site that its owner has chosen, and not wherever a pasted address

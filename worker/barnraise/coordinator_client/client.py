@@ -3,9 +3,10 @@
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from urllib.parse import quote
+from typing import Any
+from urllib.parse import quote, urlencode
 
-from pydantic import BaseModel
+from pydantic import BaseModel, RootModel
 
 from barnraise import __version__
 from barnraise.errors import CoordinatorError, CoordinatorUnreachableError
@@ -47,6 +48,10 @@ SESSION = secrets.token_hex(8)  # of this process: a copied key on two machines 
 MAX_ANSWER_BYTES = 1 << 20  # no message of the API comes near it
 
 
+class Json(RootModel[Any]):
+    """Any JSON value."""
+
+
 class CoordinatorClient(SignedHttpClient):
     """One coordinator, as this machine sees it.
 
@@ -61,10 +66,11 @@ class CoordinatorClient(SignedHttpClient):
         identity: Identity,
         mirror: str = "",
         clock: Callable[[], float] = time.time,
+        timeout_seconds: float = TIMEOUT_SECONDS,
     ) -> None:
         options = HttpOptions(
             user_agent=f"barnraise/{__version__}",
-            timeout_seconds=TIMEOUT_SECONDS,
+            timeout_seconds=timeout_seconds,
             max_bytes=MAX_ANSWER_BYTES,
             clock=clock,
         )
@@ -158,6 +164,13 @@ class CoordinatorClient(SignedHttpClient):
     def fetch_mirror_lists(self, after: int) -> MirrorLists:
         """Fetch the mirror lists past this version that lead to the newest."""
         return self.request("GET", f"/mirrors/list?after={after}", None, MirrorLists)
+
+    def request_json(self, method: str, *path: str, body: Any = None, **query: Any) -> Any:
+        """Send one request and return the answer's JSON. Each part of the path is quoted."""
+        address = "/" + "/".join(quote(part, safe="") for part in path)
+        if query:
+            address += f"?{urlencode(query)}"
+        return self.request(method, address, None if body is None else Json(body), Json).root
 
     def request(
         self, method: str, path: str, message: BaseModel | None, shape: type[Answer]

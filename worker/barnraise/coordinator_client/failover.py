@@ -14,7 +14,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import median
 from typing import TypeVar
 
 from pydantic import ValidationError
@@ -29,7 +28,7 @@ from barnraise.errors import (
     MirrorListError,
 )
 from barnraise.protocol.checkups import Checkup
-from barnraise.protocol.clock import REQUEST_CLOCK_SECONDS
+from barnraise.protocol.clock import REQUEST_CLOCK_SECONDS, median_clock_offset
 from barnraise.protocol.coordinator_messages import (
     Attestation,
     Directive,
@@ -68,17 +67,6 @@ REFUSED_STATUSES = (401, 403, 404, 409, 410)
 MAX_PEERS = 64  # of one answer
 
 Answer = TypeVar("Answer")
-
-
-def median_clock_offset(offsets: Sequence[float]) -> float:
-    """Return the seconds to add to this machine's clock, given each mirror's. Pure.
-
-    It is the median. Of an even number of mirrors this machine's own clock decides.
-    """
-    if not offsets:
-        return 0.0
-    voters = [*offsets, 0.0] if len(offsets) % 2 == 0 else offsets
-    return median(voters)
 
 
 class MirrorSelector:

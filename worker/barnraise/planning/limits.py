@@ -111,9 +111,10 @@ class Limits:
         object.__setattr__(self, "pause_for", tuple(self.pause_for))
         for name in SIZES:
             value = getattr(self, name)
-            if value is not None and value < 0:
+            if value is not None and not 0 <= value <= UNLIMITED:  # a file may have Infinity
                 raise StateError(
-                    f"the limit on {name.replace('_', ' ')} cannot be negative: {value}"
+                    f"the limit on {name.replace('_', ' ')} cannot be negative or without end: "
+                    f"{value}"
                 )
             if value == 0 and name in ZERO_EFFECTS:
                 raise StateError(

@@ -1,5 +1,8 @@
 """By how much two clocks may differ, and for whom; what an answer shows of another clock. Pure."""
 
+from collections.abc import Sequence
+from statistics import median
+
 # A request is signed with a time. When a mirror corrects the time by more, the request is worth
 # signing again, and the other mirrors' clocks are worth a look.
 REQUEST_CLOCK_SECONDS = 1.0
@@ -23,6 +26,17 @@ def estimate_offset(
         return None
     middle = other_time - now + round_trip / 2
     return known if abs(known - middle) <= round_trip / 2 + JITTER_SECONDS else middle
+
+
+def median_clock_offset(offsets: Sequence[float]) -> float:
+    """Return the seconds to add to this machine's clock, given each mirror's.
+
+    It is the median. Of an even number of mirrors this machine's own clock decides.
+    """
+    if not offsets:
+        return 0.0
+    voters = [*offsets, 0.0] if len(offsets) % 2 == 0 else offsets
+    return median(voters)
 
 
 def is_clock_wrong(seconds_ahead: float, round_trip: float = 0.0) -> bool:

@@ -5,9 +5,10 @@ rules, so that no spelling of a private address passes one of them.
 """
 
 import ipaddress
-from ipaddress import IPv4Address, IPv6Address
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
 IpAddress = IPv4Address | IPv6Address
+MAPPED_BITS = 96  # before an IPv4 address that is mapped into IPv6
 
 # The only IPv6 block from which public addresses are assigned. Outside of it lie mapped,
 # compatible and translated IPv4 addresses (::/96, ::ffff:0:0/96, ::ffff:0:0:0/96, NAT64's
@@ -33,6 +34,21 @@ def parse_ip(text: str) -> IpAddress:
     if isinstance(address, IPv6Address) and address.ipv4_mapped:
         return address.ipv4_mapped
     return address
+
+
+def parse_network(text: str, strict: bool = True) -> IPv4Network | IPv6Network:
+    """Parse an address or a network; what is mapped into IPv6 becomes IPv4.
+
+    A network is named by its first address, or by any of its addresses if that is not strict.
+
+    Raises:
+        ValueError: It is neither.
+    """
+    host, slash, prefix = text.partition("/")
+    address = parse_ip(host)
+    if slash and address.version == 4 and ":" in host:
+        prefix = str(int(prefix) - MAPPED_BITS)
+    return ipaddress.ip_network(f"{address}{slash}{prefix}", strict)
 
 
 def is_public_ip(address: IpAddress) -> bool:

@@ -3,18 +3,19 @@
 Small letters go first. Where no variable is set, the settings of macOS and Windows count.
 """
 
-import ipaddress
 import logging
 import os
 import re
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import lru_cache
+from ipaddress import IPv4Network, IPv6Network
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from barnraise.errors import StateError
-from barnraise.protocol.ip_addresses import parse_ip
+from barnraise.protocol.ip_addresses import parse_ip, parse_network
+from barnraise.spec import split_address
 
 log = logging.getLogger("barnraise")
 
@@ -22,7 +23,7 @@ SYSTEM = "the system's settings"
 PORTS = {"http": 80, "https": 443, "socks5": 1080, "socks5h": 1080}  # where none is named
 _HOST = re.compile(r"[a-z0-9_*-][a-z0-9_.*-]*")
 # An entry of NO_PROXY: a network, or a name that may hold `*`; and a port if only that one counts.
-DirectHost = tuple[ipaddress.IPv4Network | ipaddress.IPv6Network | str, int | None]
+DirectHost = tuple[IPv4Network | IPv6Network | str, int | None]
 
 
 @dataclass(frozen=True)
@@ -73,16 +74,16 @@ def parse_proxy(source: str, value: str) -> NamedProxy | None:
     scheme = {"socks": "socks5"}.get(scheme.lower(), scheme.lower()) if separator else "http"
     name, _, password = credentials.partition(":")
     try:
-        parts, port = urlsplit(f"//{place}"), PORTS[scheme]
+        parts, port = split_address(f"//{place}"), PORTS[scheme]
         host = parts.hostname or ""
-        if ":" in host:
-            host = f"[{ipaddress.ip_address(host)}]"
-        elif not _HOST.fullmatch(host) or "*" in host:
+        if not host or host in PORTS:  # as in "http:/proxy.example"
             raise ValueError("it names no host")
-        url = f"{scheme}://{host}:{parts.port or port}"
+        shown = f"[{host}]" if ":" in host else host
+        url = f"{scheme}://{shown}:{parts.port or port}"
     except (ValueError, LookupError):
         if not value:
             return None
+        place = re.sub(r":(?!\d*$)[^:]*$", ":…", place)  # it may be a password without a host
         shown = f"{scheme}://{place}" if scheme.isalnum() else place
         raise StateError(
             f"{source} names '{shown}', which is no proxy: write it as http://HOST:PORT or "
@@ -106,11 +107,11 @@ def parse_direct_hosts(source: str, value: str) -> tuple[DirectHost, ...]:
 
 def _parse_direct_host(text: str) -> DirectHost:
     if text.count(":") > 1 and "[" not in text:
-        return ipaddress.ip_network(text, strict=False), None
+        return parse_network(text, strict=False), None
     parts = urlsplit(f"//{text}")
     host = f"{parts.hostname or ''}{parts.path}"  # a network has a path: "/8"
     if ":" in host or re.fullmatch(r"[\d.]+(/.*)?", host):
-        return ipaddress.ip_network(host, strict=False), parts.port
+        return parse_network(host, strict=False), parts.port
     name = host.removeprefix("*.").removeprefix(".").encode("idna").decode()
     if not _HOST.fullmatch(name):
         raise ValueError("it is no host")

@@ -25,6 +25,7 @@ from barnraise.protocol.signing import Identity, open_signed
 
 API = "/api/v1"
 RAW_HEADERS = {"Accept-Encoding": "identity"}
+CONNECT_SECONDS = 15.0  # until a connection is there, at most
 TOO_SLOW = 504  # the HTTP status of a gateway that has waited too long
 
 Answer = TypeVar("Answer", bound=BaseModel)
@@ -111,7 +112,10 @@ class SignedHttpClient:
         self._deadline = AnswerDeadline(self._options.max_seconds)
         self._is_clock_known = False  # whether the mirror has stated its time or accepted ours
         self._http = open_http_client(
-            timeout=self._options.timeout_seconds,
+            timeout=httpx.Timeout(
+                self._options.timeout_seconds,
+                connect=min(self._options.timeout_seconds, CONNECT_SECONDS),
+            ),
             headers={"User-Agent": self._options.user_agent, **RAW_HEADERS},
         )
 
@@ -170,6 +174,13 @@ class SignedHttpClient:
             ) from None
         raise ProblemError(problem, status, request_id)
 
+    def authorize(self, method: str, path: str, body: bytes) -> str:
+        """Return the header that says who sends a request; "" while the mirror is not known."""
+        if not self.key:
+            return ""
+        token = self.identity.sign_request(self.key, method, path, body, self.now())
+        return f"Barnraise {token}"
+
     def close(self) -> None:
         """Close the connections."""
         self._http.close()
@@ -183,9 +194,8 @@ class SignedHttpClient:
         sent = {"X-Request-ID": request_id}
         if body:
             sent["Content-Type"] = "application/json"
-        if self.key:
-            token = self.identity.sign_request(self.key, method, path, body, self.now())
-            sent["Authorization"] = f"Barnraise {token}"
+        if authorization := self.authorize(method, path, body):
+            sent["Authorization"] = authorization
         content = bytearray()
         extensions = {"trace": self._deadline.remember_connection}
         request = LimitedRequest()

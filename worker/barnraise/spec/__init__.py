@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 from urllib.parse import SplitResult, urlsplit
 
+import idna
+
 from barnraise.errors import SpecError
 from barnraise.spec.architectures import ARCHITECTURES, architecture_of
 from barnraise.spec.model_dimensions import (
@@ -738,6 +740,7 @@ _SECRET_IN_QUERY = re.compile(
 )
 ADDRESSES, ADDRESS_LENGTH, PLACES_LENGTH = 50, 500, 8_000  # a spec stays short
 HOST_LENGTH = 253  # of a name in the DNS, without the dot at its end
+_PLACE = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^][]*)(:[0-9]*)?")  # of an address: host and port
 
 
 def _find_place_problem(text: TextSpec) -> str:
@@ -777,8 +780,11 @@ def split_address(address: str) -> SplitResult:
     """
     parts = urlsplit(address)
     host = (parts.hostname or "").encode("idna").decode()  # UnicodeError is a ValueError
+    if host.startswith("xn--"):
+        idna.decode(host)  # httpx does, and raises what it has for no other bad address
     is_host = len(host) <= HOST_LENGTH and not re.search(r"[^0-9A-Za-z._:-]", host)
-    if parts.port == 0 or not is_host:  # reading the port raises when it is none
+    is_whole = address.isprintable() and _PLACE.fullmatch(parts.netloc.rpartition("@")[2])
+    if parts.port == 0 or not is_host or not is_whole:  # reading the port raises when it is none
         raise ValueError(f"'{host}' is not the name of a host")
     return parts
 
@@ -799,7 +805,7 @@ def address_problem(address: str) -> str:
         return "must begin with https:// or http:// and name a host"
     if parts.username is not None:
         return "holds a name or password, which everybody would see"
-    if not address.isprintable() or " " in address:
+    if " " in address:
         return "holds characters that an address cannot have"
     try:
         inside = not ipaddress.ip_address(host).is_global

@@ -68,7 +68,7 @@ def choose_device(requested: str = "") -> DeviceChoice:
     if "," in requested:
         return _choose_several([name.strip() for name in requested.split(",")])
     kind, _, number = requested.lower().partition(":")
-    is_numbered = kind == "cuda" and number.isdigit()
+    is_numbered = kind == "cuda" and number.isdecimal()
     if kind not in ("", "cpu", "cuda", *UNSUPPORTED) or (":" in requested and not is_numbered):
         raise StateError(
             f"there is no device '{requested}': write cpu, cuda, or cuda:1 for the second GPU"

@@ -24,6 +24,7 @@ from barnraise.text.file_format import (
 from barnraise.text.letters import LETTERS_BY_CODEC, choose_codec
 
 MAX_BAD_SHARE = 0.001  # of a file's bytes that may be undecodable
+FEW_BAD = 2  # that may be so in a file of any size: a cut through a character leaves them
 SAMPLE_BYTES = 1 << 20  # from which the encoding is detected
 READ_BYTES = 1 << 20
 _GUESS_BYTES = 64 << 10  # around the first undecodable byte; a longer sample only takes longer
@@ -62,7 +63,7 @@ class DecodingCounts:
         Raises:
             TextError: with the share, without the file's name.
         """
-        if self.bad_bytes > MAX_BAD_SHARE * self.read_bytes:
+        if has_too_many(self.bad_bytes, self.read_bytes):
             share = format_share(self.bad_bytes / self.read_bytes)
             raise TextError(
                 f"{share} of its bytes are not {self.encoding.upper()}, nor is it in another "
@@ -182,6 +183,11 @@ class _Decoder:
         text, bad_bytes = _SURROGATES.subn(REPLACEMENT, text)
         self._counts.bad_bytes += bad_bytes
         return text
+
+
+def has_too_many(bad: int, total: int) -> bool:
+    """Return whether a file has more undecodable bytes, or lone surrogates, than a text has."""
+    return bad > max(FEW_BAD, MAX_BAD_SHARE * total)
 
 
 def normalise_line_ends(text: str) -> str:

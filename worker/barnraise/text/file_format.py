@@ -100,6 +100,7 @@ _CONTROLS = bytes(set(range(32)) - set(_TEXT_CONTROLS)) + b"\x7f"
 MAX_CONTROL_SHARE = 0.02  # of the bytes of a text
 MIN_UNMARKED_CHARACTERS = 32  # by which UTF-16 of other than Latin letters is recognised
 _JSON_LINES_TO_TRY = 3
+_NEXT_LINE = re.compile(r"[^\S\r\n]*[\r\n]\s*\S")
 _OBJECT_START = re.compile(r'\{\s*"[^"\n]{1,100}"\s*:')
 
 
@@ -159,8 +160,6 @@ def find_format(name: str, head: bytes) -> str:
         raise TextError(f"damaged: its content is not {by_name.capitalize()}")
     if _is_binary(head):
         raise TextError("a binary file")
-    if by_name in (CSV, TSV):
-        return by_name
     return _find_json(head, by_name)
 
 
@@ -230,29 +229,30 @@ def decode_head(head: bytes) -> str:
 
 
 def _find_json(head: bytes, by_name: str) -> str:
-    """Tell JSON lines, a JSON document and plain text apart."""
+    """Tell JSON lines, a JSON document and what the name states apart."""
     text = decode_head(head).lstrip()
-    if by_name == TEXT:
-        if text.startswith("[") and re.match(r"\[\s*\{\s*\"", text):
+    if by_name == JSON_LINES:
+        return JSON if _starts_with_document(text) else JSON_LINES
+    if by_name != JSON:
+        if re.match(r"\[\s*\{\s*\"", text):
             return JSON
         is_long_line = len(head) >= HEAD_BYTES and "\n" not in text and _OBJECT_START.match(text)
-        return JSON_LINES if is_long_line or _count_json_lines(text, len(head)) > 1 else TEXT
-    if text.startswith("["):
-        # Lines that are lists each are rows without names; they are refused as such.
-        return JSON_LINES if by_name == JSON_LINES and _starts_with_whole_line(text) else JSON
-    if by_name == JSON_LINES:
-        return JSON_LINES
+        return JSON_LINES if is_long_line or _count_json_lines(text, len(head)) > 1 else by_name
     return JSON_LINES if _count_json_lines(text, len(head)) > 1 else JSON
 
 
-def _starts_with_whole_line(text: str) -> bool:
-    """Return whether the first line is JSON in itself and another one follows."""
-    first, _, rest = text.partition("\n")
-    try:
-        JsonReader().decode(first)
-    except ValueError:
+def _starts_with_document(text: str) -> bool:
+    """Return whether a text begins with a list or an object that is no line before others.
+
+    Lines that are lists each are rows without names; they are refused as such.
+    """
+    if not text.startswith(("[", "{")):
         return False
-    return bool(rest.strip())
+    try:
+        _, end = JsonReader().raw_decode(text)
+    except ValueError:  # damaged, or longer than the first bytes of the file
+        return text.startswith("[")
+    return "\n" in text[:end] or not _NEXT_LINE.match(text, end)
 
 
 def _count_json_lines(text: str, head_bytes: int) -> int:

@@ -68,9 +68,11 @@ def parse_place(text: str) -> Place:
         if page := _HUB_PAGE.match(url):
             raise TextError(f"{url} is a page about a dataset: name it as hf:{page[1]}")
         try:
-            split_address(url)
+            is_address = bool(split_address(url).hostname)
         except ValueError:
-            raise TextError(f"{url} is not an address") from None
+            is_address = False
+        if not is_address:
+            raise TextError(f"{url} is not an address")
         return AddressPlace(url, column)
     if _ADDRESS.match(text):
         scheme = text.partition(":")[0]

@@ -31,18 +31,23 @@ def measure_round_trip(documents: Sequence[bytes], tokenizer: Tokenizer) -> Roun
     known = [[token for token in ids if token != unknown] for ids in tokens]
     decoded = tokenizer.decode_batch(known, skip_special_tokens=False)
     lost: Counter[str] = Counter()
+    gained: Counter[str] = Counter()
     changed = 0
     for text, back in zip(texts, decoded, strict=True):
         if text in (back, back.removeprefix(" ")):  # many tokenizers set a space before a text
             continue
         before, after = Counter(text), Counter(back)
         lost += before - after
-        changed += max((before - after).total(), (after - before).total())
+        gained += after - before
+        changed += min(len(text), max((before - after).total(), (after - before).total()))
     reasons: list[str] = []
     whole = "".join(texts)
-    normalise = tokenizer.normalizer.normalize_str if tokenizer.normalizer else str
-    if lost & (Counter(whole) - Counter(normalise(whole))):
+    normalised = tokenizer.normalizer.normalize_str(whole) if tokenizer.normalizer else whole
+    if lost & (Counter(whole) - Counter(normalised)):
         reasons.append("its normaliser changes them")
+    added = [c for c in gained - (Counter(normalised) - Counter(whole)) if not c.isspace()]
+    if added:
+        reasons.append(f"its decoder adds {', '.join(map(repr, added[:NAMED_CHARACTERS]))}")
     count = sum(map(len, tokens))
     if unknown_tokens := count - sum(map(len, known)):
         reasons.append(

@@ -299,6 +299,12 @@ class CsvDialect:
         short = sum(len(row.values) < len(rows[0].values) for row in rows)
         return short > MAX_SKIPPED_SHARE * len(rows)
 
+    @property
+    def is_table(self) -> bool:
+        """Return whether all rows of the sample have as many fields as the first: several."""
+        rows = self._read_sample(self.quoting)
+        return len(rows[0].values) > 1 and not self._count_faults(self.quoting)
+
     def _count_faults(self, quoting: dict[str, Any]) -> int:
         rows = self._read_sample(quoting)
         return sum(len(row.values) != len(rows[0].values) or row.problem != "" for row in rows)
@@ -332,6 +338,13 @@ class CsvDialect:
         if width == 1:
             return len(lines) >= MAX_CUT_LINES
         return 2 * sum(len(row) == width for row in self.split(lines, quoting)) > len(lines)
+
+
+def choose_dialect(kind: str, sample: str, column: str) -> CsvDialect:
+    """Return how a file is read that is called CSV or TSV; one without a tab may be CSV."""
+    dialect = CsvDialect(CSV, sample, column)
+    is_misnamed = "\t" not in sample and dialect.is_table
+    return dialect if kind == CSV or is_misnamed else CsvDialect(kind, sample, column)
 
 
 class _CsvRow(NamedTuple):

@@ -18,7 +18,7 @@ from barnraise.formats import format_share
 from barnraise.text.connection_errors import is_connection_error
 from barnraise.text.decompression import OpenFile, Peekable, damage_named, open_decompressed
 from barnraise.text.documents import PIECE_CHARACTERS, cut_stream
-from barnraise.text.encoding import DecodingCounts, decode_stream
+from barnraise.text.encoding import DecodingCounts, decode_stream, has_too_many
 from barnraise.text.extra import needs_extra
 from barnraise.text.file_choice import LeftOut
 from barnraise.text.file_format import (
@@ -37,10 +37,10 @@ from barnraise.text.rows import (
     MAX_SKIPPED_SHARE,
     SAMPLE_CHARACTERS,
     SAMPLE_ROWS,
-    CsvDialect,
     Row,
     RowCounts,
     RowOptions,
+    choose_dialect,
     parse_csv,
     parse_json,
     parse_json_lines,
@@ -220,7 +220,7 @@ def _parse_rows(
         return parse_json_lines(split_lines(texts), counts)
     if kind in (CSV, TSV):
         first = next(texts, "")
-        dialect = CsvDialect(kind, first[:SAMPLE_CHARACTERS], options.column)
+        dialect = choose_dialect(kind, first[:SAMPLE_CHARACTERS], options.column)
         return parse_csv(split_lines(chain([first], texts), keep_ends=True), dialect, counts)
     assert kind == JSON
     return parse_json(_join(texts), counts)
@@ -263,8 +263,8 @@ def _join(texts: Iterable[str]) -> str:
 def _report_rows(counts: RowCounts, report: FileReport) -> None:
     report.skipped_rows = counts.skipped + counts.damaged + bool(counts.cut_line)
     report.add_warnings(_row_warnings(counts))
-    if counts.bad_characters > 0.001 * max(1, report.characters):
-        share = format_share(counts.bad_characters / max(1, report.characters))
+    if has_too_many(counts.bad_characters, report.characters):
+        share = format_share(counts.bad_characters / report.characters)
         raise TextError(
             f"{share} of its characters are lone surrogates, which no encoding can hold"
         )
@@ -298,8 +298,8 @@ def _row_warnings(counts: RowCounts) -> Iterator[str]:
         yield f"line {counts.cut_line:,}, the last one, is cut off and is skipped"
     if counts.bad_characters:
         yield (
-            f"{counts.bad_characters:,} characters that no encoding can hold (lone surrogates) "
-            "are replaced by U+FFFD"
+            "characters that no encoding can hold (lone surrogates) are replaced by U+FFFD: "
+            f"{counts.bad_characters:,}"
         )
 
 
@@ -309,8 +309,8 @@ def _decoding_warnings(decoding: DecodingCounts) -> Iterator[str]:
         yield f"it is not UTF-8; it was read as {decoding.encoding}, by its content"
     if decoding.bad_bytes:
         yield (
-            f"{decoding.bad_bytes:,} bytes that are not {decoding.encoding.upper()} are replaced "
-            "by U+FFFD"
+            f"bytes that are not {decoding.encoding.upper()} are replaced by U+FFFD: "
+            f"{decoding.bad_bytes:,}"
         )
 
 

@@ -152,8 +152,19 @@ def _read_model(model: dict[str, Any]) -> dict[str, Any]:
         is_text = name in ("vocab", "merges", "unk_token", "unk_id")
         if not is_text and not _is_small(model.get(name)):
             raise _RefusedError(f"a model with {name!r} of such a size or kind")
+    if kind == "BPE":
+        _check_merges(model)
     read = {name: model[name] for name in MODELS[kind] if name in model}
     return {"type": kind, **read}
+
+
+def _check_merges(model: dict[str, Any]) -> None:
+    """Refuse a merge whose result is no token: the library panics, and prints its own stack."""
+    prefix = model.get("continuing_subword_prefix") or ""
+    for merge in model["merges"]:
+        left, right = merge.split(" ") if isinstance(merge, str) else merge
+        if not right.startswith(prefix) or left + right[len(prefix) :] not in model["vocab"]:
+            raise _RefusedError(f"a merge of {left[:40]!r} and {right[:40]!r} into no token")
 
 
 def _read_added(tokens: list[dict[str, Any]]) -> list[dict[str, Any]]:

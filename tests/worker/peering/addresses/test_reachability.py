@@ -61,7 +61,8 @@ def test_unexpected_connection_from_the_internet_proves_reachability() -> None:
     [
         *("", "5.9.1.1", "5.9.1.1:0", "5.9.1.1:70000", ":45555", "0.0.0.0:5", "127.0.0.1:5"),
         *("[::]:5", "a..b:5", "https://home.example.org:5", "a b:5", "[::1:5", "\udcff:5", "x/y:5"),
-        *("ada@home.example.org:5", "*.example.org:5", f"{'x' * 64}.org:5"),
+        *("ada@home.example.org:5", "*.example.org:5", f"{'x' * 64}.org:5", "a\u200b.org:5"),
+        *("[v1.x]:5", "[5.9.1.1]:5", "xn--zzzzzzz999999.org:5"),
     ],
 )
 def test_announcement_that_helps_nobody_is_refused(address: str) -> None:

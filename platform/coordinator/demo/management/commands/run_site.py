@@ -10,6 +10,7 @@ from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from coordinator.demo.supervised_site import SupervisedSite
+from coordinator.fleet.peer_addresses import MAX_PORT
 from coordinator.lib.environment import read
 
 LOOK_SECONDS = 0.5  # between two looks at whether the supervisor has given up
@@ -30,6 +31,8 @@ class Command(BaseCommand):
 
     def handle(self, *, port: int, host: str, **options: Any) -> None:
         """Start everything, and run until a signal arrives or a process fails for good."""
+        if not 0 < port <= MAX_PORT:
+            raise CommandError(f"--port must be from 1 to {MAX_PORT:,}, not {port}")
         for name in ("SIGTERM", "SIGHUP"):  # a closed terminal stops everything too
             if hasattr(signal, name):
                 signal.signal(getattr(signal, name), _interrupt)

@@ -182,6 +182,8 @@ class Command(BaseCommand):
         self._propose(_next_version(options["to"]), **options)
 
     def _propose(self, proposal: MirrorList, to: Path, days: float, **_: Any) -> None:
+        if not days > 0:
+            raise CommandError("--days: a list that has expired binds nobody; write 1 or more")
         expires = time.time() + days * 86_400
         changes = {"expires": expires, "relays": settings.RELAYS}
         validated = MirrorList.model_validate(proposal.model_dump() | changes)
