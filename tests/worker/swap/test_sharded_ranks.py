@@ -161,8 +161,7 @@ from barnraise.swap.sharded.rank_facts import collect_facts
 place = rank_place.RankPlace.read()
 store = place.find_others(collect_facts(place.device, ""))
 beats = Heartbeat(place.address, 1, 2)
-group = rank_place.with_prefix("group", store)
-dist.init_process_group("gloo", store=group, rank=1, world_size=2)
+dist.init_process_group("gloo", store=store, rank=1, world_size=2)
 parts = [torch.zeros(rank_place.TRIAL_SIZE) for _ in range(2)]
 dist.all_gather(parts, torch.zeros(rank_place.TRIAL_SIZE))
 time.sleep(60)

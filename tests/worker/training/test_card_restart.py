@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from barnraise.errors import DeviceLostError, MemoryShortageError, RankLostError
 from barnraise.swap.device import LOST_CARDS
+from barnraise.swap.sharded.torchrun import ONE_RANK
 from barnraise.training import card_restart
 from barnraise.training.card_restart import (
-    ONE_RANK,
     RESTARTS,
     RESTARTS_SECONDS,
     VARIABLE,

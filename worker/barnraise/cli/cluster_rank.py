@@ -3,14 +3,14 @@
 import contextlib
 import dataclasses
 import os
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from barnraise.cli.machine_options import MachineOptions, measure_machine
+from barnraise.errors import StateError
 from barnraise.planning.hardware import Hardware
 from barnraise.planning.limits import Limits
 from barnraise.state_dir import StateDir
-from barnraise.swap.sharded.torchrun import count_ranks, is_first_rank, refuse_other_engine
+from barnraise.swap.sharded.torchrun import ONE_RANK, count_ranks
 
 # Imports of torch, which takes seconds, are in the functions that need it.
 
@@ -21,8 +21,13 @@ def obey_rank_0(runs: Sequence[str], limits: Limits) -> None:
     Raises:
         StateError: the engine cannot have ranks, or the other ranks cannot be reached.
     """
-    refuse_other_engine(limits.engine)
-    if count_ranks() == 1 or is_first_rank():
+    count = count_ranks()
+    if count > 1 and limits.engine != "sharded":
+        raise StateError(
+            f"torchrun has started {count} processes, which would all join as this machine: add "
+            "--engine sharded, so that they train as one, or start without torchrun"
+        )
+    if count == 1 or os.environ["RANK"] == "0":
         return
     from barnraise.swap.sharded.rank import end_process, serve_commands
     from barnraise.swap.sharded.rank_place import RankPlace
@@ -65,28 +70,10 @@ def measure_ranks(state_dir: StateDir, machine: MachineOptions, limits: Limits) 
         machine = dataclasses.replace(machine, device=str(RankPlace.read().device))
         hardware = measure_machine(state_dir, machine, limits)
         return dataclasses.replace(hardware, others=(hardware,) * (count - 1))
-    from barnraise.training.card_restart import ONE_RANK
-
     hardware = measure_machine(state_dir, machine, limits)
     return dataclasses.replace(hardware, others=()) if ONE_RANK in os.environ else hardware
 
 
 def without_lost_ranks(limits: Limits) -> Limits:
     """Return the limits; without ranks if these were lost too often."""
-    from barnraise.training.card_restart import ONE_RANK
-
     return dataclasses.replace(limits, engine="swap") if ONE_RANK in os.environ else limits
-
-
-def run_ranks(train: Callable[[], None], should_leave: Callable[[float], bool]) -> None:
-    """Train; begin again when a card or a rank is lost. A cluster is `torchrun`'s to start again.
-
-    Raises:
-        DeviceLostError: that happened too often, or in a cluster.
-    """
-    from barnraise.training.card_restart import run_with_restarts
-
-    if count_ranks() > 1:
-        train()
-    else:
-        run_with_restarts(train, should_leave, time.time)

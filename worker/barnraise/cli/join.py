@@ -28,7 +28,6 @@ from barnraise.cli.cluster_rank import (
     lead_ranks,
     measure_ranks,
     obey_rank_0,
-    run_ranks,
     without_lost_ranks,
 )
 from barnraise.cli.console import (
@@ -178,10 +177,12 @@ def join(
                 following = [next_run]
                 _announce_run(next_run, memberships[0])
 
+    from barnraise.training.card_restart import run_with_restarts  # imports torch
+
     with lead_ranks(names, new_limits):
         hardware = measure_ranks(state_dir, machine, new_limits)
         session = TrainingSession(state_dir, hardware, new_limits, worker_options, display)
-        run_ranks(partial(train_runs, session), leaving.wait)
+        run_with_restarts(partial(train_runs, session), leaving.wait, time.time)
     for last_words in session.last_words.values():
         out.print(*last_words, sep="\n", soft_wrap=True)
 

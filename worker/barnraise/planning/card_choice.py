@@ -6,8 +6,9 @@ pay. Ranks on GPUs are priced, but only the owner chooses them: NCCL has not bee
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from barnraise.errors import PlanError
@@ -122,14 +123,15 @@ def choose_cards(
     if not hardware.others:
         plan = make_plan(hardware, model, advise=advise, **options)
         return CardChoice(plan, hardware, ())
-    ways = [_Way(card, _price(card, model, options)) for card in hardware.cards]
+    quietly = partial(_price, make_plan, advise=False, **options)
+    ways = [_Way(card, quietly(card, model)) for card in hardware.cards]
     ways.sort(key=lambda way: -way.speed)
     ranked = [way.hardware for way in ways]
     several = [
         replace(ranked[0], others=tuple(ranked[1:count])) for count in range(2, len(ranked) + 1)
     ]
     for cards in several[: step_sequences - 1]:
-        ways.append(_Way(cards, _price(cards, model, options)))
+        ways.append(_Way(cards, quietly(cards, model)))
     taken = max(ways, key=lambda way: way.speed)
     if isinstance(taken.result, PlanError):
         plan = make_plan(ranked[0], model, advise=advise, **options)  # raises it with advice
@@ -168,25 +170,18 @@ def _price_ranks(
     for split in (tensor,) if tensor else TENSORS:
         engine = SHARDED if split == 1 else f"{SHARDED}, tensor {split}"
         of_split = [
-            _Way(cards, _price_split(cards, model, split, options), engine) for cards in machines
+            _Way(cards, _price(plan_ranks, cards, model, tensor=split, **options), engine)
+            for cards in machines
         ]
         # Of refusals the one of most cards counts: they need least each.
         ways.append(max(reversed(of_split), key=lambda way: way.speed))
     return ways
 
 
-def _price_split(
-    hardware: Hardware, model: ModelSpec, tensor: int, options: dict[str, Any]
-) -> Plan | PlanError:
+def _price(plan: Callable[..., Plan], *arguments: Any, **options: Any) -> Plan | PlanError:
+    """Return the plan that a planner finds, or why it finds none."""
     try:
-        return plan_ranks(hardware, model, tensor=tensor, **options)
-    except PlanError as error:
-        return error
-
-
-def _price(hardware: Hardware, model: ModelSpec, options: dict[str, Any]) -> Plan | PlanError:
-    try:
-        return make_plan(hardware, model, advise=False, **options)
+        return plan(*arguments, **options)
     except PlanError as error:
         return error
 

@@ -14,6 +14,7 @@ from typing import NoReturn, TypeVar
 
 from barnraise.errors import DeviceLostError, RankLostError, list_causes
 from barnraise.swap.device import LOST_CARDS, is_device_lost
+from barnraise.swap.sharded.torchrun import ONE_RANK, count_ranks
 
 log = logging.getLogger("barnraise")
 
@@ -23,7 +24,6 @@ RESTARTS_SECONDS = 3600.0
 PAUSE_SECONDS = 10.0  # before a restart: a driver that is reset needs some seconds
 
 LOST_CARD = "the GPU was lost, as after sleep or an update of its driver"
-ONE_RANK = "BARNRAISE_ONE_RANK"  # set where ranks were lost too often: swap on one card
 
 T = TypeVar("T")
 
@@ -39,13 +39,13 @@ def run_with_restarts(
         clock: returns seconds since 1970.
 
     Raises:
-        DeviceLostError: it was lost too often, or this machine is to leave.
+        DeviceLostError: it was lost too often, or in a cluster, or this machine is to leave.
     """
     try:
         return run()
     except Exception as error:
         lost = find_device_loss(error)
-        if lost is None:
+        if lost is None or count_ranks() > 1:  # a cluster is `torchrun`'s to start again
             raise
         reason = str(lost).splitlines()[0]
     now = clock()

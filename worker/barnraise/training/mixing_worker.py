@@ -19,7 +19,6 @@ import logging
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from barnraise.errors import PlanError
 from barnraise.mixing.mesh_links import MeshLinks

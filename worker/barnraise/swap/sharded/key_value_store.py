@@ -49,11 +49,6 @@ def serve_store(host: str, port: int, seconds: float, listener: int | None = Non
     )
 
 
-def with_prefix(prefix: str, store: Store) -> Store:
-    """Return a part of a store whose keys have a prefix."""
-    return PrefixStore(prefix, store)
-
-
 def first_line(error: BaseException) -> str:
     """Return what an error says in its first line."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

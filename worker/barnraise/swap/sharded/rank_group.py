@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -34,7 +34,7 @@ from barnraise.swap.sharded.heartbeat import DEAD_SECONDS, Heartbeat
 from barnraise.swap.sharded.key_value_store import Store, StoreAddress, serve_store
 from barnraise.swap.sharded.rank_facts import REACH_SECONDS, collect_facts
 from barnraise.swap.sharded.rank_place import RankPlace
-from barnraise.swap.sharded.rank_program import WORDS, Opcode, RankProgram, float_to_word
+from barnraise.swap.sharded.rank_program import WORDS, Opcode, RankProgram
 
 POLL_SECONDS = 0.5  # at which a caller looks for lost ranks
 SLOWER = 5.0  # times as long as ever before a command may take: then a rank hangs
@@ -56,7 +56,7 @@ class _Request:
     words: list[int] = field(default_factory=list)
     payload: Tensor | None = None
     is_done: threading.Event = field(default_factory=threading.Event)
-    result: Tensor | None = None
+    result: Tensor = field(default_factory=partial(torch.empty, 0))
     error: BarnraiseError | None = None
 
 
@@ -89,6 +89,7 @@ class RankGroup:
         self.ranks, self.processes = place.ranks, list(processes)
         self._place, self._store = place, store
         self._facts = collect_facts(place.device, command)
+        self._program = RankProgram(place.device)
         self._heartbeat: Heartbeat | None = None
         self._failure: BarnraiseError | None = None
         self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
@@ -129,74 +130,36 @@ class RankGroup:
         processes = [_start_process(place, program) for place in others]
         return cls(first, processes=processes, store=store)
 
-    # ---- commands ------------------------------------------------------------------------------
-
-    def build(self, description: bytes) -> None:
-        """Build a model of zeros on all ranks, as `SharedSettings` describe it."""
-        payload = torch.frombuffer(bytearray(description), dtype=torch.uint8)
-        self._execute([Opcode.BUILD, len(description)], payload)
-
-    def accumulate(self, tokens: Tensor, of_step: int) -> None:
-        """Add the gradients of int64 [sequences, context + 1], of so many sequences of a step."""
-        self._execute([Opcode.ACCUMULATE, len(tokens), of_step], tokens.contiguous())
-
-    def apply(self, number: int, rate: float, decay: float, limit: float) -> tuple[float, float]:
-        """Make AdamW's step number `number`; return the loss and the gradient's norm.
-
-        Nothing changes if one of the two is not finite. The norm is limited.
-        """
-        words = [float_to_word(value) for value in (rate, decay, limit)]
-        result = self._execute([Opcode.APPLY, number, *words])
-        assert result is not None
-        loss, norm = result.tolist()
-        return loss, norm
-
-    def drop(self) -> None:
-        """Drop the gradients that were accumulated."""
-        self._execute([Opcode.DROP])
-
-    def gather(self, kind: int, i: int) -> Tensor:
-        """Return a kind of state of fragment i, fp32 [n], on the host."""
-        result = self._execute([Opcode.GATHER, kind, i])
-        assert result is not None
-        return result
-
-    def scatter(self, kind: int, i: int, flat: Tensor) -> None:
-        """Replace a kind of state of fragment i by fp32 [n] on the host."""
-        self._execute([Opcode.SCATTER, kind, i], flat.contiguous())
-
-    def release(self) -> None:
-        """Free the model on all ranks, which wait for another one."""
-        self._execute([Opcode.RELEASE])
-
     # ---- rank 0's own part ---------------------------------------------------------------------
 
     def _serve(self, joined: _Request) -> None:
         """Join the others and execute commands, in a thread of its own."""
-
-        def join() -> None:
+        with _recorded(joined):
             store = self._place.find_others(self._facts)
             self._heartbeat = Heartbeat(self._place.address, 0, self.ranks)
             self._place.join_group(store)
+        while joined.error is None and (request := self._requests.get()) is not None:
+            with _recorded(request):
+                dist.broadcast(torch.tensor(request.words), 0)
+                request.result = self._program.execute(request.words, request.payload)
 
-        _record_outcome(joined, join)
-        if joined.error is not None:
-            return
-        program = RankProgram(self._place.device)
-        while (request := self._requests.get()) is not None:
-            _record_outcome(request, partial(_command, program, request))
-
-    def _execute(self, words: list[int], payload: Tensor | None = None) -> Tensor | None:
+    def execute(self, opcode: Opcode, *numbers: int, payload: Tensor | None = None) -> Tensor:
         """Let all ranks execute a command, and return the result.
+
+        Args:
+            opcode: the command.
+            numbers: what `Opcode` states for it.
+            payload: what all ranks receive.
 
         Raises:
             BarnraiseError: a rank failed or was lost. The group is of no use any longer.
         """
         if self._failure is not None:
             raise self._failure
+        words = [opcode, *numbers]
         request = _Request(words + [0] * (WORDS - len(words)), payload)
         self._requests.put(request)
-        measured = tuple(words[: 1 if words[0] == Opcode.APPLY else 3])
+        measured = tuple(words[: 1 if opcode == Opcode.APPLY else 3])
         longest = self._longest.get(measured, 0.0)
         limit = max(DEAD_SECONDS, SLOWER * longest) if longest else UNMEASURED_SECONDS
         started = time.monotonic()
@@ -205,18 +168,16 @@ class RankGroup:
         self._longest[measured] = max(longest, time.monotonic() - started)
         return result
 
-    def _wait(self, request: _Request, seconds: float, late: BarnraiseError) -> Tensor | None:
+    def _wait(self, request: _Request, seconds: float, late: BarnraiseError) -> Tensor:
         """Wait for a result; polls count, so that a process that was stopped is not late."""
         polls = 0
         while not request.is_done.wait(POLL_SECONDS):
             polls += 1
-            if lost := self._find_lost():
-                self._failure = RankLostError(lost)
-                raise self._failure
-            if polls * POLL_SECONDS > seconds:
-                if self._heartbeat is not None:
-                    self._heartbeat.wait_for_failure()  # it names a rank that is stopped
-                lost = self._find_lost()
+            is_late = polls * POLL_SECONDS > seconds
+            if is_late and self._heartbeat is not None:
+                self._heartbeat.wait_for_failure()  # it names a rank that is stopped
+            lost = self._find_lost()
+            if lost or is_late:
                 self._failure = RankLostError(lost) if lost else late
                 raise self._failure
         if request.error is not None:
@@ -248,7 +209,7 @@ class RankGroup:
         """End all ranks, with force those that do not."""
         if self._failure is None:
             with contextlib.suppress(BarnraiseError):
-                self._execute([Opcode.END])
+                self.execute(Opcode.END)
         if self._heartbeat is not None:
             if self._failure is not None:
                 self._heartbeat.report_failure(str(self._failure))
@@ -265,24 +226,19 @@ class RankGroup:
             dist.destroy_process_group()
 
 
-def _command(program: RankProgram, request: _Request) -> Tensor | None:
-    """Send a command to the other ranks, and execute it here."""
-    dist.broadcast(torch.tensor(request.words), 0)
-    return program.execute(request.words, request.payload)
-
-
-def _record_outcome(request: _Request, execute: Callable[[], Tensor | None]) -> None:
-    """Execute a request, and record its result or what went wrong."""
+@contextlib.contextmanager
+def _recorded(request: _Request) -> Iterator[None]:
+    """Record what went wrong while a request is executed, and that it has ended."""
     try:
         with naming_failures("the ranks' computation failed"):
-            request.result = execute()
+            yield
     except BarnraiseError as error:
         request.error = error
     except BaseException as error:  # a bug: the caller must not wait for a thread that is gone
         request.error = StateError(f"the ranks' computation failed: {error!r}")
-        request.is_done.set()
         raise
-    request.is_done.set()
+    finally:
+        request.is_done.set()
 
 
 def _start_process(place: RankPlace, program: Sequence[str]) -> "subprocess.Popen[bytes]":

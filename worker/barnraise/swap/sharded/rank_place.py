@@ -10,12 +10,7 @@ import torch.distributed as dist
 
 from barnraise.errors import StateError
 from barnraise.swap.device import has_streams, select_device
-from barnraise.swap.sharded.key_value_store import (
-    Store,
-    StoreAddress,
-    first_line,
-    with_prefix,
-)
+from barnraise.swap.sharded.key_value_store import Store, StoreAddress, first_line
 from barnraise.swap.sharded.rank_facts import REACH_SECONDS, agree_on_facts
 
 RANK_DEVICE = "BARNRAISE_RANK_DEVICE"  # what a rank that a worker has started computes with
@@ -101,7 +96,7 @@ class RankPlace:
             select_device(self.device)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if has_card else "gloo",
-            store=with_prefix("group", store),
+            store=store,
             rank=self.rank,
             world_size=self.ranks,
             timeout=COLLECTIVE_TIMEOUT,

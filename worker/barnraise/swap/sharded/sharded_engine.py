@@ -22,7 +22,8 @@ from barnraise.swap.buffers import Buffers
 from barnraise.swap.engine import AnchorLike, Engine, StepStats
 from barnraise.swap.executor import EngineProgress, Executor
 from barnraise.swap.sharded.rank_group import RankGroup
-from barnraise.swap.sharded.rank_program import SharedKind, SharedSettings
+from barnraise.swap.sharded.rank_program import Opcode, SharedSettings
+from barnraise.swap.sharded.sharded_model import SharedKind
 from barnraise.swap.state_store import StateStore
 from barnraise.swap.tiles import Tile, Tiles
 
@@ -54,7 +55,8 @@ class ShardedEngine(Engine):
         settings = SharedSettings(
             plan.model, plan.dtype, plan.tensor, plan.retained_blocks, plan.threads
         )
-        group.build(settings.to_bytes())
+        description = torch.frombuffer(bytearray(settings.to_bytes()), dtype=torch.uint8)
+        group.execute(Opcode.BUILD, len(description), payload=description)
         super().__init__(plan, recipe, store, anchor, progress=progress)
 
     def _create_executor(self) -> Executor:
@@ -81,15 +83,16 @@ class ShardedEngine(Engine):
         tokens = torch.cat(batches)
         for micro_batch in self._deal_sequences(tokens):
             if should_stop():
-                self._group.drop()
+                self._group.execute(Opcode.DROP)
                 seconds = time.perf_counter() - started
                 return StepStats(math.nan, 0, seconds, math.nan, interrupted=True)
-            self._group.accumulate(micro_batch, len(tokens))
+            sizes = len(micro_batch), len(tokens)
+            self._group.execute(Opcode.ACCUMULATE, *sizes, payload=micro_batch)
         count = tokens.shape[0] * (tokens.shape[1] - 1)
         update = self._new_update({}, rate_scale, count, position)
-        loss, norm = self._group.apply(
-            update.step_number, update.learning_rate, self.recipe.weight_decay, self.recipe.clip
-        )
+        rates = update.learning_rate, self.recipe.weight_decay, self.recipe.clip
+        words = torch.tensor(rates, dtype=torch.float64).view(torch.int64).tolist()
+        loss, norm = self._group.execute(Opcode.APPLY, update.step_number, *words).tolist()
         is_finite = math.isfinite(loss) and math.isfinite(norm)
         if is_finite:
             self.progress = update.progress
@@ -113,7 +116,7 @@ class ShardedEngine(Engine):
         """Free the model on all ranks; the caller that started the group ends it."""
         super().close()
         with contextlib.suppress(BarnraiseError):  # a rank that was lost has no memory any longer
-            self._group.release()
+            self._group.execute(Opcode.RELEASE)
 
 
 def refuse_recipe(recipe: Recipe) -> None:
@@ -161,7 +164,9 @@ class ShardedTiles(Tiles):
     def iterate(self, i: int, changes: bool = True, reads: bool = True) -> Iterator[Tile]:
         """Yield fragment i as one tile; what was done to it is scattered when it is left."""
         size = self._plan.fragments[i].size
-        weights = self._group.gather(SharedKind.WEIGHTS, i) if reads else torch.zeros(size)
+        weights = torch.zeros(size)
+        if reads:
+            weights = self._group.execute(Opcode.GATHER, SharedKind.WEIGHTS, i)
         gaps = self._padding_of(i, weights)
         for gap, values in zip(gaps, self._padding.get(i, gaps), strict=True):
             gap.copy_(values)
@@ -169,7 +174,7 @@ class ShardedTiles(Tiles):
         yield Tile(i, 0, 0, AdamMoments(nothing, nothing, None, None), weights)
         if changes:
             self._padding[i] = [gap.clone() for gap in gaps]
-            self._group.scatter(SharedKind.WEIGHTS, i, weights)
+            self._group.execute(Opcode.SCATTER, SharedKind.WEIGHTS, i, payload=weights)
 
     def _padding_of(self, i: int, flat: Tensor) -> list[Tensor]:
         """Return views of what lies between the tensors of fragment i."""
@@ -180,11 +185,10 @@ class ShardedTiles(Tiles):
 
     def read_moments(self, i: int) -> tuple[Tensor, Tensor]:
         """Return the moments of fragment i: m and v, fp32 [n] each."""
-        kinds = SharedKind.FIRST_MOMENTS, SharedKind.SECOND_MOMENTS
-        m, v = (self._group.gather(kind, i) for kind in kinds)
-        return m, v
+        m = self._group.execute(Opcode.GATHER, SharedKind.FIRST_MOMENTS, i)
+        return m, self._group.execute(Opcode.GATHER, SharedKind.SECOND_MOMENTS, i)
 
     def write_moments(self, i: int, m: Tensor, v: Tensor) -> None:
         """Set the moments of fragment i, fp32 [n] each."""
-        self._group.scatter(SharedKind.FIRST_MOMENTS, i, m)
-        self._group.scatter(SharedKind.SECOND_MOMENTS, i, v)
+        for kind, flat in ((SharedKind.FIRST_MOMENTS, m), (SharedKind.SECOND_MOMENTS, v)):
+            self._group.execute(Opcode.SCATTER, kind, i, payload=flat.contiguous())

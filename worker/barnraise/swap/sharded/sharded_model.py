@@ -5,24 +5,39 @@ weights are DTensors, whole only while they compute. The head's loss is the fuse
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import IntEnum
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 
 from barnraise.models.functions import functions_of
 from barnraise.models.weights import Weights
-from barnraise.spec import Fragment, ModelSpec
+from barnraise.spec import Fragment, ModelSpec, Slot
 from barnraise.swap.fused_loss import FusedLoss
-from barnraise.swap.sharded.tensor_split import TensorParallelism, cut_part, narrow_model
+from barnraise.swap.sharded.tensor_split import (
+    SPLIT_TENSORS,
+    TensorParallelism,
+    cut_part,
+    join_parts,
+    narrow_model,
+)
 
 SHARD, TENSOR = "shard", "tensor"  # the dimensions of the mesh of ranks
+
+
+class SharedKind(IntEnum):
+    """The kinds of state that ranks share."""
+
+    WEIGHTS = 0
+    FIRST_MOMENTS = 1
+    SECOND_MOMENTS = 2
 
 
 @dataclass(frozen=True)
@@ -31,30 +46,48 @@ class ShardedWeight:
 
     Attributes:
         fragment: the fragment's layout.
-        number: the tensor's place in it.
-        parameter: the rank's shard of it.
+        slot: the tensor's place in it.
+        state: the rank's shards by kind, fp32 DTensors; the weights are the model's parameter.
+        tensor_mesh: of the ranks that split a block.
     """
 
     fragment: Fragment
-    number: int
-    parameter: nn.Parameter
+    slot: Slot
+    state: tuple[DTensor, ...]
+    tensor_mesh: DeviceMesh
 
     @property
-    def decays(self) -> bool:
-        """Whether AdamW decays it: matrices and embeddings, not norms and biases."""
-        return len(self.fragment.slots[self.number].shape) >= 2
+    def copies(self) -> int:
+        """Return how many tensor-parallel ranks have the same part."""
+        return 1 if self.slot.name in SPLIT_TENSORS else self.tensor_mesh.size()
 
     @property
-    def shard(self) -> Tensor:
-        """Return this rank's part, fp32 of any shape, which may be empty."""
-        assert isinstance(self.parameter, DTensor)
-        return self.parameter.to_local().detach()
+    def shards(self) -> list[Tensor]:
+        """Return this rank's part of weights, gradient and moments, which may be empty."""
+        weights, *moments = self.state
+        gradient = weights.grad
+        assert isinstance(gradient, DTensor), "no gradient was accumulated"
+        return [each.to_local().detach() for each in (weights, gradient, *moments)]
 
-    @property
-    def gradient(self) -> Tensor | None:
-        """Return the gradient by this rank's part, fp32."""
-        gradient = self.parameter.grad
-        return gradient.to_local() if isinstance(gradient, DTensor) else None
+    def gather(self, shards: DTensor) -> Tensor:
+        """Return the whole tensor that all ranks have shards of, on each of them."""
+        part = shards.detach().full_tensor()
+        parts = [part]
+        if self.copies == 1:
+            ranks = self.tensor_mesh.size()
+            joined = DTensor.from_local(part, self.tensor_mesh, [Shard(0)])
+            parts = list(joined.full_tensor().chunk(ranks))
+        return join_parts(self.fragment, self.slot, parts)
+
+    def cut(self, whole: Tensor) -> Tensor:
+        """Return this rank's part of a whole tensor that each of them has."""
+        rank, ranks = self.tensor_mesh.get_local_rank(), self.tensor_mesh.size()
+        part = cut_part(self.fragment, self.slot, whole, rank, ranks)
+        weights = self.state[SharedKind.WEIGHTS]
+        shards = distribute_tensor(
+            part, weights.device_mesh, weights.placements, src_data_rank=None
+        )
+        return shards.to_local()
 
 
 class FragmentWeights(nn.Module):
@@ -133,6 +166,7 @@ class ShardedModel(nn.Module):
 
     Attributes:
         dimensions: the model's.
+        mesh: of the ranks, [SHARD, TENSOR].
         weights: all tensors of all fragments, in order.
     """
 
@@ -148,7 +182,7 @@ class ShardedModel(nn.Module):
             retained_blocks: how many of the top blocks retain their activations.
         """
         super().__init__()
-        self.dimensions, self._dtype, self._device = model, dtype, mesh.device_type
+        self.dimensions, self.mesh, self._dtype = model, mesh, dtype
         first, *blocks, last = model.fragments()
         tensor_ranks = mesh[TENSOR].size()
         tensor = TensorParallelism(mesh[TENSOR]) if tensor_ranks > 1 else None
@@ -164,14 +198,15 @@ class ShardedModel(nn.Module):
             fully_shard(block, mesh=mesh[SHARD], mp_policy=policy)
         fully_shard(self, mesh=mesh[SHARD], mp_policy=policy)
         self.to_empty(device=torch.device(mesh.device_type))
-        self.weights = [
-            ShardedWeight(module.fragment, number, parameter)
-            for module in (self._embedding, *self._blocks, self._final)
-            if isinstance(module, FragmentWeights)
-            for number, parameter in enumerate(module.parameters())
-        ]
-        for weight in self.weights:
-            weight.shard.zero_()
+        self.weights: list[ShardedWeight] = []
+        for module in (self._embedding, *self._blocks, self._final):
+            assert isinstance(module, FragmentWeights)
+            slots = module.fragment.slots
+            for slot, parameter in zip(slots, module.parameters(), strict=True):
+                assert isinstance(parameter, DTensor)
+                parameter.to_local().detach().zero_()
+                state = parameter, *(torch.zeros_like(parameter.detach()) for _ in range(2))
+                self.weights.append(ShardedWeight(module.fragment, slot, state, mesh[TENSOR]))
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the mean loss of int64 [B, T + 1] tokens, in nats a token."""
@@ -191,17 +226,9 @@ class ShardedModel(nn.Module):
 
     def _autocast_context(self) -> contextlib.AbstractContextManager:
         if self._dtype == "bfloat16":
-            return torch.autocast(self._device, torch.bfloat16)
+            return torch.autocast(self.mesh.device_type, torch.bfloat16)
         return contextlib.nullcontext()
 
-    def of_fragment(self, i: int) -> Iterator[tuple[int, ShardedWeight]]:
-        """Yield the tensors of fragment i, and the place of each in `weights`."""
-        for place, weight in enumerate(self.weights):
-            if weight.fragment.index == i:
-                yield place, weight
-
-
-def cut_shard(part: Tensor, rank: int, ranks: int) -> Tensor:
-    """Return a rank's shard of a tensor, as `fully_shard` cuts it: in rows; it may be empty."""
-    chunks: Sequence[Tensor] = part.chunk(ranks)
-    return chunks[rank] if rank < len(chunks) else part[:0]
+    def of_fragment(self, i: int) -> Iterator[ShardedWeight]:
+        """Yield the tensors of fragment i."""
+        return (weight for weight in self.weights if weight.fragment.index == i)
