@@ -8,13 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from example_hardware import cpu_machine
 
 import barnraise
 from barnraise.errors import CrewError
+from barnraise.peering.transports.iroh_transport import (
+    IrohTransport,
+    find_free_port,
+    wait_until_free,
+)
 from barnraise.planning.hardware import Hardware
 from barnraise.planning.limits import Limits
 from barnraise.spec import ModelSpec
+from barnraise.state_dir import StateDir
 from barnraise.training.crew import (
     crew_engine,
     crew_gathering,
@@ -23,6 +30,7 @@ from barnraise.training.crew import (
     crew_membership,
     crew_orders,
     crew_worker,
+    step_protocol,
 )
 from barnraise.training.crew.crew_code import CrewCode, parse_code
 from barnraise.training.crew.crew_membership import CrewMembership
@@ -35,6 +43,22 @@ MODEL = ModelSpec(layers=4, width=32, heads=2, context=32, vocabulary=256)
 # So slow that the planner gives every machine a part, although their lines seem slow.
 SLOW_MACHINE = cpu_machine(cores=1, disk=8 << 30, matmul=((768, 1e6),), attention=1e6)
 FAST_MACHINE = cpu_machine(cores=1, disk=8 << 30)
+
+
+class SocketNetwork:
+    """Transports over real sockets, for the machines whose homes are in a folder."""
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+        self._ports: dict[str, int] = {}
+
+    def transport(self, key: str) -> IrohTransport:
+        """Return a transport for the machine with this key, always at the same port."""
+        port = self._ports.setdefault(key, find_free_port())
+        wait_until_free(port)
+        identities = [StateDir(path).identity for path in self._folder.iterdir()]
+        secret = next(each.secret for each in identities if each.key == key)
+        return IrohTransport(secret, "127.0.0.1", port=port)
 
 
 class CrewDrill:
@@ -259,6 +283,36 @@ def test_block_moves_from_a_machine_that_has_become_slow(drill, swarm, caplog, m
     crew.until(lambda: read_label(crew.lead) > label + 1)
     assert not crew.failures, crew.failures
     assert "without Adam's moments" not in caplog.text
+
+
+def test_member_that_sends_what_is_not_finite_is_left_out(drill, swarm, caplog, monkeypatch):
+    """Over real sockets; it may not come back with the same code, either."""
+    caplog.set_level("INFO")
+    run = swarm(MODEL, token_budget=1 << 40, evaluate_every=1 << 39)
+    run.network = SocketNetwork(run.folder)
+    crew = drill(run, members=2)
+    code = crew.gather("ada", "ben")
+    crew.until(lambda: read_label(crew.lead) > 0)
+    encode = step_protocol.encode_weights
+
+    def spoil(values, bits):
+        is_ada = threading.current_thread().name == "ada"
+        return encode(torch.full_like(values, torch.nan) if is_ada else values, bits)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(step_protocol, "encode_weights", spoil)
+        crew.until(lambda: "ada" in crew.failures)
+    crew.until(lambda: read_members(crew) == {"ben"})
+    assert sum(read_blocks(crew)) == MODEL.layers
+    label = read_label(crew.lead)
+    crew.until(lambda: read_label(crew.lead) > label + 1)
+    first = str(crew.failures.pop("ada"))
+    crew.start_member("ada", code)
+    crew.until(lambda: "ada" in crew.failures)
+    refusals = [first, str(crew.failures.pop("ada"))]
+    assert all("is left out: 3 times it sent what is not finite" in each for each in refusals)
+    assert "ada is left out of the crew: 3 times" in caplog.text
+    assert not crew.failures, crew.failures
 
 
 def test_crew_that_cannot_hold_the_model_any_longer_says_so(drill, swarm, monkeypatch):

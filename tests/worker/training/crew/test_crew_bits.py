@@ -385,6 +385,23 @@ def test_member_whose_last_gradient_is_not_finite_is_the_one_named(tmp_path):
         assert not crew.failures
 
 
+def test_member_whose_payloads_are_not_what_their_digests_say_is_left_out(tmp_path):
+    plan = whole_plan()
+    with LocalCrew([one_group(plan)] * 2, deal(plan, (4, 4)), tmp_path, "iroh") as crew:
+        engine = crew.start(initial())
+        train_steps(engine, 1)
+        send = crew.links[1].send_payload
+
+        def spoil(number, of, payload):
+            is_part = of.kind is PieceKind.ATTACHMENT
+            send(number, of, bytes(reversed(payload)) if is_part else payload)
+
+        crew.links[1].send_payload = spoil
+        with pytest.raises(CrewError, match="machine 1 is left out of the crew: 3 times it sent"):
+            list(engine.end_round(ENCODE, 1.0))
+        assert crew.links[0].is_left_out(crew.roster.seats[1].key) and not crew.failures
+
+
 @pytest.mark.parametrize("tier", ["memory", "disk exact"])
 def test_lost_part_comes_from_the_ledger_with_a_warm_up(tier, tmp_path):
     plan, member = whole_plan(), bitwise.Case(MICRO_BATCHES, tier, "exact", 127, 127).plan()

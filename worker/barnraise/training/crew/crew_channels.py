@@ -14,7 +14,7 @@ from barnraise.protocol.messages import Peer
 from barnraise.training.crew.crew_code import CrewCode
 from barnraise.training.crew.crew_endpoint import CrewDoor, send_farewell
 from barnraise.training.crew.crew_frames import CONTROL_KIND, unpack
-from barnraise.training.crew.crew_links import SILENCE_SECONDS, CrewLinks
+from barnraise.training.crew.crew_links import LEFT_OUT, SILENCE_SECONDS, CrewLinks
 from barnraise.training.crew.crew_messages import CrewHello, Recall
 from barnraise.training.crew.crew_status import STATUS_FILE, CrewStatus, SeatStatus
 from barnraise.training.crew.forming_messages import (
@@ -119,6 +119,9 @@ class CrewChannels:
                 "install that version, and copy the code that the lead prints now"
             )
             await send_farewell(channel, CrewRefusal(reason=reason))
+            return
+        if self._links.is_left_out(channel.peer):
+            await send_farewell(channel, CrewRefusal(reason=f"it is left out: {LEFT_OUT}"))
             return
         number = self._links.roster.find_seat(channel.peer)
         if number is None:

@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from barnraise.errors import CrewError, StateError
+from barnraise.errors import CrewError, MessageError, StateError
 from barnraise.formats import format_amount
 from barnraise.ledger import codec
 from barnraise.ledger.anchor import fragment_to_bytes
@@ -152,12 +152,14 @@ class CrewEngine:
                 self._step_seconds.append(side.seconds)
                 return replace(stats, seconds=time.perf_counter() - started)
             side.cancel()
+            if side.broken is not None and side.has_refused:
+                self._links.record_fault(side.broken)
             if side.has_diverged:
                 self._engine.abandon_step(position)
                 self._prediction = None
                 self.holders.reset_idle(routes)
                 return replace(stats, interrupted=False, abandoned=True)
-            self._orders.raise_if_restarted()
+            self._orders.check_members()
             if should_stop():
                 return stats
             self.last_problem = side.problem
@@ -271,14 +273,18 @@ class CrewEngine:
         """Return another machine's part of the update.
 
         Raises:
-            CrewError: the machine did not send it.
-            MessageError: it is no part of an update.
+            CrewError: the machine did not send it, or it is no part of an update.
         """
-        if i not in parts:
-            name = self._roster.name_of(self._roster.holders[i])
-            raise CrewError(f"{name} sent no update of {self._engine.fragments[i].name}")
-        payload = parts.pop(i)
-        return EncodedFragment(i, payload, codec.decode(payload, self._engine.fragments[i].size))
+        fragment, holder = self._engine.fragments[i], self._roster.holders[i]
+        payload = parts.pop(i, b"")
+        try:
+            return EncodedFragment(i, payload, codec.decode(payload, fragment.size))
+        except MessageError as error:
+            self._links.record_fault(holder)
+            raise CrewError(
+                f"{self._roster.name_of(holder)} sent an update of {fragment.name} that is of no "
+                f"use: {error}"
+            ) from None
 
     def reset_round(self) -> None:
         """Set the replica to the anchor; drop what the round has learnt, and the prediction."""
@@ -338,6 +344,7 @@ class CrewEngine:
             outputs = self._pass_others(streams, should_stop)
             if outputs is not None:
                 return engine.measure_loss(parts, outputs)
+            self._orders.check_members()
             now = time.monotonic()
             failed_at = failed_at or now
             if now - failed_at > RETURN_SECONDS:
@@ -361,6 +368,9 @@ class CrewEngine:
         answers = self._orders.collect(sent, should_stop)
         if len(answers) < len(self.holders.firsts):
             return None
+        for reply in (answer.reply for answer in answers.values()):
+            if reply.refused is not None and reply.refused < len(roster.seats):
+                links.record_fault(reply.refused)
         if any(answer.reply.interrupted for answer in answers.values()):
             return None
         outputs: list[Tensor] = []
@@ -369,7 +379,11 @@ class CrewEngine:
             payload = self._await_stream(channel, of, should_stop)
             if payload is None or len(payload) != 4 * stream.numel():
                 return None
-            outputs.append(decode_stream(payload).view(stream.shape))
+            output = decode_stream(payload)
+            if output is None:
+                links.record_fault(roster.sender_of(last))
+                return None
+            outputs.append(output.view(stream.shape))
         return outputs
 
     def _await_stream(

@@ -33,6 +33,7 @@ from barnraise.planning.lines import HOME_LINE, Line
 from barnraise.training.crew.crew_code import CrewCode
 from barnraise.training.crew.crew_endpoint import CrewPort, send_farewell
 from barnraise.training.crew.crew_frames import CONTROL_KIND
+from barnraise.training.crew.crew_links import LEFT_OUT
 from barnraise.training.crew.crew_messages import Recall
 from barnraise.training.crew.formed_crew import FormedCrew
 from barnraise.training.crew.forming_messages import (
@@ -111,6 +112,7 @@ class CrewGathering:
         lead: CrewMachine,
         task: CrewTask,
         expected: Collection[str] = (),
+        is_left_out: Callable[[str], bool] = lambda key: False,
     ) -> None:
         """Admit machines that have the code.
 
@@ -120,10 +122,12 @@ class CrewGathering:
             lead: this machine.
             task: what they train.
             expected: keys of machines that were in this crew before; nobody else is waited for.
+            is_left_out: returns whether the machine with a key is refused for what it has sent.
         """
         self._port, self._code = port, code
         self._lead, self._task = lead, task
-        self._expected = set(expected)
+        self._expected = {key for key in expected if not is_left_out(key)}
+        self._is_left_out = is_left_out
         self._sizes = micro_batch_sizes(task.step_sequences)[:MAX_SHAPES]
         self._candidates: dict[str, _Candidate] = {}
         self._applying: set[str] = set()  # that have proven the code and price their spans
@@ -301,6 +305,8 @@ class CrewGathering:
             raise MessageError(
                 "the code is not that of this crew: copy the one that the lead prints now"
             )
+        if self._is_left_out(channel.peer):
+            raise MessageError(f"it is left out: {LEFT_OUT}")
         if application.version != __version__:
             raise MessageError(
                 f"it has version {application.version} of barnraise, and the lead {__version__}: "

@@ -10,7 +10,7 @@ import logging
 import secrets
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
@@ -38,6 +38,11 @@ PING_SECONDS = 3.0  # after which a channel that sends nothing else carries a si
 SILENCE_SECONDS = 10.0  # after which a machine that sends nothing counts as gone
 POLL_SECONDS = 0.05  # between two questions whether to stop waiting
 MAX_WAITING = 1000  # control messages of one machine that wait to be read
+MAX_FAULTS = 3  # of a machine, with which it is left out of the crew
+LEFT_OUT = (
+    f"{MAX_FAULTS} times it sent what is not finite, or not what its digest says: its memory or "
+    "its line damages data"
+)
 ATTACHMENT_OVERHEAD = 1 << 16  # bytes of a payload beyond those of both of Adam's moments
 
 
@@ -64,6 +69,7 @@ class CrewLinks:
         bytes_sent: of payloads.
         bytes_received: of payloads.
         is_recalled: whether the lead wants this machine to apply for a seat again.
+        faults: how often each machine, by key, has sent what is of no use; only the lead counts.
     """
 
     def __init__(
@@ -72,9 +78,11 @@ class CrewLinks:
         number: int,
         loop: asyncio.AbstractEventLoop,
         uplink: FairShare | None = None,
+        faults: Counter[str] | None = None,
     ) -> None:
         """Expect channels; they are served on `loop`. Without `uplink` nothing limits them."""
         roster.validate()
+        self.faults = Counter[str]() if faults is None else faults
         self.roster, self.number = roster, number
         self.bytes_sent = 0
         self.bytes_received = 0
@@ -122,6 +130,19 @@ class CrewLinks:
         """Go on with the machines as they are: all of them load a saved state."""
         with self._changed:
             self._accepted_sessions = dict(self._sessions)
+
+    def record_fault(self, number: int) -> None:
+        """Count that a machine has sent what is of no use."""
+        self.faults[self.roster.seats[number].key] += 1
+
+    def find_left_out(self) -> int | None:
+        """Return a member that has sent what is of no use too often; None if there is none."""
+        numbers = range(1, len(self.roster.seats))
+        return next((n for n in numbers if self.is_left_out(self.roster.seats[n].key)), None)
+
+    def is_left_out(self, key: str) -> bool:
+        """Return whether the machine with this key gets no seat any longer."""
+        return self.faults[key] >= MAX_FAULTS
 
     def start_order(self, order: int) -> None:
         """Begin an order, or a step: payloads of earlier ones are neither sent nor received."""

@@ -96,6 +96,7 @@ class _Result:
     enclosures: Sequence[Enclosure] = ()
     sketch: str | None = None
     interrupted: bool = False
+    refused: int | None = None
     saved: Sequence[int] = ()
     is_stale: bool = False
 
@@ -189,6 +190,7 @@ class CrewMember:
             number=order.number,
             problem=problem,
             interrupted=result.interrupted,
+            refused=result.refused,
             saved=list(result.saved),
             is_stale=result.is_stale,
             sketch=result.sketch,
@@ -400,7 +402,10 @@ class CrewMember:
             shape = torch.Size([sequences, roster.model.context, roster.model.width])
             if payload is None or len(payload) != 4 * shape.numel():
                 return _Result(interrupted=True)
-            streams.append(decode_stream(payload).view(shape))
+            stream = decode_stream(payload)
+            if stream is None:
+                return _Result(interrupted=True, refused=sender)
+            streams.append(stream.view(shape))
         if not self._engine.pass_blocks(streams, has_failed):
             return _Result(interrupted=True)
         for part, stream in enumerate(streams):

@@ -222,6 +222,7 @@ class Reply(Message):
     number: Count
     problem: Sentence = ""
     interrupted: bool = False
+    refused: SeatNumber | None = None  # a machine whose outputs are of no use
     saved: FragmentList = []  # fragments that this machine has saved under a label
     is_stale: bool = False  # their anchor has more updates by now
     sketch: Sketch | None = None
@@ -240,6 +241,7 @@ class BrokenStep(Message):
     neighbour: SeatNumber
     problem: Sentence
     diverged: bool = False
+    refused: bool = False  # whether the neighbour sent what is of no use
 
 
 class CrewHello(Message):

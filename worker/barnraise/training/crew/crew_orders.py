@@ -10,7 +10,7 @@ from blake3 import blake3
 from barnraise.errors import CrewError, RoundLostError
 from barnraise.mixing.payloads import Payload
 from barnraise.training.crew.crew_frames import PayloadId, PieceKind
-from barnraise.training.crew.crew_links import CrewLinks
+from barnraise.training.crew.crew_links import LEFT_OUT, CrewLinks
 from barnraise.training.crew.crew_messages import Attachment, Order, Reply, StepTask, Task
 
 CONNECT_SECONDS = 300.0  # in which all members have planned, allocated and connected
@@ -152,17 +152,22 @@ class CrewOrders:
         while not self.links.wait(lambda: self._read_answers(sent), ANSWER_SECONDS, should_stop):
             if should_stop():
                 break
-            self.raise_if_restarted()
+            self.check_members()
             self._send_pending(sent)
-        self.raise_if_restarted()
+        self.check_members()
         return sent.answers
 
-    def raise_if_restarted(self) -> None:
-        """Check that no machine has restarted since the crew's state was loaded.
+    def check_members(self) -> None:
+        """Check that the crew can go on with all machines.
 
         Raises:
-            RoundLostError: one has.
+            RoundLostError: one has restarted since the crew's state was loaded.
+            CrewError: one is to be left out, because of what it sent.
         """
+        left_out = self.links.find_left_out()
+        if left_out is not None:
+            name = self.links.roster.name_of(left_out)
+            raise CrewError(f"{name} is left out of the crew: {LEFT_OUT}")
         restarted = self.links.find_restarted()
         if restarted is not None:
             raise RoundLostError(
@@ -260,6 +265,7 @@ def pop_attachments(
         if payload is None:
             return None
         if len(payload) != attachment.size or digest_of(payload) != attachment.digest:
+            links.record_fault(number)
             links.end_link(number, "a payload is not what its digest says")
             return None
         payloads.append(payload)

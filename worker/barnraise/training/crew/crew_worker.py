@@ -7,6 +7,7 @@ in place of the engine. Ledger, tickets and updates are this machine's own.
 import asyncio
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -146,6 +147,7 @@ class CrewWorker(Worker):
         self._problem: CrewError | None = None  # after which all begin again
         self._problems = 0  # since the last saved round
         self._has_saved = False  # and has trained nothing since
+        self._faults = Counter[str]()  # of members, by key
         self._balancer = CrewBalancer()
         self._crew_source = transport.add_protocol(PROTOCOL)
         self._has_fresh_anchor = True
@@ -193,7 +195,8 @@ class CrewWorker(Worker):
             CrewError: one does not come.
         """
         thread = self.exchange.thread
-        links = CrewLinks(self.roster, LEAD, thread.loop, self.exchange.server.peers.uplink)
+        uplink = self.exchange.server.peers.uplink
+        links = CrewLinks(self.roster, LEAD, thread.loop, uplink, self._faults)
         self._channels = CrewChannels(
             links,
             self._open_port().door,
@@ -300,7 +303,12 @@ class CrewWorker(Worker):
         """
         plan = self.crew.plan
         gathering = CrewGathering(
-            self._open_port(), self.crew.code, plan.machines[LEAD], plan.task, present
+            self._open_port(),
+            self.crew.code,
+            plan.machines[LEAD],
+            plan.task,
+            present,
+            self.orders.links.is_left_out,
         )
         crew = gathering.gather(None, self.poll_should_stop, RETURN_SECONDS)
         if crew is None:

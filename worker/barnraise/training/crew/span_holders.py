@@ -94,6 +94,7 @@ class SpanHolders:
                 (payload,) = answer.payloads
                 replica = decode_weights(payload, size, 32)
             except ValueError as error:
+                self._orders.links.record_fault(number)
                 name = self._roster.name_of(number)
                 raise CrewError(f"{name} sent a replica that is of no use: {error}") from None
             mean.add_(replica, alpha=steps[number] / sum(steps.values()))

@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from barnraise.errors import CrewError, LeadLostError
+from barnraise.errors import LeadLostError
 from barnraise.mixing.payloads import are_finite, decode_weights, encode_weights
 from barnraise.swap.engine import join_norms
 from barnraise.training.crew.crew_frames import PayloadId, PieceKind
@@ -38,16 +38,12 @@ LEAD_SECONDS = 60.0  # without the lead, for which a prepared machine waits for 
 GONE_ON = "the lead has restarted since the step began"
 
 
-def decode_stream(payload: bytearray) -> Tensor:
-    """Return the anchor's outputs, fp32 [n], that another machine has sent.
-
-    Raises:
-        CrewError: they are not finite.
-    """
+def decode_stream(payload: bytearray) -> Tensor | None:
+    """Return the anchor's outputs, fp32 [n], that another machine sent; None if not all finite."""
     try:
         return decode_weights(payload, len(payload) // 4, 32)
-    except ValueError as error:
-        raise CrewError(f"the validation's outputs of a crew's machine: {error}") from None
+    except ValueError:
+        return None
 
 
 class StepSide(Protocol):
@@ -207,6 +203,7 @@ class LeadStep(_CrewStep):
     Attributes:
         seconds: of each machine's own work, as those that have ended their part state them.
         broken: a machine with which another one cannot go on; None if there is none.
+        has_refused: whether that is because of what it sent.
     """
 
     def __init__(
@@ -217,10 +214,12 @@ class LeadStep(_CrewStep):
         self._norms: dict[int, list[float | None]] = {}  # by machine
         self.seconds: dict[int, float] = {}
         self.broken: int | None = None
+        self.has_refused = False
 
     def _refuse(self, sender: int, error: ValueError) -> None:
         super()._refuse(sender, error)
         self.broken = sender
+        self.has_refused = True
         self.links.end_link(sender, f"its activations are of no use: {error}")
 
     def _find_problem(self) -> str:
@@ -253,6 +252,7 @@ class LeadStep(_CrewStep):
                 self.problem = f"between {name} and {self.roster.name_of(neighbour)}: "
                 self.problem += message.problem
                 self.has_diverged = message.diverged
+                self.has_refused = message.refused
             case Reply(number=self.order) if message.problem:
                 self.problem = f"{name}: {message.problem}"
             case _:
@@ -336,7 +336,7 @@ class MemberStep(_CrewStep):
         self.has_diverged = found.verdict == "abandon"
         return found
 
-    def report_broken(self, neighbour: int, problem: str) -> None:
+    def report_broken(self, neighbour: int, problem: str, refused: bool = False) -> None:
         """Tell the lead that this machine cannot complete the step, and because of whom."""
         message = BrokenStep(
             epoch=self.roster.epoch,
@@ -344,6 +344,7 @@ class MemberStep(_CrewStep):
             neighbour=neighbour,
             problem=problem,
             diverged=self.has_diverged,
+            refused=refused,
         )
         self.links.send(LEAD, message)
 
@@ -357,7 +358,7 @@ class MemberStep(_CrewStep):
         if sender == LEAD:
             self.links.end_link(LEAD, f"its activations are of no use: {error}")
         else:
-            self.report_broken(sender, self.problem)
+            self.report_broken(sender, self.problem, refused=True)
 
     def _diverge(self) -> None:
         super()._diverge()
