@@ -63,6 +63,7 @@ def test_one_card_used_twice_has_the_bits_of_its_deal_done_in_turns():
         assert row["same_bits"] and row["again"] and row["loss_gap"] < 1e-5, row
 
 
+@pytest.mark.slow  # worker/swap's tests train on two cards, and on ranks
 def test_two_cards_and_ranks_are_measured_against_one_and_plain_fsdp():
     rows = {row["way"]: row for row in gpu_first.measure_two_cards(TINY)}
     assert list(rows) == [

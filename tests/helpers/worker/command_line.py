@@ -24,7 +24,10 @@ EXCHANGE = {  # of a worker's status file
 
 
 def run_barnraise(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command in a process of its own, with `home` as the state directory."""
+    """Run the command in a session of its own, with `home` as the state directory.
+
+    A polite worker lowers the priority of its whole session, which must not be that of the tests.
+    """
     environment = {
         **os.environ,
         "PYTHONPATH": str(WORKER),
@@ -38,6 +41,7 @@ def run_barnraise(home: Path, *arguments: str) -> subprocess.CompletedProcess[st
         text=True,
         timeout=60,
         check=False,
+        start_new_session=True,
     )
 
 

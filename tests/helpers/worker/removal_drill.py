@@ -58,7 +58,7 @@ def drill_removal() -> Removal:
 
 def _train(site: TrainingSite, environment: dict[str, str]) -> None:
     """Train until the site has a report of it, and stop."""
-    command = [sys.executable, "-m", "barnraise", "join", "one", "--threads", "1"]
+    command = [sys.executable, "-m", "barnraise", "join", "one", "--threads", "1", "--eager"]
     worker = subprocess.Popen(command, env=environment, stdout=-3, stderr=-3)
     try:
         deadline = time.monotonic() + PATIENCE_SECONDS

@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from django.db import connection
+from helpers.effort import one_in
 from helpers.paths import ROOT, WORKER
 from helpers.site.management import manage
 
@@ -37,7 +38,7 @@ def second_host(state, transactional_db, note_rows, tmp_path):
     }
 
 
-@pytest.mark.parametrize("part", STARTS)
+@pytest.mark.parametrize("part", one_in(3, list(STARTS)))
 def test_second_host_with_an_empty_state_folder_ends_at_start(part, second_host, tmp_path):
     done = subprocess.run(
         [sys.executable, *STARTS[part]],

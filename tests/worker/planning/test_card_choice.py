@@ -22,7 +22,7 @@ from barnraise.planning.simulator import StepSimulation
 from barnraise.spec import preset
 
 HOST = cpu_machine(memory=64 * 10**9, cores=8, stream=4e10, adam=1.4e9)
-MODEL = preset("gpt2-1.5b")
+MODEL = preset("gpt2-774m")
 ONE_COPY = Limits(engine="swap")
 # Tests share choices, as each one takes seconds of planning.
 pytestmark = pytest.mark.xdist_group("choices of cards")

@@ -30,7 +30,7 @@ HOST = cpu_machine(
 )
 PC = assume_gpu(HOST, PlanningOptions(gpu_tflops=25.0), 12 * GB)
 MODEL = preset("gpt3-2.7b")
-SEQUENCES = 32
+SEQUENCES = 16
 IN_8_BITS = Limits(moments_bits=8)
 
 

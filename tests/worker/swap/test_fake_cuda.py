@@ -20,19 +20,19 @@ pytestmark = pytest.mark.xdist_group("fake card")
 
 SMALL = replace(preset("gpt-mini", 50_257), layers=2)
 WIDE = replace(preset("gpt3-1.3b"), layers=3, context=1024)
-# Each tier, way of clipping, form of numbers, kind of residence and place of boundaries occurs.
+# Both forms of weights and moments, kinds of residence and places of boundaries occur.
 PLANS = {
     "layer, some resident, boundaries in RAM": card_plan(
         resident=3, clipping="layer", boundaries="host", near_inputs=1, micro_batches=4
     ),
-    "disk, none": on_disk(card_plan(clipping="none")),
     "8-bit moments, fp32, all resident, retained": card_plan(
         resident=4, moments_bits=8, dtype="float32", retained_blocks=2
     ),
-    "Muon, layer, some resident": card_plan(SMALL, 3, clipping="layer", optimizer="muon"),
 }
 # Other combinations of the same kinds, and models of other sizes.
 MORE_PLANS = {
+    "disk, none": on_disk(card_plan(clipping="none")),
+    "Muon, layer, some resident": card_plan(SMALL, 3, clipping="layer", optimizer="muon"),
     "layer, some resident": card_plan(resident=3, clipping="layer"),
     "boundaries in RAM": card_plan(boundaries="host", micro_batches=4),
     "disk": on_disk(card_plan()),

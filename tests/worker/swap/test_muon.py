@@ -202,7 +202,7 @@ FORMS = [
 ]
 
 
-@pytest.mark.parametrize(("tier", "clipping", "dtype", "threads"), one_in(5, FORMS))
+@pytest.mark.parametrize(("tier", "clipping", "dtype", "threads"), one_in(7, FORMS))
 def test_blocks_of_several_tiles_swap_with_the_same_bits(tier, clipping, dtype, threads):
     torch.set_num_threads(threads)
     changes = {"optimizer": MUON, "dtype": dtype}

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from helpers.effort import examples
 from helpers.paths import ROOT
 from helpers.worker.llama_models import QWEN, UNTIED
 from helpers.worker.plans import bitwise
@@ -25,7 +26,7 @@ from sharded_runs import open_sharded, sharded_plan
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("ranks")]
 
 GPT = replace(bitwise.MODEL, layers=2)
-STEPS = 100
+STEPS = examples(15, exhaustive=100)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +51,7 @@ FOLLOWED = [
 
 
 @pytest.mark.parametrize(("model", "tensor"), FOLLOWED)
-def test_two_ranks_follow_the_loss_of_one_for_100_steps(pair, model, tensor):
+def test_two_ranks_follow_the_loss_of_one(pair, model, tensor):
     with open_sharded(sharded_plan(model, 2, tensor), pair) as engine:
         found = bitwise.train(engine, STEPS)
     expected = plain_losses(model, STEPS)

@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.distributed as dist
+from helpers.effort import examples
 from helpers.paths import ROOT, WORKER
 from helpers.worker.plans import bitwise
 
@@ -28,6 +29,7 @@ from sharded_runs import open_sharded, sharded_plan
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("ranks")]
 
 GPT = replace(bitwise.MODEL, layers=2)
+STEPS = examples(15, exhaustive=100)
 FOUND_SECONDS = 15.0  # within which a lost rank is noticed
 
 
@@ -40,12 +42,12 @@ def test_mesh_of_two_by_two_ranks_follows_the_loss_of_one():
     group = RankGroup.start(["cpu"] * 4)
     try:
         with open_sharded(sharded_plan(GPT, 4, tensor=2), group) as engine:
-            found = bitwise.train(engine, 100)
+            found = bitwise.train(engine, STEPS)
             state = {name: value.clone() for name, value in engine.state_dict().items()}
     finally:
         group.close()
     plain = bitwise.open_engine(bitwise.resident_plan(GPT))
-    assert found == pytest.approx(bitwise.train(plain, 100), rel=1e-5)
+    assert found == pytest.approx(bitwise.train(plain, STEPS), rel=1e-5)
     plain.load_state_dict(state)
     assert torch.equal(plain.state_dict()["v.2"], state["v.2"])
     plain.close()
