@@ -20,7 +20,7 @@ from dealt_reference import dealt
 
 from barnraise.errors import RankLostError
 from barnraise.planning.plan import Plan
-from barnraise.spec import ModelSpec, preset
+from barnraise.spec import ADAMW, ModelSpec, preset
 from barnraise.swap.engine import Engine
 from barnraise.swap.sharded.rank_group import RankGroup
 from barnraise.swap.sharded.sharded_engine import ShardedEngine
@@ -34,10 +34,15 @@ WARM_UP = 2  # steps before the measured ones
 
 
 def sharded_plan(
-    model: ModelSpec, ranks: int, tensor: int = 1, sequences: int = 2, retained: int = 0
+    model: ModelSpec,
+    ranks: int,
+    tensor: int = 1,
+    sequences: int = 2,
+    retained: int = 0,
+    optimizer: str = ADAMW,
 ) -> Plan:
     """Return a plan of so many CPU ranks, with micro-batches of `sequences` on each."""
-    plan = bitwise.resident_plan(model)
+    plan = bitwise.resident_plan(model, optimizer=optimizer)
     shared = ("device",) * len(plan.weights)
     return replace(
         plan,
@@ -59,7 +64,8 @@ def open_sharded(plan: Plan, group: RankGroup) -> Iterator[ShardedEngine]:
     anchor = FragmentSequence(store, "anchor")
     for fragment in plan.fragments:
         anchor[fragment.index] = initial_units(fragment)
-    engine = ShardedEngine(plan, bitwise.RECIPE, store, HeaderRecorder(), group)
+    recipe = replace(bitwise.RECIPE, optimizer=plan.optimizer)
+    engine = ShardedEngine(plan, recipe, store, HeaderRecorder(), group)
     try:
         yield engine
     finally:

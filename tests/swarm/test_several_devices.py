@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from example_hardware import ONE_CORE_MACHINE
 
+from barnraise.errors import PlanError
 from barnraise.planning.limits import Limits
 
 TWO_WINDOWS = replace(ONE_CORE_MACHINE, others=(ONE_CORE_MACHINE,))
@@ -34,6 +35,13 @@ def test_machines_that_average_train_on_two_devices(swarm, accumulation):
     assert len(pair[1].worker.plan.devices) == 2
     run.join_in_agreement(*pair)
     assert pair[1].worker.mixing.counts.messages > 0
+
+
+def test_ranks_do_not_average_weights_with_other_machines(swarm):
+    run = swarm(strategy="decentralized-adam")
+    run.set_machine("ada", TWO_WINDOWS)
+    with pytest.raises(PlanError, match="average their weights in every step"):
+        run.start("ada", limits=Limits(engine="sharded"))
 
 
 def test_saved_state_moves_between_one_device_and_two(swarm):

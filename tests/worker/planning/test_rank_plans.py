@@ -13,7 +13,7 @@ from barnraise.planning.limits import Limits
 from barnraise.planning.rank_plans import plan_ranks
 from barnraise.planning.rank_rules import explain_ranks, explain_split
 from barnraise.planning.render import build_choices_table, build_plan_view, describe_plan
-from barnraise.spec import MUON, preset
+from barnraise.spec import ADAMW, MUON, preset
 
 HOST = cpu_machine(memory=128 * 10**9, cores=8, stream=4e10, adam=1.4e9)
 SMALL, LARGE = preset("gpt2-124m"), preset("gpt3-2.7b")
@@ -98,10 +98,17 @@ def test_processes_of_a_cpu_share_a_model_if_the_owner_wants_it():
     assert "on 4 processes" in describe_plan(plan)
 
 
-def test_refusals_of_ranks_are_sentences():
+def test_muon_takes_less_memory_of_ranks_and_more_time():
+    """It has no second moments of matrices, and each rank computes with all of them."""
     two = cards(24, 24)
-    with pytest.raises(PlanError, match="Muon needs whole matrices"):
-        plan_ranks(two, SMALL, optimizer=MUON)
+    adam, muon = (
+        plan_ranks(two, SMALL, step_sequences=2, optimizer=name) for name in (ADAMW, MUON)
+    )
+    assert muon.optimizer == MUON and muon.device_bytes < adam.device_bytes
+    assert muon.step_seconds > adam.step_seconds
+
+
+def test_refusals_of_ranks_are_sentences():
     limits = {
         "32 bits": Limits(moments_bits=8),
         "whole gradient's norm": Limits(clipping="layer"),

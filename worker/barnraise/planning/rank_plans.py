@@ -8,7 +8,7 @@ those take longer.
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from barnraise.errors import PlanError
 from barnraise.formats import format_bytes
@@ -17,48 +17,18 @@ from barnraise.planning.budgets import CUDA_PROCESS_BYTES, compute_budgets
 from barnraise.planning.hardware import Hardware
 from barnraise.planning.limits import Limits
 from barnraise.planning.plan import Plan, tile_elements
-from barnraise.planning.rank_rules import explain_optimizer, explain_ranks
-from barnraise.spec import ADAMW, ModelSpec
+from barnraise.planning.rank_rules import explain_ranks
+from barnraise.planning.tile_layout import list_matrices
+from barnraise.spec import ADAMW, MUON, ModelSpec
 from barnraise.spec.architecture import MicroBatch
 from barnraise.spec.architectures import architecture_of
 
 SHARDED_BYTES = 16  # a parameter: fp32 weight, both moments and the gradient
+WHOLE_MATRIX_BYTES = 12  # an element: its average gradient, and its direction twice
 GATHERED_BLOCKS = 2  # whole at once: the one that computes, and the next
 RANK_PROCESS_BYTES = 400_000_000  # of RAM, of each further rank without CUDA's libraries
 HOST_COLLECTIVE_BYTES = 1e9  # a second through gloo, on a CPU
 CARDS_OF_A_MACHINE = 16  # at most; more ranks are on other machines
-
-
-@dataclass(frozen=True)
-class RankCosts:
-    """The seconds of a step on each rank.
-
-    Attributes:
-        compute: of forward and backward.
-        gathering: of all-gathers and reduce-scatters, which overlap with it.
-        adding: of tensor-parallel sums, which do not.
-        updating: of AdamW.
-    """
-
-    compute: float
-    gathering: float
-    adding: float
-    updating: float
-
-    @property
-    def step(self) -> float:
-        """Return the seconds of the whole step."""
-        return max(self.compute, self.gathering) + self.adding + self.updating
-
-    @property
-    def bottleneck(self) -> str:
-        """Return what takes most of it."""
-        parts = {
-            "compute": self.compute,
-            "link": self.gathering + self.adding,
-            "optimizer": self.updating,
-        }
-        return max(parts, key=lambda name: parts[name])
 
 
 def plan_ranks(
@@ -76,11 +46,12 @@ def plan_ranks(
     """
     limits = limits or Limits()
     ranks = len(hardware.cards)
-    reason = explain_optimizer(optimizer)
-    reason = reason or explain_ranks(model, limits, step_sequences, ranks, tensor)
-    if reason:
+    if reason := explain_ranks(model, limits, step_sequences, ranks, tensor):
         raise PlanError(reason)
-    candidates = list(_generate_candidates(hardware, model, limits, step_sequences, tensor))
+    candidates = [
+        _with_predictions(replace(plan, optimizer=optimizer), hardware)
+        for plan in _generate_candidates(hardware, model, limits, step_sequences, tensor)
+    ]
     if fitting := [plan for plan in candidates if not _explain_shortage(plan, hardware, limits)]:
         return min(fitting, key=lambda plan: plan.step_seconds)
     raise PlanError(_explain_shortage(candidates[-1], hardware, limits))
@@ -103,7 +74,7 @@ def _generate_candidates(
         if of_rank % sequences:
             continue
         for retained in (model.layers, model.layers // 2, 0):
-            plan = Plan(
+            yield Plan(
                 model=model,
                 device=hardware.device_name,
                 threads=max(1, hardware.cores),
@@ -121,15 +92,14 @@ def _generate_candidates(
                 ranks=tuple(card.device_name for card in hardware.cards),
                 tensor=tensor,
             )
-            yield _with_predictions(plan, hardware)
 
 
 def _with_predictions(plan: Plan, hardware: Hardware) -> Plan:
-    costs = max((_price(plan, card, hardware) for card in hardware.cards), key=lambda c: c.step)
+    seconds, bottleneck = max(_price(plan, card, hardware) for card in hardware.cards)
     return replace(
         plan,
-        step_seconds=costs.step,
-        bottleneck=costs.bottleneck,
+        step_seconds=seconds,
+        bottleneck=bottleneck,
         device_bytes=rank_bytes(plan) if plan.staged else 0,
         host_bytes=host_bytes(plan),
     )
@@ -160,7 +130,8 @@ def rank_bytes(plan: Plan) -> int:
     in_blocks = sum(fragment.size for fragment in blocks) // plan.tensor
     ends = first.size + last.size
     narrow = plan.streamed_bytes
-    state = SHARDED_BYTES * math.ceil((in_blocks + ends) / shards)
+    of_block = SHARDED_BYTES - 4 if plan.optimizer == MUON else SHARDED_BYTES
+    state = math.ceil((of_block * in_blocks + SHARDED_BYTES * ends) / shards)
     # What is whole for a while: weights as they compute, and gradients as they are added up.
     block = blocks[0].size // plan.tensor
     whole = GATHERED_BLOCKS * (narrow + 4) * block + (narrow + 4) * ends
@@ -174,10 +145,14 @@ def rank_bytes(plan: Plan) -> int:
         cost_model.head_peak_bytes(model, plan.sequences, plan.dtype, plan.threads, plan.device)
         + 4 * model.vocabulary * model.width,
     )
-    # A fragment is gathered from all ranks between steps.
+    # A fragment is gathered from all ranks between steps, and a matrix for Muon's.
+    updating = memory_model.matrix_bytes(plan)
+    if updating:
+        updating += WHOLE_MATRIX_BYTES * max(slot.size for slot in blocks[0].slots)
     between = max(
         8 * max(fragment.size for fragment in plan.fragments),
         memory_model.evaluating_on_device(plan),
+        updating,
     )
     return state + max(whole + kept + working, between)
 
@@ -195,8 +170,8 @@ def host_bytes(plan: Plan) -> int:
 # ---- seconds -------------------------------------------------------------------------------------
 
 
-def _price(plan: Plan, card: Hardware, machine: Hardware) -> RankCosts:
-    """Return the costs of a step on one of a machine's cards."""
+def _price(plan: Plan, card: Hardware, machine: Hardware) -> tuple[float, str]:
+    """Return the seconds of a step on one of a machine's cards, and what takes most of them."""
     model, dtype, layers = plan.model, plan.dtype, plan.model.layers
     of_rank = (model, plan.sequences, dtype)
     shards = len(plan.ranks) // plan.tensor
@@ -222,7 +197,15 @@ def _price(plan: Plan, card: Hardware, machine: Hardware) -> RankCosts:
     where = "device" if plan.staged else "host"
     rate = card.update_rate(where, "float32", 32)
     updating = (in_blocks + edges) / shards / rate
-    return RankCosts(compute, gathering, adding, updating)
+    if plan.optimizer == MUON:  # each rank gathers all matrices, and computes with them
+        shapes = [(matrix.rows, matrix.columns) for matrix in list_matrices(blocks[0])]
+        updating = edges / shards / rate + layers * cost_model.muon_seconds(card, shapes)
+        whole = layers * blocks[0].size
+        adding += 4 * whole * (len(plan.ranks) - 1) / len(plan.ranks) / link
+    parts = {"compute": compute, "link": gathering + adding, "optimizer": updating}
+    # Only all-gathers and reduce-scatters overlap with the computation.
+    step = max(compute, gathering) + adding + updating
+    return step, max(parts, key=lambda name: parts[name])
 
 
 def collective_rate(machine: Hardware) -> float:

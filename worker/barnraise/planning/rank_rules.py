@@ -1,9 +1,13 @@
 """State what ranks that share one model cannot train, each in a sentence. Pure."""
 
 from barnraise.planning.limits import Limits
-from barnraise.spec import ADAMW, ModelSpec
+from barnraise.spec import ModelSpec
 
 USE_SWAP = "use --engine swap"
+NO_AVERAGES = (
+    "machines of a run with decentralised Adam average their weights in every step, which sharded "
+    f"ranks do not: {USE_SWAP}"
+)
 
 
 def explain_split(model: ModelSpec, tensor: int) -> str:
@@ -18,18 +22,6 @@ def explain_split(model: ModelSpec, tensor: int) -> str:
             fitting = [n for n in range(2, tensor) if not any(c % n for c in counts.values())]
             hint = f"--tensor {fitting[-1]} divides them" if fitting else "leave out --tensor"
             return f"{tensor} ranks cannot share {count} {name} evenly: {hint}"
-    return ""
-
-
-def explain_optimizer(optimizer: str, mixes_weights: bool = False) -> str:
-    """Return why ranks cannot share a run's optimizer; "" if they can."""
-    if mixes_weights:
-        return (
-            "machines of a run with decentralised Adam average their weights in every step, which "
-            f"sharded ranks do not: {USE_SWAP}"
-        )
-    if optimizer != ADAMW:
-        return f"Muon needs whole matrices, and each rank has a part of them: {USE_SWAP}"
     return ""
 
 

@@ -60,6 +60,20 @@ def update_matrix(
     _replace(weights, new, step.found_inf)
 
 
+def find_direction(average: Tensor) -> Tensor:
+    """Return what a step of rate 1 subtracts from a matrix, for its average gradient.
+
+    Args:
+        average: fp32 [rows, columns]; overwritten.
+    """
+    is_wide = average.shape[0] <= average.shape[1]
+    x = (average if is_wide else average.mT).contiguous()
+    x.div_(torch.linalg.vector_norm(x, dtype=torch.float64).clamp_min_(SMALLEST_NORM))
+    direction, _ = orthogonalise(x, torch.empty_like(x))
+    direction.mul_(UPDATE_RMS * x.shape[1] ** 0.5)
+    return direction if is_wide else direction.mT
+
+
 def orthogonalise(x: Tensor, spare: Tensor) -> tuple[Tensor, Tensor]:
     """Bring the singular values of a matrix of norm 1 near 1.
 

@@ -31,7 +31,7 @@ from barnraise.planning.limits import Limits
 from barnraise.planning.mixing_memory import mean_gradient_bytes, mixing_bytes, reserve_memory
 from barnraise.planning.mixing_topology import TOPOLOGIES
 from barnraise.planning.plan import Plan
-from barnraise.planning.rank_rules import explain_optimizer
+from barnraise.planning.rank_rules import NO_AVERAGES
 from barnraise.spec import RunSpec
 from barnraise.swap.engine import Engine, StepStats
 from barnraise.training.train import Worker
@@ -69,7 +69,7 @@ class MixingWorker(Worker):
             hardware, limits, mixing_bytes(model, recipe), mean_gradient_bytes(model, recipe)
         )
         if limits.engine == SHARDED:
-            raise PlanError(explain_optimizer(recipe.optimizer, mixes_weights=True))
+            raise PlanError(NO_AVERAGES)
         step_limits = replace(limits, disk=0, engine=SWAP)
         if recipe.mixing_accumulation > 1:
             step_limits = replace(step_limits, clipping="exact")

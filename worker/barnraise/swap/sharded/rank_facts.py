@@ -1,8 +1,9 @@
 """What all ranks must agree on before they exchange anything, and how they find out."""
 
+import contextlib
 import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
 import torch
@@ -12,8 +13,6 @@ from barnraise.errors import StateError
 from barnraise.swap.sharded.key_value_store import Store
 
 REACH_SECONDS = 60.0  # within which all ranks must have reached each other
-VERDICT_SECONDS = 5.0  # that rank 0 may take longer, because it waits for the others
-AGREED = "agreed"
 # A fact's name, and what it is in a sentence.
 FACTS = {
     "torch": "another version of PyTorch",
@@ -36,43 +35,33 @@ def collect_facts(device: torch.device, command: str) -> dict[str, str]:
 
 
 def agree_on_facts(store: Store, rank: int, ranks: int, facts: Mapping[str, str]) -> None:
-    """Exchange the ranks' facts, and wait until rank 0 has compared all of them.
+    """Exchange the ranks' facts; each rank compares all of them with rank 0's.
 
     Raises:
-        StateError: a rank did not answer in time, or its facts differ; all ranks get the sentence.
+        StateError: a rank did not answer in time, or its facts differ.
     """
     store.set(f"facts/{rank}", json.dumps(dict(facts)))
-    if rank == 0:
-        verdict = _compare_facts(store, ranks, facts)
-        store.set("verdict", verdict)
-    else:
-        timeout = timedelta(seconds=REACH_SECONDS + VERDICT_SECONDS)
-        try:
-            store.wait(["verdict"], timeout)
-        except RuntimeError:
-            raise StateError(f"rank 0 has not answered within {REACH_SECONDS:.0f} s") from None
-        verdict = store.get("verdict").decode(errors="replace")
-    if verdict != AGREED:
-        raise StateError(verdict)
-
-
-def _compare_facts(store: Store, ranks: int, facts: Mapping[str, str]) -> str:
-    """Return AGREED, or a sentence about the first rank that is missing or different."""
-    keys = [f"facts/{rank}" for rank in range(1, ranks)]
+    keys = [f"facts/{other}" for other in range(ranks)]
     try:
         store.wait(keys, timedelta(seconds=REACH_SECONDS))
+        first, *others = (json.loads(store.get(key)) for key in keys)
     except RuntimeError:
-        missing = [str(rank) for rank, key in enumerate(keys, 1) if not store.check([key])]
-        return (
-            f"rank {', '.join(missing)} of {ranks} has not answered within {REACH_SECONDS:.0f} s: "
-            "start all of them, on machines that reach each other at every TCP port"
-        )
-    for rank, key in enumerate(keys, 1):
-        others: dict[str, str] = json.loads(store.get(key))
+        raise StateError(_describe_missing(store, keys)) from None
+    for number, other in enumerate(others, 1):
         for name, description in FACTS.items():
-            if others.get(name) != facts[name]:
-                return (
-                    f"rank {rank} has {description} ({others.get(name)}) than rank 0 "
-                    f"({facts[name]}): all ranks must be alike"
+            if other.get(name) != first[name]:
+                raise StateError(
+                    f"rank {number} has {description} ({other.get(name)}) than rank 0 "
+                    f"({first[name]}): all ranks must be alike"
                 )
-    return AGREED
+
+
+def _describe_missing(store: Store, keys: Sequence[str]) -> str:
+    """Return a sentence about the ranks that did not answer."""
+    missing = ["0"]
+    with contextlib.suppress(RuntimeError):  # rank 0 has ended, and its store with it
+        missing = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
+    return (
+        f"rank {', '.join(missing)} of {len(keys)} has not answered within {REACH_SECONDS:.0f} s: "
+        "start all of them, on machines that reach each other at every TCP port"
+    )

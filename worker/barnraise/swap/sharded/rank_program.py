@@ -1,10 +1,7 @@
 """What every rank does for a command, rank 0 included: all ranks run the same collectives."""
 
-import json
 import math
-from dataclasses import asdict, dataclass
 from enum import IntEnum
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,10 +9,17 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from barnraise.models.weights import views
-from barnraise.spec import ModelSpec
 from barnraise.swap.adamw import BETA2, AdamWKernel
 from barnraise.swap.device import release_device_memory
-from barnraise.swap.sharded.sharded_model import SHARD, TENSOR, ShardedModel, SharedKind
+from barnraise.swap.muon import MOMENTUM, find_direction
+from barnraise.swap.sharded.sharded_model import (
+    SHARD,
+    TENSOR,
+    ShardedModel,
+    ShardedWeight,
+    SharedKind,
+    SharedSettings,
+)
 
 WORDS = 6  # of a command: its opcode and its numbers, int64 each
 
@@ -26,41 +30,11 @@ class Opcode(IntEnum):
     END = 0  # end the process
     BUILD = 1  # build a model of zeros [bytes of its description]
     ACCUMULATE = 2  # add a micro-batch's gradients [sequences of all ranks, of the step]
-    APPLY = 3  # clip and make a step [number, learning rate, weight decay, limit of the norm]
+    APPLY = 3  # clip, make a step [number, learning rate, decay, limit of the norm, matrices' rate]
     DROP = 4  # drop the gradients
     GATHER = 5  # gather a kind of state of a fragment on rank 0 [kind, fragment]
     SCATTER = 6  # scatter it from there [kind, fragment]
     RELEASE = 7  # free the model
-
-
-@dataclass(frozen=True)
-class SharedSettings:
-    """What all ranks build their model by.
-
-    Attributes:
-        model: the model.
-        dtype: of the products, "float32" or "bfloat16".
-        tensor: how many ranks split each block.
-        retained_blocks: how many of the top blocks retain their activations.
-        threads: of each rank on a CPU.
-    """
-
-    model: ModelSpec
-    dtype: str = "float32"
-    tensor: int = 1
-    retained_blocks: int = 0
-    threads: int = 1
-
-    def to_bytes(self) -> bytes:
-        """Return the settings for `from_bytes`."""
-        return json.dumps(asdict(self)).encode()
-
-    @classmethod
-    def from_bytes(cls, text: bytes) -> "SharedSettings":
-        """Return the settings that rank 0 has sent."""
-        fields: dict[str, Any] = json.loads(text)
-        model = ModelSpec(**fields.pop("model"))
-        return cls(model, **fields)
 
 
 class RankProgram:
@@ -94,7 +68,7 @@ class RankProgram:
             case Opcode.ACCUMULATE:
                 self._accumulate(first, second, payload)
             case Opcode.APPLY:
-                return self._apply(first, *torch.tensor(words[2:5]).view(torch.float64).tolist())
+                return self._apply(first, *torch.tensor(words[2:]).view(torch.float64).tolist())
             case Opcode.DROP:
                 self._drop()
             case Opcode.GATHER:
@@ -131,9 +105,7 @@ class RankProgram:
             shape = dist.get_world_size() // split, split
             names = SHARD, TENSOR
             self._meshes[split] = init_device_mesh(self.device.type, shape, mesh_dim_names=names)
-        self._model = ShardedModel(
-            settings.model, self._meshes[split], settings.dtype, settings.retained_blocks
-        )
+        self._model = ShardedModel(settings, self._meshes[split])
         self._drop()
 
     def _release(self) -> None:
@@ -159,8 +131,10 @@ class RankProgram:
         self._built.zero_grad()
         self._loss.zero_()
 
-    def _apply(self, number: int, learning_rate: float, decay: float, limit: float) -> Tensor:
-        """Make AdamW's step unless loss or norm is not finite; return both, fp64 [2]."""
+    def _apply(
+        self, number: int, learning_rate: float, decay: float, limit: float, matrix_rate: float
+    ) -> Tensor:
+        """Make a step unless loss or norm is not finite; return both, fp64 [2]."""
         model = self._built
         sums = torch.stack([self._loss / model.mesh[TENSOR].size(), self._sum_of_squares()])
         dist.all_reduce(sums)
@@ -175,13 +149,11 @@ class RankProgram:
                 found_inf=None,
                 beta2=BETA2,
             )
-            for decays in (True, False):
-                of_kind = [
-                    weight.shards
-                    for weight in model.weights
-                    if (len(weight.slot.shape) >= 2) == decays
-                ]
-                kernel.apply_lists(decays, *map(list, zip(*of_kind, strict=True)))
+            for weight in model.weights:
+                if len(weight.state) > SharedKind.SECOND_MOMENTS:
+                    kernel.apply_lists(weight.decays, *([shard] for shard in weight.shards))
+                else:
+                    _update_matrices(weight, matrix_rate, decay)
         self._drop()
         return torch.tensor([loss, norm], dtype=torch.float64)
 
@@ -201,6 +173,8 @@ class RankProgram:
         fragment = model.dimensions.fragments()[i]
         flat = torch.zeros(fragment.size if dist.get_rank() == 0 else 0)
         for weight in model.of_fragment(i):
+            if kind == len(weight.state):  # Muon has no second moments
+                continue
             whole = weight.gather(weight.state[kind])
             if len(flat):
                 views(fragment, flat)[weight.slot.name].copy_(whole)
@@ -212,5 +186,17 @@ class RankProgram:
         fragment = model.dimensions.fragments()[i]
         flat = self._receive((fragment.size,), torch.float32, payload)
         for weight in model.of_fragment(i):
-            part = weight.cut(views(fragment, flat)[weight.slot.name])
-            weight.state[kind].to_local().detach().copy_(part)
+            if kind < len(weight.state):
+                part = weight.cut(views(fragment, flat)[weight.slot.name])
+                weight.state[kind].to_local().detach().copy_(part)
+
+
+def _update_matrices(weight: ShardedWeight, rate: float, decay: float) -> None:
+    """Make Muon's step on a tensor of matrices, which each rank orthogonalises as a whole."""
+    weights, gradient, momentum = weight.shards
+    momentum.lerp_(gradient, 1 - MOMENTUM)
+    gradient.lerp_(momentum, MOMENTUM)
+    average = weight.gather(weight.gradient)
+    matrices = average.split(list(weight.slot.parts) or len(average))
+    direction = torch.cat([find_direction(matrix) for matrix in matrices])
+    weights.mul_(1 - rate * decay).sub_(weight.cut(direction), alpha=rate)

@@ -13,9 +13,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from barnraise.errors import BarnraiseError, PlanError
+from barnraise.errors import BarnraiseError
 from barnraise.planning.plan import Plan
-from barnraise.planning.rank_rules import explain_optimizer, explain_split
 from barnraise.spec import Recipe
 from barnraise.swap.adam_moments import AdamMoments
 from barnraise.swap.buffers import Buffers
@@ -43,17 +42,16 @@ class ShardedEngine(Engine):
         """Build the model on all ranks of `group`, and bring the state into a consistent form.
 
         `progress` is how far the state in `store` has come; None for a fresh state.
-
-        Raises:
-            PlanError: ranks cannot share a run of this recipe, or this model.
         """
-        refuse_recipe(recipe)
-        if reason := explain_split(plan.model, plan.tensor):
-            raise PlanError(reason)
         assert group.ranks == len(plan.ranks), "the plan is for another number of ranks"
         self._group = group
         settings = SharedSettings(
-            plan.model, plan.dtype, plan.tensor, plan.retained_blocks, plan.threads
+            plan.model,
+            plan.dtype,
+            plan.tensor,
+            plan.retained_blocks,
+            plan.threads,
+            plan.optimizer,
         )
         description = torch.frombuffer(bytearray(settings.to_bytes()), dtype=torch.uint8)
         group.execute(Opcode.BUILD, len(description), payload=description)
@@ -90,7 +88,8 @@ class ShardedEngine(Engine):
             self._group.execute(Opcode.ACCUMULATE, *sizes, payload=micro_batch)
         count = tokens.shape[0] * (tokens.shape[1] - 1)
         update = self._new_update({}, rate_scale, count, position)
-        rates = update.learning_rate, self.recipe.weight_decay, self.recipe.clip
+        recipe = self.recipe
+        rates = update.learning_rate, recipe.weight_decay, recipe.clip, update.matrix_rate
         words = torch.tensor(rates, dtype=torch.float64).view(torch.int64).tolist()
         loss, norm = self._group.execute(Opcode.APPLY, update.step_number, *words).tolist()
         is_finite = math.isfinite(loss) and math.isfinite(norm)
@@ -117,16 +116,6 @@ class ShardedEngine(Engine):
         super().close()
         with contextlib.suppress(BarnraiseError):  # a rank that was lost has no memory any longer
             self._group.execute(Opcode.RELEASE)
-
-
-def refuse_recipe(recipe: Recipe) -> None:
-    """Refuse what sharded ranks do not compute.
-
-    Raises:
-        PlanError: the sentence says what to use instead.
-    """
-    if reason := explain_optimizer(recipe.optimizer, recipe.mixes_weights):
-        raise PlanError(reason)
 
 
 class HostBuffers(Buffers):
@@ -184,11 +173,26 @@ class ShardedTiles(Tiles):
         return [flat[slot.offset + slot.size : end] for slot, end in pairs]
 
     def read_moments(self, i: int) -> tuple[Tensor, Tensor]:
-        """Return the moments of fragment i: m and v, fp32 [n] each."""
-        m = self._group.execute(Opcode.GATHER, SharedKind.FIRST_MOMENTS, i)
-        return m, self._group.execute(Opcode.GATHER, SharedKind.SECOND_MOMENTS, i)
+        """Return the moments of fragment i: m, fp32 [n], and v, fp32, of what AdamW trains."""
+        m, v = (
+            self._group.execute(Opcode.GATHER, kind, i)
+            for kind in (SharedKind.FIRST_MOMENTS, SharedKind.SECOND_MOMENTS)
+        )
+        return m, torch.cat(self._spans_of(i, v))
 
     def write_moments(self, i: int, m: Tensor, v: Tensor) -> None:
-        """Set the moments of fragment i, fp32 [n] each."""
-        for kind, flat in ((SharedKind.FIRST_MOMENTS, m), (SharedKind.SECOND_MOMENTS, v)):
+        """Set the moments of fragment i as `read_moments` returns them."""
+        whole = torch.zeros(m.shape)
+        spans = self._spans_of(i, whole)
+        for span, values in zip(spans, v.split([len(span) for span in spans]), strict=True):
+            span.copy_(values)
+        for kind, flat in ((SharedKind.FIRST_MOMENTS, m), (SharedKind.SECOND_MOMENTS, whole)):
             self._group.execute(Opcode.SCATTER, kind, i, payload=flat.contiguous())
+
+    def _spans_of(self, i: int, flat: Tensor) -> list[Tensor]:
+        """Return views of what AdamW trains of fragment i."""
+        return [
+            flat[layout.begin + begin : layout.begin + end]
+            for layout in self._plan.tile_layouts(i)
+            for begin, end in layout.spans
+        ]

@@ -5,9 +5,11 @@ weights are DTensors, whole only while they compute. The head's loss is the fuse
 """
 
 import contextlib
+import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import IntEnum
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from barnraise.models.functions import functions_of
 from barnraise.models.weights import Weights
-from barnraise.spec import Fragment, ModelSpec, Slot
+from barnraise.spec import ADAMW, MUON, Fragment, ModelSpec, Slot
 from barnraise.swap.fused_loss import FusedLoss
 from barnraise.swap.sharded.tensor_split import (
     SPLIT_TENSORS,
@@ -41,13 +43,46 @@ class SharedKind(IntEnum):
 
 
 @dataclass(frozen=True)
+class SharedSettings:
+    """What all ranks build their model by.
+
+    Attributes:
+        model: the model.
+        dtype: of the products, "float32" or "bfloat16".
+        tensor: how many ranks split each block.
+        retained_blocks: how many of the top blocks retain their activations.
+        threads: of each rank on a CPU.
+        optimizer: "adamw", or "muon" for the blocks' matrices.
+    """
+
+    model: ModelSpec
+    dtype: str = "float32"
+    tensor: int = 1
+    retained_blocks: int = 0
+    threads: int = 1
+    optimizer: str = ADAMW
+
+    def to_bytes(self) -> bytes:
+        """Return the settings for `from_bytes`."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_bytes(cls, text: bytes) -> "SharedSettings":
+        """Return the settings that rank 0 has sent."""
+        fields: dict[str, Any] = json.loads(text)
+        model = ModelSpec(**fields.pop("model"))
+        return cls(model, **fields)
+
+
+@dataclass(frozen=True)
 class ShardedWeight:
     """One tensor of a fragment, as a rank has it.
 
     Attributes:
         fragment: the fragment's layout.
         slot: the tensor's place in it.
-        state: the rank's shards by kind, fp32 DTensors; the weights are the model's parameter.
+        state: the rank's shards by kind, fp32 DTensors; the weights are the model's parameter. A
+            tensor that Muon trains has no second moments.
         tensor_mesh: of the ranks that split a block.
     """
 
@@ -57,17 +92,27 @@ class ShardedWeight:
     tensor_mesh: DeviceMesh
 
     @property
+    def decays(self) -> bool:
+        """Whether AdamW decays it: matrices and embeddings, not norms and biases."""
+        return len(self.slot.shape) >= 2
+
+    @property
     def copies(self) -> int:
         """Return how many tensor-parallel ranks have the same part."""
         return 1 if self.slot.name in SPLIT_TENSORS else self.tensor_mesh.size()
 
     @property
+    def gradient(self) -> DTensor:
+        """Return the rank's shard of the gradient."""
+        gradient = self.state[SharedKind.WEIGHTS].grad
+        assert isinstance(gradient, DTensor), "no gradient was accumulated"
+        return gradient
+
+    @property
     def shards(self) -> list[Tensor]:
         """Return this rank's part of weights, gradient and moments, which may be empty."""
         weights, *moments = self.state
-        gradient = weights.grad
-        assert isinstance(gradient, DTensor), "no gradient was accumulated"
-        return [each.to_local().detach() for each in (weights, gradient, *moments)]
+        return [each.to_local().detach() for each in (weights, self.gradient, *moments)]
 
     def gather(self, shards: DTensor) -> Tensor:
         """Return the whole tensor that all ranks have shards of, on each of them."""
@@ -170,24 +215,16 @@ class ShardedModel(nn.Module):
         weights: all tensors of all fragments, in order.
     """
 
-    def __init__(
-        self, model: ModelSpec, mesh: DeviceMesh, dtype: str, retained_blocks: int
-    ) -> None:
-        """Lay out and shard a model of zeros.
-
-        Args:
-            model: the model's dimensions.
-            mesh: of the ranks, [SHARD, TENSOR].
-            dtype: the type of the products, "float32" or "bfloat16".
-            retained_blocks: how many of the top blocks retain their activations.
-        """
+    def __init__(self, settings: SharedSettings, mesh: DeviceMesh) -> None:
+        """Lay out and shard a model of zeros for ranks of a mesh [SHARD, TENSOR]."""
         super().__init__()
+        model, dtype = settings.model, settings.dtype
         self.dimensions, self.mesh, self._dtype = model, mesh, dtype
         first, *blocks, last = model.fragments()
         tensor_ranks = mesh[TENSOR].size()
         tensor = TensorParallelism(mesh[TENSOR]) if tensor_ranks > 1 else None
         self._embedding, self._final = FragmentWeights(first, 1), FragmentWeights(last, 1)
-        first_retained = model.layers + 1 - retained_blocks
+        first_retained = model.layers + 1 - settings.retained_blocks
         self._blocks = nn.ModuleList(
             ShardedBlock(model, block, tensor, tensor_ranks, block.index >= first_retained)
             for block in blocks
@@ -205,7 +242,9 @@ class ShardedModel(nn.Module):
             for slot, parameter in zip(slots, module.parameters(), strict=True):
                 assert isinstance(parameter, DTensor)
                 parameter.to_local().detach().zero_()
-                state = parameter, *(torch.zeros_like(parameter.detach()) for _ in range(2))
+                is_matrix = module in self._blocks and slot.kind == "matrix"
+                moments = 1 if is_matrix and settings.optimizer == MUON else 2
+                state = parameter, *(torch.zeros_like(parameter.detach()) for _ in range(moments))
                 self.weights.append(ShardedWeight(module.fragment, slot, state, mesh[TENSOR]))
 
     def forward(self, tokens: Tensor) -> Tensor:
