@@ -27,22 +27,35 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 hypothesis.settings.register_profile("few", hypothesis.settings.get_profile("ci"), max_examples=25)
 
 # Tests that start servers, browsers, command lines or networks of machines, that train models for
-# many steps, or that visit every page: not part of `make test-fast`.
+# many steps or on several devices, that plan for large models on many machines, or that visit every
+# page: not part of `make test-fast` and `make test-worker`.
 INTEGRATION_FOLDERS = {"browser", "swarm", "cli", "demo"}
 INTEGRATION_MODULES = {
     "test_bandwidth",
     "test_bitwise",
+    "test_card_choice",
+    "test_card_restart",
+    "test_carriers",
     "test_celery",
+    "test_crew_balance",
+    "test_crew_bits",
+    "test_crew_pricing",
     "test_deployment",
+    "test_devices",
     "test_embedded_servers",
     "test_faults",
     "test_gpu_first",
     "test_iroh_transport",
+    "test_llama_bits",
+    "test_membership_scale",
     "test_memory_model",
     "test_permissions",
+    "test_plan_table",
     "test_queries",
+    "test_rank_plans",
     "test_retention",
     "test_scale",
+    "test_shared_card",
     "test_state_store",
     "test_three_mirrors",
     "test_transport",

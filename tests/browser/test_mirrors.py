@@ -34,6 +34,7 @@ def tokens_of_the_curve(site: MirrorProcess, run: str) -> list[float]:
     return [tokens for tokens, _ in site.snapshot(run)["train"]]
 
 
+@pytest.mark.slow  # frontend/tests and platform/replication test both sides of it
 def test_run_page_own_mirror_killed_continues_at_another_and_returns(browser, sites):
     a, b, names = sites
     run = names["run"]

@@ -35,6 +35,8 @@ from barnraise.training.train import Worker
 RUN = "0192f0c1-2d3e-7f40-8a5b-6c7d8e9f0a1b"
 UNREACHABLE = "http://127.0.0.1:9"  # the discard port, which refuses connections at once
 MIRROR = Identity(b"m" * 32)
+LARGE_BUDGET = 1_000_000  # tokens; no test trains for so long
+REST_SECONDS = 0.01
 
 
 @pytest.fixture(scope="session")
@@ -48,6 +50,18 @@ def text(tmp_path_factory) -> tuple[Path, TextManifest]:
         blobs.store,
         list(read_stdlib())[::4],
     )
+
+
+class RestingWorker(Worker):
+    """A worker that rests before each step.
+
+    A run with a large budget lasts until its test ends. Its workers would compute all the time that
+    the test waits for messages.
+    """
+
+    def prepare_step(self) -> None:
+        """Rest for about as long as a step takes."""
+        time.sleep(REST_SECONDS)
 
 
 class Killed(BaseException):
@@ -220,7 +234,10 @@ class Swarm:
                 raise Killed
 
         transport = self.network.transport(joined.coordinator.identity.key)
-        worker_class = MixingWorker if self.spec.recipe.mixes_weights else Worker
+        recipe = self.spec.recipe
+        worker_class = MixingWorker if recipe.mixes_weights else Worker
+        if worker_class is Worker and recipe.token_budget >= LARGE_BUDGET:
+            worker_class = RestingWorker
         hardware = self._machines.get(name, ONE_CORE_MACHINE)
         worker = worker_class(joined, leaving, hardware, limits, on_status, transport)
 

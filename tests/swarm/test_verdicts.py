@@ -143,6 +143,7 @@ def begin_at_sybils_snapshot(run, ledger: Ledger) -> str:
     return header.author
 
 
+@pytest.mark.slow  # worker/exchange/snapshots tests the same with machines that do not train
 def test_verdict_on_a_sybils_snapshot_returns_a_worker_to_its_weights(swarm):
     run = swarm(token_budget=10_000_000)
     ada = start_first_worker(run)

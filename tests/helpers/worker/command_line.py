@@ -1,14 +1,17 @@
 """Run the `barnraise` command as a person does, and check its errors."""
 
+import io
 import os
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from unittest import mock
 
 from helpers.paths import WORKER
 from typer.testing import CliRunner
 
-from barnraise.cli.main import app
+from barnraise.cli.main import app, main
 
 RUN = "01890000-0000-7000-8000-000000000001"
 EXCHANGE = {  # of a worker's status file
@@ -43,6 +46,23 @@ def run_barnraise(home: Path, *arguments: str) -> subprocess.CompletedProcess[st
         check=False,
         start_new_session=True,
     )
+
+
+def call_barnraise(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command as `run_barnraise` does, but in this process, which takes no second."""
+    output, errors, code = io.StringIO(), io.StringIO(), 0
+    environment = {"BARNRAISE_HOME": str(home), "COLUMNS": "200"}
+    with (
+        mock.patch.dict(os.environ, environment),
+        mock.patch.object(sys, "argv", ["barnraise", *arguments]),
+        redirect_stdout(output),
+        redirect_stderr(errors),
+    ):
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code
+    return subprocess.CompletedProcess(arguments, code, output.getvalue(), errors.getvalue())
 
 
 def invoke(*arguments: str, typed: str | None = None) -> str:

@@ -1,7 +1,7 @@
 """What people type to evaluate, or to choose what is published: sentences for all that is wrong."""
 
 import pytest
-from helpers.worker.command_line import assert_fails, run_barnraise
+from helpers.worker.command_line import assert_fails, call_barnraise
 
 from barnraise.cli.evaluate import read_tasks
 from barnraise.cli.prepare import choose_preview
@@ -37,8 +37,8 @@ def test_tasks_of_other_systems_are_read(tmp_path):
 
 
 def test_evaluation_of_an_unknown_run_is_refused_at_once(tmp_path):
-    assert_fails(run_barnraise(tmp_path, "evaluate", "a-run"), "has never worked on 'a-run'")
-    published = run_barnraise(tmp_path, "evaluate", "a-run", "--publish")
+    assert_fails(call_barnraise(tmp_path, "evaluate", "a-run"), "has never worked on 'a-run'")
+    published = call_barnraise(tmp_path, "evaluate", "a-run", "--publish")
     assert_fails(published, "name the file that is published")
 
 

@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from helpers.worker.command_line import assert_fails, invoke, run_barnraise
+from helpers.worker.command_line import assert_fails, call_barnraise, invoke
 
 from barnraise.cli.limits import explain_limits, summarise_limits
 from barnraise.cli.resource_options import LimitOptions
@@ -16,12 +16,12 @@ from barnraise.training.limits.machine_facts import LinuxFacts
 
 def test_limits_last_until_they_are_lifted(tmp_path):
     options = ("--memory", "4GB", "--moments-8bit", "--clipping", "layer", "--deterministic")
-    assert run_barnraise(tmp_path, "limits", *options).returncode == 0
+    assert call_barnraise(tmp_path, "limits", *options).returncode == 0
     assert StateDir(tmp_path).limits == Limits(
         memory=4 * 10**9, moments_bits=8, clipping="layer", deterministic=True
     )
     options = ("--memory", "auto", "--disk", "1TB", "--uplink", "250KB", "--nondeterministic")
-    result = run_barnraise(tmp_path, "limits", *options, "--json")
+    result = call_barnraise(tmp_path, "limits", *options, "--json")
     assert json.loads(result.stdout)["memory"] is None
     assert StateDir(tmp_path).limits == Limits(
         disk=10**12, uplink=250_000, moments_bits=8, clipping="layer"
@@ -30,44 +30,46 @@ def test_limits_last_until_they_are_lifted(tmp_path):
 
 def test_limits_are_shown_with_their_units(tmp_path):
     StateDir(tmp_path).limits = Limits(memory=4 * 10**9, uplink=250_000, disk=0)
-    output = run_barnraise(tmp_path, "limits").stdout
+    output = call_barnraise(tmp_path, "limits").stdout
     lines = [" ".join(line.split()) for line in output.splitlines()]
     assert "memory 4 GB" in lines and "disk 0 kB" in lines and "uplink 250 kB/s" in lines
     assert "GPU memory no limit" in lines and "optimizer moments 32 bits" in lines
 
 
 def test_limits_within_which_nothing_trains_say_so(tmp_path):
-    refused = run_barnraise(tmp_path, "limits", "--memory", "10MB")
+    refused = call_barnraise(tmp_path, "limits", "--memory", "10MB")
     warning = " ".join(refused.stderr.split())
     assert refused.returncode == 0 and warning.startswith("gpt-nano: ")
     assert "your limits: memory 10 MB" in warning and "needs" in warning
-    assert not run_barnraise(tmp_path, "limits", "--memory", "1GB").stderr
+    assert not call_barnraise(tmp_path, "limits", "--memory", "1GB").stderr
 
 
 def test_limit_on_disk_writes_is_shown_even_if_nobody_set_it(tmp_path):
-    shown = " ".join(run_barnraise(tmp_path, "limits").stdout.split())
+    shown = " ".join(call_barnraise(tmp_path, "limits").stdout.split())
     assert re.search(r"disk writes per day [\d.,]+ .B, 0\.3 times the drive's size", shown)
     for option, text in (("unlimited", "no limit"), ("40GB", "40 GB")):
-        output = run_barnraise(tmp_path, "limits", "--disk-writes-per-day", option).stdout
+        output = call_barnraise(tmp_path, "limits", "--disk-writes-per-day", option).stdout
         assert f"disk writes per day {text}" in " ".join(output.split())
 
 
 def test_announced_addresses_and_port_mapping_are_saved_and_lifted(tmp_path):
     options = ("--announce", "5.9.1.1:45555", "--announce", "home.example.org:45555")
-    run_barnraise(tmp_path, "limits", *options, "--no-port-mapping")
+    call_barnraise(tmp_path, "limits", *options, "--no-port-mapping")
     limits = StateDir(tmp_path).limits
     assert limits.announce == ("5.9.1.1:45555", "home.example.org:45555")
     assert not limits.port_mapping
-    assert_fails(run_barnraise(tmp_path, "limits", "--announce", "5.9.1.1"), "is not HOST:PORT")
-    shown = run_barnraise(tmp_path, "limits", "--announce", "auto", "--port-mapping").stdout
+    assert_fails(call_barnraise(tmp_path, "limits", "--announce", "5.9.1.1"), "is not HOST:PORT")
+    shown = call_barnraise(tmp_path, "limits", "--announce", "auto", "--port-mapping").stdout
     assert "announced addresses none" in " ".join(shown.split())
     assert StateDir(tmp_path).limits == Limits()
 
 
 def test_invalid_or_damaged_limits_are_a_sentence(tmp_path):
-    assert_fails(run_barnraise(tmp_path, "limits", "--clipping", "hard"), "clipping must be one of")
+    assert_fails(
+        call_barnraise(tmp_path, "limits", "--clipping", "hard"), "clipping must be one of"
+    )
     (tmp_path / "limits.json").write_text("{")
-    assert_fails(run_barnraise(tmp_path, "limits"), "is damaged")
+    assert_fails(call_barnraise(tmp_path, "limits"), "is damaged")
 
 
 @pytest.mark.parametrize(

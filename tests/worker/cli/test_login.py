@@ -4,7 +4,7 @@ import platform
 
 import pytest
 from helpers.effort import one_in
-from helpers.worker.command_line import assert_fails, run_barnraise
+from helpers.worker.command_line import assert_fails, call_barnraise
 from helpers.worker.fake_coordinator import MACHINE, FakeCoordinator
 
 from barnraise.cli.site_access import describe_machine
@@ -41,7 +41,7 @@ def test_enrolment_states_the_processors_model():
 
 
 def test_login_waits_through_an_outage_and_shows_who_approved(coordinator, tmp_path):
-    result = run_barnraise(tmp_path, "login", coordinator.url)
+    result = call_barnraise(tmp_path, "login", coordinator.url)
     assert result.returncode == 0, result.stderr
     assert "ABCD-EFGH" in result.stdout and "Ida [/x]" in result.stdout
     assert StateDir(tmp_path).membership.machine == MACHINE
@@ -49,7 +49,7 @@ def test_login_waits_through_an_outage_and_shows_who_approved(coordinator, tmp_p
     coordinator.routes["GET /enrolments/ABCD-EFGH"] = lambda body: EnrolmentStatus(
         status="approved", machine=MACHINE
     )
-    again = " ".join(run_barnraise(tmp_path, "login", coordinator.url).stdout.split())
+    again = " ".join(call_barnraise(tmp_path, "login", coordinator.url).stdout.split())
     first_words = f"This machine is enrolled at {coordinator.url} already."
     assert again.startswith(first_words) and "enrols the same key again" in again
 
@@ -58,11 +58,11 @@ def test_login_waits_through_an_outage_and_shows_who_approved(coordinator, tmp_p
 def test_login_with_a_code_not_approved_saves_nothing(coordinator, tmp_path, status):
     coordinator.routes["GET /enrolments/ABCD-EFGH"] = lambda body: EnrolmentStatus(status=status)
     assert_fails(
-        run_barnraise(tmp_path, "login", coordinator.url),
+        call_barnraise(tmp_path, "login", coordinator.url),
         f"the code was {status}: run `barnraise login` again",
     )
     assert not (tmp_path / "coordinator.json").exists()
 
 
 def test_login_at_an_address_without_a_site_is_a_sentence(tmp_path):
-    assert_fails(run_barnraise(tmp_path, "login", "http://127.0.0.1:9"), "does not answer")
+    assert_fails(call_barnraise(tmp_path, "login", "http://127.0.0.1:9"), "does not answer")

@@ -8,7 +8,7 @@ import sys
 import pytest
 from helpers.effort import one_in
 from helpers.paths import WORKER
-from helpers.worker.command_line import assert_fails, run_barnraise
+from helpers.worker.command_line import assert_fails, call_barnraise, run_barnraise
 from typer.testing import CliRunner
 
 from barnraise import __version__
@@ -51,7 +51,7 @@ def test_version_is_printed(tmp_path):
     ],
 )
 def test_command_names_the_enrolment_or_run_that_it_needs(tmp_path, arguments, sentence):
-    assert_fails(run_barnraise(tmp_path, *arguments), sentence)
+    assert_fails(call_barnraise(tmp_path, *arguments), sentence)
 
 
 @pytest.mark.parametrize(

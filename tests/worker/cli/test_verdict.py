@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from helpers.updates.headers import sign_chain
-from helpers.worker.command_line import RUN, assert_fails, run_barnraise
+from helpers.worker.command_line import RUN, assert_fails, call_barnraise, run_barnraise
 
 from barnraise.exchange.verdicts.verdict_handler import VERDICT_FOLDER
 from barnraise.ledger.ledger import Ledger
@@ -48,7 +48,7 @@ class OwnersMachine:
 
     def run_verdict(self, *options: str):
         """Run `barnraise verdict` for the run."""
-        return run_barnraise(self.home, "verdict", "a-run", *options)
+        return call_barnraise(self.home, "verdict", "a-run", *options)
 
     def close(self) -> None:
         """Close the ledger and unlock the folder."""
@@ -70,7 +70,8 @@ def test_verdict_without_options_lists_the_authors(machine):
 
 
 def test_verdict_of_the_owner_is_signed_and_stored(machine):
-    result = machine.run_verdict("--peer", "b" * 12, "--after", "1", "--reason", "noise")
+    options = ("--peer", "b" * 12, "--after", "1", "--reason", "noise")
+    result = run_barnraise(machine.home, "verdict", "a-run", *options)
     assert result.returncode == 0 and "Signed." in result.stdout, result
     (path,) = (machine.folder.path / VERDICT_FOLDER).glob("*.json")
     rules = UpdateRules.from_spec(machine.spec, RUN, frozenset(machine.spec.roots))

@@ -93,6 +93,7 @@ def test_worker_starts_ranks_and_goes_on_when_one_dies(site, tmp_path):
     assert view is not None and "on 2 processes, each with a part of the state" in view.sentence
 
 
+@pytest.mark.slow  # worker/swap's tests open engines on a cluster's ranks without torchrun
 def test_torchrun_trains_as_one_machine_and_starts_again(site, tmp_path):
     with started(tmp_path, *TORCHRUN, "--max-restarts", "1", *JOIN) as cluster:
         wait_until(lambda: saved_tokens(tmp_path) > 0, cluster, tmp_path)
