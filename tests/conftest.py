@@ -49,6 +49,7 @@ INTEGRATION_MODULES = {
     "test_llama_bits",
     "test_membership_scale",
     "test_memory_model",
+    "test_muon",
     "test_permissions",
     "test_plan_table",
     "test_queries",

@@ -45,7 +45,7 @@ sys.exit(run_suites.main())
 @pytest.mark.parametrize(
     ("tests", "failures", "code", "outcome", "times"),
     [
-        pytest.param(1, 0, 0, "", 1, id="passes"),
+        pytest.param(1, 0, 0, "", 1, id="passes", marks=pytest.mark.slow),
         pytest.param(2, 1, 0, "UNSTEADY, passed alone: ", 2, id="fails once"),
         pytest.param(2, 9, 1, "failed again: ", 2, id="fails again"),
         pytest.param(4, 1, 1, "", 1, id="too many fail"),

@@ -401,6 +401,7 @@ MUON_LIMITS = [
 ]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("machine", "limits"),
     [(PC, limits) for limits in MUON_LIMITS] + one_in(2, [(GPU, limits) for limits in MUON_LIMITS]),

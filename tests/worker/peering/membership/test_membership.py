@@ -117,6 +117,7 @@ def test_peer_that_answers_elsewhere_is_not_dialled_at_what_it_claims():
     assert shared.addresses == ["10.0.2.1:1"]
 
 
+@pytest.mark.integration
 def test_swarm_is_no_udp_cannon_at_one_address_and_network():
     """A site and a liar name a victim's addresses for hundreds of keys that do not exist."""
     me = Gossip(key_of(9999), 0)
@@ -385,6 +386,7 @@ class SybilSwarm:
         return len(self.machines) - max(map(len, parts))
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     "seeds", [range(10), pytest.param(range(1000), marks=pytest.mark.slow)], ids=["10", "1000"]
 )
