@@ -444,13 +444,13 @@ def run_memory(hardware: Hardware, quick: bool) -> dict[str, Any]:
 
 def run_speed(hardware: Hardware, quick: bool) -> dict[str, Any]:
     """Compare a crew with its machines alone, and with its planner."""
-    efficiency, plan_error = measure_speeds(hardware, 7 if quick else 25)
+    efficiency, plan_error = measure_speeds(hardware, 5 if quick else 25)
     return {"efficiency": round(efficiency, 3), "plan_error": round(plan_error, 3)}
 
 
 def run_torch(hardware: Hardware, quick: bool) -> dict[str, Any]:
     """Compare a crew with torch's pipeline, also where one machine is slowed."""
-    rounds = 2 if quick else 12
+    rounds = 1 if quick else 12
     cases = {"vs_torch_pipeline": 1, "vs_torch_slowed": SLOWED}
     return {
         name: round(measure_vs_torch(hardware, rounds, factor), 3) for name, factor in cases.items()
