@@ -94,7 +94,7 @@ bench-plans: .venv/.installed
 bench-devices: .venv/.installed
 	@PYTHONPATH=worker:tests $(BIN)/python benchmarks/swap/bench_devices.py $(if $(QUICK),--quick)
 
-# Crews of processes: one machine's bits, memory, speed against the sum of both, kills, a slow line (as root on Linux); 21 minutes. QUICK=1: 6.
+# Crews of processes: one machine's bits, memory, speed against the sum of both, kills, a slow line (as root on Linux); 45 minutes. QUICK=1: 6.
 .PHONY: bench-crew
 bench-crew: .venv/.installed
 	@PYTHONPATH=worker:tests:benchmarks/shared:benchmarks/field:benchmarks/swap $(BIN)/python benchmarks/crew/bench_crew.py $(if $(QUICK),--quick)

@@ -1,6 +1,7 @@
 """Measure crews whose machines are processes with a thread each; the last line is one JSON object.
 
     make bench-crew            QUICK=1 makes it shorter, and leaves out the losses
+    … bench_crew.py --only kills widths
 
 Speeds that are compared are measured in turns. As root on Linux, the crew with a slow line runs in
 network namespaces. What is not measured is listed under "missing".
@@ -9,9 +10,11 @@ network namespaces. What is not measured is listed under "missing".
 import argparse
 import json
 import socket
+import sys
 import tempfile
 import time
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -64,8 +67,8 @@ SHARED_MODEL = ModelSpec(layers=5, width=512, heads=8, context=64, vocabulary=25
 LOSS_SEEDS, LOSS_STEPS = 3, 1000
 SHARED_STEPS = 400  # of the loss with two holders
 SLOWED = 3  # times the seconds of the slowed machine
-KILLS, KILL_SECONDS = 8, 480.0
-QUICK_KILLS, QUICK_KILL_SECONDS = 3, 75.0
+KILLS = 8, 480.0  # in so many seconds
+QUICK_KILLS = 2, 30.0
 
 
 @dataclass(frozen=True)
@@ -172,15 +175,15 @@ def train_two_rounds(machine: Machine) -> list[Any]:
     return [*found, machine.request("evaluate", sequences=3), machine.request("read_anchor")]
 
 
-def find_exact(hardware: Hardware) -> bool:
-    """Return whether crews of 2, 3 and 4 have the bits of one machine."""
+def find_exact(hardware: Hardware, crews: Sequence[tuple[int, ...]]) -> bool:
+    """Return whether crews with so many blocks a machine have the bits of one machine."""
     model, micro_batches = bitwise.MODEL, 4
     with ExitStack() as cleanup:
         alone = open_alone(bitwise.resident_plan(model, micro_batches), cleanup)
         expected = train_two_rounds(alone)
     is_exact = True
     sequences = bitwise.SEQUENCES // micro_batches
-    for counts in ((4, 4), (2, 3, 3), (1, 2, 2, 3)):
+    for counts in crews:
         with ExitStack() as cleanup:
             crew = Crew(CrewCase(model, counts, sequences, micro_batches), hardware, cleanup)
             is_same = train_two_rounds(crew.lead) == expected
@@ -424,66 +427,127 @@ def measure_share_error(hardware: Hardware, rounds: int) -> float:
     return abs(share - expected)
 
 
-def main() -> None:
-    """Run all parts and print the results."""
-    parser = argparse.ArgumentParser(description="Measure crews of processes.")
-    parser.add_argument("--quick", action="store_true", help="fewer turns, and no losses")
-    quick = parser.parse_args().quick
-    torch.set_num_threads(1)
-    started = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
-        hardware = replace(probe(Path(folder), "cpu"), cores=1)
-    missing: list[str] = []
-    print("bits …", flush=True)
-    exact = find_exact(hardware)
-    print("memory …", flush=True)
-    fits, excess = find_fits(hardware, 10 if quick else 30)
-    print("speed …", flush=True)
-    efficiency, plan_error = measure_speeds(hardware, 9 if quick else 25)
-    results: dict[str, Any] = {
-        "exact": exact,
-        "fits": fits,
-        "process_over_plan_mb": round(excess),
-        "efficiency": round(efficiency, 3),
-        "plan_error": round(plan_error, 3),
+# ---- the whole --------------------------------------------------------------------------------
+
+
+def run_bits(hardware: Hardware, quick: bool) -> dict[str, Any]:
+    """Compare crews with one machine, bit by bit."""
+    counts = ((1, 2, 2, 3),) if quick else ((4, 4), (2, 3, 3), (1, 2, 2, 3))
+    return {"exact": find_exact(hardware, counts)}
+
+
+def run_memory(hardware: Hardware, quick: bool) -> dict[str, Any]:
+    """Train what no machine can hold alone."""
+    fits, excess = find_fits(hardware, 5 if quick else 30)
+    return {"fits": fits, "process_over_plan_mb": round(excess)}
+
+
+def run_speed(hardware: Hardware, quick: bool) -> dict[str, Any]:
+    """Compare a crew with its machines alone, and with its planner."""
+    efficiency, plan_error = measure_speeds(hardware, 5 if quick else 25)
+    return {"efficiency": round(efficiency, 3), "plan_error": round(plan_error, 3)}
+
+
+def run_torch(hardware: Hardware, quick: bool) -> dict[str, Any]:
+    """Compare a crew with torch's pipeline, also where one machine is slowed."""
+    rounds = 1 if quick else 12
+    cases = {"vs_torch_pipeline": 1, "vs_torch_slowed": SLOWED}
+    return {
+        name: round(measure_vs_torch(hardware, rounds, factor), 3) for name, factor in cases.items()
     }
-    print("torch's pipeline …", flush=True)
-    for name, factor in (("vs_torch_pipeline", 1), ("vs_torch_slowed", SLOWED)):
-        ratio = measure_vs_torch(hardware, 2 if quick else 12, factor)
-        results[name] = round(ratio, 3)
-    print("two holders …", flush=True)
-    results["share_error"] = round(measure_share_error(hardware, 3 if quick else 9), 3)
-    print("slow lines …", flush=True)
-    try:
-        results["eight_bit_gain"] = round(measure_eight_bit_gain(hardware, 5 if quick else 15), 2)
-        widths = (256, 1024) if quick else (256, 512, 1024, 2048)
-        error = measure_square_cube(hardware, 3 if quick else 9, widths)
-        results["square_cube"] = round(error, 3)
-    except NamespaceError as error:
-        print(f"  {error}", flush=True)
-        missing += ["eight_bit_gain", "square_cube"]
-    if quick:
-        missing += ["eight_bit_loss", "shared_loss"]
-    else:
-        print("loss in 8 bits …", flush=True)
-        results["eight_bit_loss"] = round(compare_losses(LOSS_SEEDS, LOSS_STEPS), 4)
-        results["shared_loss"] = round(compare_holders(LOSS_SEEDS, SHARED_STEPS), 4)
-    print("kills …", flush=True)
-    kills, seconds = (QUICK_KILLS, QUICK_KILL_SECONDS) if quick else (KILLS, KILL_SECONDS)
-    churn = run_churn(kills, seconds)
-    results |= {
+
+
+def run_holders(hardware: Hardware, quick: bool) -> dict[str, Any]:
+    """Deal micro-batches to two unequal holders of a span."""
+    return {"share_error": round(measure_share_error(hardware, 2 if quick else 9), 3)}
+
+
+def run_eight_bits(hardware: Hardware, quick: bool) -> dict[str, Any]:
+    """Compare boundaries in 8 bits with those in 32, over slow lines."""
+    return {"eight_bit_gain": round(measure_eight_bit_gain(hardware, 3 if quick else 15), 2)}
+
+
+def run_widths(hardware: Hardware, quick: bool) -> dict[str, Any]:
+    """Compare the boundary share of models of several widths with what is predicted."""
+    widths = (256, 1024) if quick else (256, 512, 1024, 2048)
+    return {"square_cube": round(measure_square_cube(hardware, 2 if quick else 9, widths), 3)}
+
+
+def run_losses(hardware: Hardware, quick: bool) -> dict[str, Any]:
+    """Train with boundaries in 8 bits, and with two holders of a span."""
+    return {
+        "eight_bit_loss": round(compare_losses(LOSS_SEEDS, LOSS_STEPS), 4),
+        "shared_loss": round(compare_holders(LOSS_SEEDS, SHARED_STEPS), 4),
+    }
+
+
+def run_kills(hardware: Hardware, quick: bool) -> dict[str, Any]:
+    """Kill machines of a crew, and start them again."""
+    churn = run_churn(*(QUICK_KILLS if quick else KILLS))
+    return {
         "lost_updates": churn.lost_updates,
         "anchors_equal": churn.anchors_equal,
         "lost_rounds": round(churn.lost_rounds, 1),
         "return_s": round(churn.median_return, 1),
     }
-    print("rebalancing, simulated …", flush=True)
+
+
+def run_rebalancing(hardware: Hardware, quick: bool) -> dict[str, Any]:
+    """Simulate machines whose speeds change."""
     seeds = range(3)
-    for name, balances in (("oracle", True), ("oracle_without", False)):
-        reached = sum(simulate(seed, balances) for seed in seeds) / len(seeds)
-        results[name] = round(reached, 3)
+    return {
+        name: round(sum(simulate(seed, balances) for seed in seeds) / len(seeds), 3)
+        for name, balances in (("oracle", True), ("oracle_without", False))
+    }
+
+
+PARTS: dict[str, Callable[[Hardware, bool], dict[str, Any]]] = {
+    "bits": run_bits,
+    "memory": run_memory,
+    "speed": run_speed,
+    "torch": run_torch,
+    "holders": run_holders,
+    "eight-bits": run_eight_bits,
+    "widths": run_widths,
+    "losses": run_losses,
+    "kills": run_kills,
+    "rebalancing": run_rebalancing,
+}
+NOT_QUICK = ("losses",)
+
+
+def main() -> None:
+    """Run the parts and print their seconds, then the results; a part that fails is missing."""
+    parser = argparse.ArgumentParser(description="Measure crews of processes.")
+    parser.add_argument("--quick", action="store_true", help="fewer turns, and no losses")
+    parser.add_argument("--only", nargs="+", choices=PARTS, help="some of the parts")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        hardware = replace(probe(Path(folder), "cpu"), cores=1)
+    results: dict[str, Any] = {}
+    missing: list[str] = []
+    has_failed = False
+    for name in options.only or PARTS:
+        if options.quick and name in NOT_QUICK:
+            missing.append(name)
+            continue
+        print(f"{name} …", flush=True)
+        part_started = time.perf_counter()
+        try:
+            results |= PARTS[name](hardware, options.quick)
+        except NamespaceError as error:
+            print(f"  {error}", flush=True)
+            missing.append(name)
+        except Exception:
+            traceback.print_exc()
+            missing.append(name)
+            has_failed = True
+        print(f"  {time.perf_counter() - part_started:.0f} s", flush=True)
     results |= {"missing": missing, "seconds": round(time.perf_counter() - started)}
     print(json.dumps(results))
+    sys.exit(has_failed)
 
 
 if __name__ == "__main__":

@@ -159,6 +159,10 @@ class ChurnDrill:
         sent = max(self.published, count_updates(lead))
         return sent - count_updates(witness), is_equal
 
+    def has_saved(self, name: str) -> bool:
+        """Return whether a machine has a saved state."""
+        return CheckpointSlots(self._run_folder(name) / "checkpoint").header is not None
+
     def _load(self, name: str, folder: str) -> tuple[dict[str, torch.Tensor], StateHeader]:
         saved = CheckpointSlots(self._run_folder(name) / folder).load()
         assert saved is not None, f"{name} has saved nothing"
@@ -187,6 +191,7 @@ def run_churn(kills: int, seconds: float, seed: int = 1) -> ChurnResult:
         for name in ("ada", "ben", "witness"):
             drill.start(name)
         drill.wait_for_steps(1, START_SECONDS)
+        drill.wait(lambda: drill.has_saved("witness"), START_SECONDS, "the witness's first state")
         started = time.monotonic()
         for victim, instant in zip(victims, instants, strict=True):
             time.sleep(max(0.0, started + instant - time.monotonic()))

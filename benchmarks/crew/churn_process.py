@@ -67,7 +67,9 @@ def join(home: StateDir, port: int) -> JoinedRun:
         manifest=digest(Signed.model_validate_json(text).body),
     )
     peers = () if home.identity.key == lead_key else ((lead_key, int(lead_port)),)
-    return build_joined_run(Setup(home.path, spec.to_json(), text, port, peers), home)
+    # A crew's lead sends no snapshots: who trusts nobody's weights receives every update at once.
+    setup = Setup(home.path, spec.to_json(), text, port, peers, trust_one=False)
+    return build_joined_run(setup, home)
 
 
 class Witness(Worker):

@@ -13,6 +13,7 @@ from example_hardware import cpu_machine
 
 import barnraise
 from barnraise.errors import CrewError
+from barnraise.exchange.snapshots import snapshot_client
 from barnraise.peering.transports.iroh_transport import (
     IrohTransport,
     find_free_port,
@@ -38,11 +39,16 @@ from barnraise.training.crew.crew_status import read_crew_status
 from barnraise.training.crew.crew_worker import CrewOptions, CrewWorker, describe_request, form_crew
 from barnraise.training.local_control import LocalControl
 from barnraise.training.local_status import LocalStatus
+from barnraise.training.prefetch import Prefetch
 
 MODEL = ModelSpec(layers=4, width=32, heads=2, context=32, vocabulary=256)
 # So slow that the planner gives every machine a part, although their lines seem slow.
 SLOW_MACHINE = cpu_machine(cores=1, disk=8 << 30, matmul=((768, 1e6),), attention=1e6)
 FAST_MACHINE = cpu_machine(cores=1, disk=8 << 30)
+
+
+class Killed(BaseException):
+    """Raised in a lead's thread between two steps, in place of a power failure."""
 
 
 class SocketNetwork:
@@ -69,6 +75,7 @@ class CrewDrill:
         crews: what the forming returned.
         failures: what threads have raised, by machine.
         heirs: the members that are to lead in a lost lead's place.
+        killing: set to end the lead between two steps; it says nothing to its members.
         lead: the lead's worker, once it trains.
     """
 
@@ -81,6 +88,7 @@ class CrewDrill:
         self.members_stopping: dict[str, threading.Event] = {}
         self.members_pausing: dict[str, threading.Event] = {}
         self.heirs: list[str] = []
+        self.killing = threading.Event()
         self.lead: CrewWorker | None = None
         self.threads: dict[str, threading.Thread] = {}
         self.lead_status: dict[str, Any] = {}
@@ -88,6 +96,8 @@ class CrewDrill:
     def show(self, status: LocalStatus) -> None:
         """Store the lead's last status."""
         self.lead_status = status.model_dump(mode="json")
+        if self.killing.is_set():
+            raise Killed
 
     def start(self, name: str, work) -> None:
         """Run something in a thread under a machine's name."""
@@ -95,6 +105,8 @@ class CrewDrill:
         def run() -> None:
             try:
                 work()
+            except Killed:
+                return
             except BaseException as error:
                 traceback.print_exc()
                 self.failures[name] = error
@@ -102,10 +114,10 @@ class CrewDrill:
         self.threads[name] = threading.Thread(target=run, name=name)
         self.threads[name].start()
 
-    def start_lead(self, trains: bool = True, name: str = "lead") -> str:
-        """Start the lead on the machine of a name; return its code."""
+    def start_lead(self, trains: bool = True, name: str = "lead", **part: Any) -> str:
+        """Start the lead on the machine of a name, as `Swarm.join` does; return its code."""
         count = len(self.codes)
-        joined = self.run.join(name)
+        joined = self.run.join(name, **part)
         request = describe_request(joined, self.hardware, Limits())
         key = joined.coordinator.identity.key
 
@@ -153,6 +165,15 @@ class CrewDrill:
 
         self.start(name, work)
         return joined.folder.path
+
+    def kill_lead(self, monkeypatch) -> None:
+        """End the lead between two steps."""
+        with monkeypatch.context() as patch:
+            patch.setattr(crew_orders.CrewOrders, "announce", lambda orders, task: None)
+            self.killing.set()
+            self.threads["lead"].join(60)
+        self.killing.clear()
+        self.lead = None
 
     def stop_member(self, name: str) -> None:
         """End a member; it saves nothing more, as if it were killed."""
@@ -376,6 +397,40 @@ def test_machine_that_can_hold_the_ends_leads_in_a_lost_leads_place(drill, monke
     assert later.code.secret == code.secret and later.code.lead != code.lead
     assert [seat.name for seat in later.seating.seats] == ["the lead", other]
     crew.until(lambda: crew.heirs == [heir, other])  # this lead is lost as well
+    assert not crew.failures, crew.failures
+
+
+def test_heir_trains_under_its_own_key_however_long_it_opens(drill, swarm, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    be_impatient(monkeypatch)
+    for module in (crew_member, step_protocol):
+        monkeypatch.setattr(module, "LEAD_SECONDS", 2.0)
+    monkeypatch.setattr(snapshot_client, "REQUEST_TIMEOUT", 1.0)  # neither lead nor vera sends any
+    run = swarm(MODEL, token_budget=1 << 40, evaluate_every=1 << 39)
+    run.trust_peers()
+    crew = drill(run, members=2)
+    code = crew.gather("ada", "ben")
+    crew.until(lambda: read_label(crew.lead) > 1)
+    vera = run.start("vera", knows=["lead"])  # from her the heir gets updates and text
+    LocalControl(vera.worker.joined.folder.path).pause()
+    crew.until(lambda: vera.status.get("activity") == "paused")
+    crew.until(lambda: crew.lead_status["peers"])
+    crew.kill_lead(monkeypatch)
+    crew.until(lambda: crew.heirs)
+    heir, fetch = crew.heirs[0], Prefetch.fetch_snapshot
+
+    def fetch_slowly(prefetch, trust_one):
+        time.sleep(2 * crew_member.CONNECT_SECONDS)
+        return fetch(prefetch, trust_one)
+
+    monkeypatch.setattr(crew_member, "CONNECT_SECONDS", 5.0)
+    monkeypatch.setattr(Prefetch, "fetch_snapshot", fetch_slowly)
+    crew.options = CrewOptions()
+    crew.start_lead(name=heir, with_text=False, knows=["vera"])
+    crew.until(lambda: crew.lead is not None and read_label(crew.lead) > 1)
+    vector = crew.lead.ledger.vector()
+    assert crew.lead.key != code.lead and vector[crew.lead.exchange.author.name] > 0
+    assert len(vector) == 2, "it goes on with what the lost lead had published"
     assert not crew.failures, crew.failures
 
 

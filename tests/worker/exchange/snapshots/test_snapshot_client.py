@@ -140,6 +140,18 @@ def test_fetch_snapshot_from_a_silent_peer_ends_in_time(world):
     assert time.monotonic() - started_at < 20
 
 
+def test_joiner_replays_updates_if_no_peer_sends_its_weights(world, monkeypatch):
+    monkeypatch.setattr(client_module, "REQUEST_TIMEOUT", 0.5)
+    a = world.machine(1).start()  # as the lead of a crew: it takes part, and serves no snapshots
+    a.publish_round(1)
+    joiner = world.machine(2)
+    assert join_peers(joiner, a, trust_one=True) is None
+    assert joiner.exchange.waiting_reason is None and not joiner.exchange.needs_snapshot
+    with stepping(joiner):
+        wait_until(lambda: joiner.anchor.vector == a.anchor.vector)
+    assert list_anchor(joiner) == list_anchor(a)
+
+
 def test_large_slow_fragment_arrives_beyond_the_timeout(world, monkeypatch):
     a = world.machine(1).start()
     a.publish_round(1)

@@ -292,6 +292,11 @@ class SnapshotClient:
             return None
         async with SnapshotWitnesses(self, target) as witnesses:
             agreed = await witnesses.agree(end, votes)
+            is_new = not self._gossip.vector
+            if is_new and witnesses.is_unanswered and self._can_replay(target.vector):
+                log.info("receiving every update: no connected machine sends its weights")
+                self.waiting_reason = None
+                return None
             fetched = await self._fetch_agreed(agreed, witnesses, end)
             if fetched is not None and not fetched.confirmed:
                 is_listed = await self._run_on_disk(self._is_listed, fetched)
@@ -699,6 +704,11 @@ class SnapshotWitnesses:
             return None
         is_own = all(own in names for names in supporters)
         return self._collect(manifest, has_agreed and (votes is not None or is_own))
+
+    @property
+    def is_unanswered(self) -> bool:
+        """Whether nobody has answered: the lead of a crew, for one, sends no snapshots."""
+        return not self._answers
 
     def volunteers_with(self, agreed: AgreedSnapshot) -> set[str]:
         """Return the volunteers that serve these fragments."""

@@ -183,17 +183,18 @@ class CrewWorker(Worker):
     def initialise_state(
         self, header: StateHeader | None, snapshot: Snapshot | None = None
     ) -> None:
-        """Connect the crew, then go on as any worker; see `Worker.initialise_state`."""
+        """Wait for the crew, then go on as any worker; see `Worker.initialise_state`."""
         self._has_fresh_anchor = header is None
-        self._connect()
+        self._await_members()
         super().initialise_state(header, snapshot)
 
-    def _connect(self) -> None:
-        """Wait until every member has its channel.
+    def reopen_state(self) -> None:
+        """Open channels and the state that was saved last; see `Worker.reopen_state`."""
+        self._open_channels()
+        super().reopen_state()
 
-        Raises:
-            CrewError: one does not come.
-        """
+    def _open_channels(self) -> None:
+        """Open the channels to the members, who wait as long as they reach their lead."""
         thread = self.exchange.thread
         uplink = self.exchange.server.peers.uplink
         links = CrewLinks(self.roster, LEAD, thread.loop, uplink, self._faults)
@@ -207,7 +208,14 @@ class CrewWorker(Worker):
         serving: Future[None] = asyncio.run_coroutine_threadsafe(self._channels.run(), thread.loop)
         self._open_state.callback(serving.cancel)
         self.orders = CrewOrders(links)
-        others = set(self.orders.others)
+
+    def _await_members(self) -> None:
+        """Wait until every member has its channel.
+
+        Raises:
+            CrewError: one does not come.
+        """
+        links, others = self.orders.links, set(self.orders.others)
         links.wait(lambda: others <= links.connected(), CONNECT_SECONDS, self.is_leaving)
         missing = sorted(others - links.connected())
         if missing and not self.is_leaving():
@@ -262,7 +270,12 @@ class CrewWorker(Worker):
                     raise
 
     def prepare(self) -> None:
-        """Build the engine and fetch the text; what goes wrong with a member is left to `train`."""
+        """Build the engine and fetch the text; what goes wrong with a member is left to `train`.
+
+        Channels are open before weights and text are fetched, which may take hours: members that do
+        not reach their lead look for another one.
+        """
+        self._open_channels()
         try:
             super().prepare()
         except CrewError as error:
