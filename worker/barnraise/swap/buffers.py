@@ -187,3 +187,18 @@ class Buffers(DeviceBuffers):
             gradient = self.gradient(i, gradient_slot)[begin:end]
         moments = view_moments(plan, i, t, parts["moments"])
         return Tile(i, t, begin, moments, weights.detach()), gradient
+
+
+class HostBuffers(Buffers):
+    """The buffers where ranks compute, which have their own: for fragments between steps."""
+
+    def __init__(self, plan: Plan) -> None:
+        """Allocate nothing."""
+        self._plan = plan
+
+    def fragment_scratch(self, i: int) -> Tensor:
+        """Return an int32 [n] buffer for fragment i."""
+        return torch.empty(self._plan.fragments[i].size, dtype=torch.int32)
+
+    def close(self) -> None:
+        """Do nothing: there is no memory to free."""

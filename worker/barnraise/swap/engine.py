@@ -141,7 +141,7 @@ class Engine:
         self.fragments = plan.fragments
         # With state on disk or layers on a GPU, a plan may need all of the RAM that it may use.
         retain_freed_memory(plan.device == "cpu" and not plan.on_disk)
-        self.executor = self._create_executor()
+        self.executor = Executor(plan, recipe, store, self._describe_commit)
         self.buffers = self.executor.buffers
         self.anchors = self.executor.anchors
         self._tiles = self._create_tiles()
@@ -165,9 +165,6 @@ class Engine:
             self.reset_round()
         else:
             self._recover_invalid_state()
-
-    def _create_executor(self) -> Executor:
-        return Executor(self.plan, self.recipe, self.store, self._describe_commit)
 
     def _create_tiles(self) -> Tiles:
         return Tiles(self.store)

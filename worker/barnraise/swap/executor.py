@@ -20,7 +20,7 @@ from barnraise.spec import Recipe
 from barnraise.swap.accumulated_moments import MeanGradients
 from barnraise.swap.activations import Activations, HostActivations
 from barnraise.swap.adamw import AdamWStep, sum_of_squares
-from barnraise.swap.buffers import Buffers
+from barnraise.swap.buffers import Buffers, HostBuffers
 from barnraise.swap.device import (
     has_streams,
     is_device_lost,
@@ -159,7 +159,7 @@ class Executor:
         self._plan, self._recipe, self._store = plan, recipe, store
         self._describe_commit = describe_commit
         self._device = torch.device(plan.device)
-        self.buffers = self._create_buffers()
+        self.buffers = HostBuffers(plan) if plan.ranks else Buffers(plan, store)
         self.anchors = FragmentSequence(store, "anchor")
         # Each device's lanes; those that are no device's are the first one's.
         self.device_lanes = _start_lanes([torch.device(each.device) for each in plan.device_plans])
@@ -192,9 +192,6 @@ class Executor:
             OperationKind.WRITE: self._write,
             OperationKind.COMMIT: self._commit,
         }
-
-    def _create_buffers(self) -> Buffers:
-        return Buffers(self._plan, self._store)
 
     def run(
         self,
@@ -285,7 +282,7 @@ class Executor:
     def invalidate_cached_weights(self) -> None:
         """Drop copies of weights in slots and on the device after the masters were changed."""
         self._cached = {}
-        if self._plan.staged and self._has_devices:
+        if self._plan.staged:
             for i in self._plan.ends:
                 if self._plan.weights[i] != "device":
                     for buffers in (self.buffers, *self.buffers.others):

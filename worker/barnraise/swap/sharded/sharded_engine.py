@@ -17,9 +17,8 @@ from barnraise.errors import BarnraiseError
 from barnraise.planning.plan import Plan
 from barnraise.spec import Recipe
 from barnraise.swap.adam_moments import AdamMoments
-from barnraise.swap.buffers import Buffers
 from barnraise.swap.engine import AnchorLike, Engine, StepStats
-from barnraise.swap.executor import EngineProgress, Executor
+from barnraise.swap.executor import EngineProgress
 from barnraise.swap.sharded.rank_group import RankGroup
 from barnraise.swap.sharded.rank_program import Opcode, SharedSettings
 from barnraise.swap.sharded.sharded_model import SharedKind
@@ -56,9 +55,6 @@ class ShardedEngine(Engine):
         description = torch.frombuffer(bytearray(settings.to_bytes()), dtype=torch.uint8)
         group.execute(Opcode.BUILD, len(description), payload=description)
         super().__init__(plan, recipe, store, anchor, progress=progress)
-
-    def _create_executor(self) -> Executor:
-        return HostExecutor(self.plan, self.recipe, self.store, self._describe_commit)
 
     def _create_tiles(self) -> Tiles:
         return ShardedTiles(self.store, self._group)
@@ -116,28 +112,6 @@ class ShardedEngine(Engine):
         super().close()
         with contextlib.suppress(BarnraiseError):  # a rank that was lost has no memory any longer
             self._group.execute(Opcode.RELEASE)
-
-
-class HostBuffers(Buffers):
-    """The buffers of an engine that computes nothing on its own: fragments between steps."""
-
-    def __init__(self, plan: Plan) -> None:
-        """Allocate nothing: ranks have buffers of their own."""
-        self._plan = plan
-
-    def fragment_scratch(self, i: int) -> Tensor:
-        """Return an int32 [n] buffer for fragment i."""
-        return torch.empty(self._plan.fragments[i].size, dtype=torch.int32)
-
-    def close(self) -> None:
-        """Do nothing: there is no memory to free."""
-
-
-class HostExecutor(Executor):
-    """What remains of the executor where ranks compute: it applies updates to tiles."""
-
-    def _create_buffers(self) -> Buffers:
-        return HostBuffers(self._plan)
 
 
 class ShardedTiles(Tiles):
