@@ -256,17 +256,27 @@ def test_machine_that_ends_withholds_nothing():
     assert {2, 4} <= set(pushed(me, 2.0)) and not me.carriers.withheld(key_of(2))
 
 
-def test_others_updates_that_a_carrier_has_are_only_announced():
-    me, author = peers_with({2: SLOW, 3: FAST}), author_of(9)
-    me.on_author(key_of(3), author)
-    me.on_update(key_of(3), author, 1, 1.0)
-    me.next_actions(1.0)
-    me.on_local_update(author, 1)
-    assert pushed(me, 2.0) == [] and stated(me, 2, 2.0)[author] == 1
-    me.on_request(key_of(2), author)  # it is not linked to the carrier
-    me.on_update(key_of(3), author, 2, 3.0)
-    me.on_local_update(author, 2)
-    assert pushed(me, 3.0) == [2]
+@pytest.mark.parametrize("source", [3, 4])
+def test_others_updates_are_only_announced_next_to_a_carrier(source):
+    me, author = peers_with({2: SLOW, 3: FAST, 4: SLOW}), author_of(9)
+    for seq in (1, 2):
+        me.on_author(key_of(source), author)
+        me.on_update(key_of(source), author, seq, 1.0 * seq)
+        me.next_actions(1.0 * seq)
+        me.on_local_update(author, seq)
+        assert 2 not in pushed(me, 2.0 * seq) and stated(me, 2, 2.0 * seq)[author] == seq
+        me.on_request(key_of(2), author)  # one request asks for one update
+
+
+def test_carrier_that_is_silent_carries_nothing():
+    me = peers_with({2: SLOW, 3: FAST, 4: SLOW})
+    me.next_actions(0.0)
+    assert me.has_carrier
+    me.next_actions(60.0)
+    assert not me.has_carrier
+    me.on_message(key_of(3), 60.0)
+    me.next_actions(60.0)
+    assert me.has_carrier
 
 
 def test_machine_that_relays_nothing_pushes_its_own_updates_only():
@@ -341,6 +351,7 @@ def test_carrier_that_reaches_some_counts_for_less_until_it_reaches_all():
                 now,
             )
         now += seconds
+        me.on_message(key_of(3), now)
         me.next_actions(now)
         return me.carrier_rate / SLOW
 

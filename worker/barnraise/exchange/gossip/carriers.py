@@ -148,7 +148,8 @@ class Carriers:
     def carries(self, link: LinkState, own_uplink: float, now: float) -> bool:
         """Return whether a linked peer can pass on updates for a machine with such an uplink."""
         is_here = link.has_state and not link.complete and link.leaving_since is None
-        return is_here and self.is_far_above(self.rate(link, now), own_uplink)
+        is_silent = link.last_received_at <= now - self._rules.silent_seconds
+        return is_here and not is_silent and self.is_far_above(self.rate(link, now), own_uplink)
 
     def choose(self, links: Links, own_uplink: float, now: float) -> LinkState | None:
         """Return the linked peer that carries best; None if none does."""
