@@ -29,7 +29,7 @@ class CarrierRules:
         min_credit: Below which what a carrier states is not reduced.
         recovery: By which a carrier counts for more after each update that reached all.
         patience: How many times the usual seconds an update may take.
-        min_seconds: That it may take in any case: two States have to travel.
+        min_seconds: That it may take in any case: a processor may be busy for some of them.
         report_seconds: After a carrier was sent an update, within which somebody should report it.
         silent_seconds: Without a message from a carrier, after which it is taken for gone.
         repair_share: Of the peers, who should have what a carrier lost before the next update.
@@ -43,7 +43,7 @@ class CarrierRules:
     min_credit: float = 0.25
     recovery: float = 1.25
     patience: float = 2.0
-    min_seconds: float = 10.0
+    min_seconds: float = 20.0
     report_seconds: float = 4.0
     silent_seconds: float = 10.0
     repair_share: float = 0.9
