@@ -398,7 +398,7 @@ def test_machines_that_are_late_with_their_rounds_need_the_line_as_well():
 
     assert seconds(31.5) == seconds(31.0 + GRACE_SECONDS)
     assert seconds(31.5, ended=5) < seconds(31.5) / 2
-    assert seconds(31.5 + GRACE_SECONDS) < seconds(31.5) / 20, "they are gone"
+    assert seconds(31.5 + GRACE_SECONDS) < seconds(31.5) / 5, "they are gone"
 
 
 def test_plan_round_noise_at_the_edge_between_two_periods_keeps_one():

@@ -238,8 +238,10 @@ class Gossip:
         for link in self.links.values():
             needs_state = self.needs(link.key, author, seq)
             if author.startswith(link.key):
-                # It waits for the report of who has its update, unless it sent it here itself.
-                needs_state = needs_state or source not in ("", link.key)
+                # It waits for the report of who has its update, from here if this machine carries
+                # for it or received it elsewhere.
+                carries = self.carriers.is_far_above(self._stated_uplink, link.uplink or math.inf)
+                needs_state |= carries or source not in ("", link.key)
             elif link.has_state and link.is_eager_for(author) and is_carried:
                 # Without the carrier one peer may request it here, and not all be pushed it.
                 link.lazy_keys[author.partition(".")[0]] = None
@@ -313,7 +315,6 @@ class Gossip:
             store_newest(self.ended, key, None, MANY)
         self.requests.on_disconnected(key)
         self.authors.on_disconnected(key)
-        self.carriers.on_disconnected()
         said_goodbye = link is not None and link.leaving_since is not None
         self.membership.on_disconnected(key, now, said_goodbye)
 
