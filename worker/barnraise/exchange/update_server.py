@@ -243,15 +243,11 @@ class UpdateServer:
 
     def uplink_use(self) -> UplinkUse:
         """Return what the uplink carries, as measured. Safe from any thread."""
-        uplink, traffic, links = self.peers.uplink, self._traffic, len(self.gossip.links)
+        uplink = self.peers.uplink
         # Messages do not wait, and updates have what they leave.
         capacity = min(uplink.measured_rate or math.inf, uplink.rate)
         rate = max(MIN_UPDATE_SHARE * capacity, capacity - uplink.message_rate)
-        # Before that is measured, each linked peer may need a copy from here.
-        has_carrier, carrier = self.gossip.has_carrier, self.gossip.carrier_rate
-        prior = 1.0 if has_carrier else max(1.0, links)
-        copies, relayed = traffic.measured(has_carrier) or (prior, 0.0)
-        return UplinkUse(rate, copies, relayed, 1 + links, carrier)
+        return self._traffic.use(rate, len(self.gossip.links), self.gossip.carrier_rate)
 
     @property
     def owes_update(self) -> bool:

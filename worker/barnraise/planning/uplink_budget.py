@@ -25,7 +25,7 @@ class UplinkUse:
     Attributes:
         rate: bytes per second of the uplink; inf: not known.
         copies: of each of this machine's updates that it sends itself.
-        relayed: bytes per second that it sends of others' updates.
+        relayed: bytes per second that it sends of others' updates; inf: not known.
         machines: that train, with this one.
         carrier: bytes per second of the uplink of a peer that passes this machine's updates on to
             all others; inf: there is none.
@@ -54,7 +54,9 @@ class UplinkUse:
         others = max(1, self.machines - 1)
         carried = UPDATE_SHARE * self.carrier / (others * max(1, others - 1))
         copies, usable = max(1.0, self.copies), UPDATE_SHARE * self.rate
-        left = max((usable - self.relayed) / copies, usable / max(copies, others))
+        left = usable / max(copies, others)
+        if self.relayed < usable:
+            left = max(left, (usable - self.relayed) / copies)
         return min(left, carried)
 
 

@@ -198,17 +198,39 @@ def test_update_of_a_silent_carrier_is_pushed_before_its_link_ends():
     assert sorted(pushed(me, 14.5)) == [2, 3, 4]
 
 
-def test_update_is_owed_until_it_is_sent_and_while_nobody_reports_it():
+def test_update_is_owed_until_somebody_reports_it():
     me, author = peers_with({2: SLOW, 3: FAST, 4: SLOW}), author_of(1)
     me.on_local_update(author, 1)
     assert pushed(me, 1.0) == [3]
     assert me.carriers.owes_update(1.5)
     me.carriers.on_sent(key_of(3), author, 1, 2.0)  # to a buffer: it may be gone
-    assert not me.carriers.owes_update(5.9), "a State may still be on its way"
-    assert me.carriers.owes_update(6.1), "the line may have to send it to everybody"
+    assert me.carriers.owes_update(5.9), "the line may have to send it to everybody"
     me.on_state(key_of(2), peer_state({author: 1}, uplink=SLOW), 9.0)
     me.next_actions(9.0)
     assert not me.carriers.owes_update(9.0), "another peer has it, and it came from there"
+
+
+def test_carrier_is_judged_from_when_all_of_an_update_was_sent_to_it():
+    me, author = peers_with({2: SLOW, 3: FAST, 4: SLOW}), author_of(1)
+    for seconds_to_send in (1.0, 100.0):
+        me = peers_with({2: SLOW, 3: FAST, 4: SLOW})
+        me.on_local_update(author, 1)
+        assert pushed(me, 0.0) == [3]
+        me.carriers.on_sent(key_of(3), author, 1, seconds_to_send)
+        assert me.carriers.next_wakeup == seconds_to_send + 60.0
+
+
+def test_carrier_reports_to_an_author_that_it_has_its_update():
+    for uplink, is_reported in ((SLOW, True), (FAST, False)):
+        me, author = peers_with({2: uplink, 3: SLOW}), author_of(2)
+        me.set_uplink(FAST)
+        for number in (2, 3):
+            me.build_state(key_of(number), 0.0)
+        me.next_actions(0.0)
+        me.on_author(key_of(2), author)
+        me.on_update(key_of(2), author, 1, 2.5)
+        me.on_local_update(author, 1)
+        assert (g.SendState(key_of(2)) in me.next_actions(2.5)) == is_reported
 
 
 def test_update_that_a_carrier_lost_is_owed_until_peers_have_it():
@@ -256,17 +278,27 @@ def test_machine_that_ends_withholds_nothing():
     assert {2, 4} <= set(pushed(me, 2.0)) and not me.carriers.withheld(key_of(2))
 
 
-def test_others_updates_that_a_carrier_has_are_only_announced():
-    me, author = peers_with({2: SLOW, 3: FAST}), author_of(9)
-    me.on_author(key_of(3), author)
-    me.on_update(key_of(3), author, 1, 1.0)
-    me.next_actions(1.0)
-    me.on_local_update(author, 1)
-    assert pushed(me, 2.0) == [] and stated(me, 2, 2.0)[author] == 1
-    me.on_request(key_of(2), author)  # it is not linked to the carrier
-    me.on_update(key_of(3), author, 2, 3.0)
-    me.on_local_update(author, 2)
-    assert pushed(me, 3.0) == [2]
+@pytest.mark.parametrize("source", [3, 4])
+def test_others_updates_are_only_announced_next_to_a_carrier(source):
+    me, author = peers_with({2: SLOW, 3: FAST, 4: SLOW}), author_of(9)
+    for seq in (1, 2):
+        me.on_author(key_of(source), author)
+        me.on_update(key_of(source), author, seq, 1.0 * seq)
+        me.next_actions(1.0 * seq)
+        me.on_local_update(author, seq)
+        assert 2 not in pushed(me, 2.0 * seq) and stated(me, 2, 2.0 * seq)[author] == seq
+        me.on_request(key_of(2), author)  # one request asks for one update
+
+
+def test_carrier_that_is_silent_carries_nothing():
+    me = peers_with({2: SLOW, 3: FAST, 4: SLOW})
+    me.next_actions(0.0)
+    assert me.has_carrier
+    me.next_actions(60.0)
+    assert not me.has_carrier
+    me.on_message(key_of(3), 60.0)
+    me.next_actions(60.0)
+    assert me.has_carrier
 
 
 def test_machine_that_relays_nothing_pushes_its_own_updates_only():
@@ -341,6 +373,7 @@ def test_carrier_that_reaches_some_counts_for_less_until_it_reaches_all():
                 now,
             )
         now += seconds
+        me.on_message(key_of(3), now)
         me.next_actions(now)
         return me.carrier_rate / SLOW
 

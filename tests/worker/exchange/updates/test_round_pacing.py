@@ -65,10 +65,8 @@ class Line:
         self._published_at = self.now
 
     def use(self, load: Load) -> UplinkUse:
-        prior = 1.0 if load.has_carrier else MACHINES - 1
-        copies, relayed = self._traffic.measured(load.has_carrier) or (prior, 0.0)
         carrier = FAST if load.has_carrier else math.inf
-        return UplinkUse(self.uplink, copies, relayed, MACHINES, carrier)
+        return self._traffic.use(self.uplink, MACHINES - 1, carrier)
 
     def plan(self, load: Load) -> None:
         update_rate = self._steady.update(self.use(load).update_rate)

@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 from itertools import pairwise
 
 import hypothesis.strategies as st
@@ -101,6 +102,14 @@ def test_steady_traffic_is_measured_as_it_is(copies, relayed, size, period):
     use = UplinkUse(size / UPDATE_SHARE, machines=12)  # a copy takes a second
     sent = max(copies, min(11, copies + relayed * period / size))
     assert traffic.free_at(use) == pytest.approx(4 * period + sent, rel=0.01)
+
+
+def test_until_it_is_measured_a_line_has_to_send_what_it_receives():
+    use = UpdateTraffic().use(1e5, links=10)
+    assert use.update_rate == pytest.approx(UPDATE_SHARE * 1e5 / 10)
+    assert replace(use, machines=16).update_rate == pytest.approx(UPDATE_SHARE * 1e5 / 15)
+    assert UpdateTraffic().use(1e5, 10, carrier=1e9).copies == 1.0
+    assert UpdateTraffic().use(math.inf, links=10).update_rate == math.inf
 
 
 def test_change_is_measured_within_a_few_updates():

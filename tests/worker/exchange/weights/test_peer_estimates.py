@@ -382,6 +382,25 @@ def test_plan_round_leaves_the_uplink_for_copies_and_relayed_updates():
     assert seconds(carrier=2e6) == pytest.approx(whole * 8e4 / carried, rel=0.02)
 
 
+def test_machines_that_are_late_with_their_rounds_need_the_line_as_well():
+    """Rounds that a full line delivers in bursts are followed by long pauses."""
+
+    def seconds(now: float, ended: int = 0) -> float:
+        gossip, estimates = two_peers(replace(RECIPE, codec="auto", strategy="async"))
+        for number in range(10):
+            author = f"b{number:063x}.{'0' * 16}"
+            for seq in range(4):
+                estimates.on_update_received(update(author, 1 + seq), 31.0 + seq / 10)
+            if number < ended:
+                gossip.ended[author.partition(".")[0]] = None
+        plan = estimates.plan_round(1e4, UplinkUse(1e5, carrier=2e6), now, 1e9)
+        return plan.steps * RECIPE.step_sequences * MODEL.context / 1e4
+
+    assert seconds(31.5) == seconds(31.0 + GRACE_SECONDS)
+    assert seconds(31.5, ended=5) < seconds(31.5) / 2
+    assert seconds(31.5 + GRACE_SECONDS) < seconds(31.5) / 5, "they are gone"
+
+
 def test_plan_round_noise_at_the_edge_between_two_periods_keeps_one():
     uplinks = [2e8 * 0.95**n for n in range(200)]
 

@@ -29,11 +29,10 @@ class CarrierRules:
         min_credit: Below which what a carrier states is not reduced.
         recovery: By which a carrier counts for more after each update that reached all.
         patience: How many times the usual seconds an update may take.
-        min_seconds: That it may take in any case: two States have to travel.
-        report_seconds: After a carrier was sent an update, within which somebody should report it.
+        min_seconds: That it may take in any case: a processor may be busy for some of them.
         silent_seconds: Without a message from a carrier, after which it is taken for gone.
-        repair_share: Of the peers, who should have what a carrier lost before the next update.
-        repair_seconds: For which the next update waits for that at most.
+        repair_seconds: For which the next update waits at most until peers have what a carrier
+            lost.
         first_seconds: Expected of an update before one was measured.
         pauses: Before a volunteer whose machine failed to carry is chosen again.
     """
@@ -43,10 +42,8 @@ class CarrierRules:
     min_credit: float = 0.25
     recovery: float = 1.25
     patience: float = 2.0
-    min_seconds: float = 10.0
-    report_seconds: float = 4.0
+    min_seconds: float = 20.0
     silent_seconds: float = 10.0
-    repair_share: float = 0.9
     repair_seconds: float = 120.0
     first_seconds: float = 30.0
     pauses: BackOff = field(default_factory=lambda: BackOff(60.0, 3600.0))
@@ -77,7 +74,7 @@ class Spread:
         carrier: Key of the peer that carries it; empty if it spreads along the tree.
         volunteer: Digest of the carrier's volunteer.
         deadline: When the carrier has failed, in seconds.
-        sent_at: When all of it had been sent to the carrier, in seconds; inf: it has not.
+        is_sent: Whether all of it was sent to the carrier, maybe only to a buffer.
         has_carrier_it: Whether the carrier has it, so that the others are told.
         is_reported: Whether the carrier, or a peer that received it there, reports that it has it.
         is_repair: Whether a carrier failed to deliver it.
@@ -91,7 +88,7 @@ class Spread:
     carrier: str = ""
     volunteer: str = ""
     deadline: float = math.inf
-    sent_at: float = math.inf
+    is_sent: bool = False
     has_carrier_it: bool = False
     is_reported: bool = False
     is_repair: bool = False
@@ -148,7 +145,8 @@ class Carriers:
     def carries(self, link: LinkState, own_uplink: float, now: float) -> bool:
         """Return whether a linked peer can pass on updates for a machine with such an uplink."""
         is_here = link.has_state and not link.complete and link.leaving_since is None
-        return is_here and self.is_far_above(self.rate(link, now), own_uplink)
+        is_silent = link.last_received_at <= now - self._rules.silent_seconds
+        return is_here and not is_silent and self.is_far_above(self.rate(link, now), own_uplink)
 
     def choose(self, links: Links, own_uplink: float, now: float) -> LinkState | None:
         """Return the linked peer that carries best; None if none does."""
@@ -178,7 +176,7 @@ class Carriers:
         if carrier is not None and is_carried:
             spread.carrier, spread.volunteer = carrier.key, carrier.volunteer
             seconds = max(self._rules.min_seconds, self._rules.patience * self._usual_seconds)
-            spread.deadline = now + seconds
+            spread.deadline = now + 2 * seconds  # this machine has to send it first
         self._spreads[update] = spread
         self._has_changed = True
         return is_carried
@@ -188,7 +186,8 @@ class Carriers:
         spread = self._spreads.get((author, seq))
         if spread is None or spread.carrier != key or not spread.is_withheld:
             return False
-        spread.sent_at = now
+        spread.is_sent = True
+        spread.deadline = now + 0.5 * (spread.deadline - spread.published_at)
         self._has_changed = True
         return True
 
@@ -200,10 +199,6 @@ class Carriers:
     def on_vector(self, vector: Mapping[str, int]) -> None:
         """Record that a peer reported what it has."""
         self._has_changed |= any(spread.author in vector for spread in self._spreads.values())
-
-    def on_disconnected(self) -> None:
-        """Record that a link is gone."""
-        self._has_changed = True
 
     def withheld(self, key: str) -> dict[str, int]:
         """Return, by author, the first update of this machine that a peer is not told of yet."""
@@ -228,10 +223,8 @@ class Carriers:
 
     def _is_owed(self, spread: Spread, now: float) -> bool:
         if spread.is_repair:
-            is_over = now >= spread.published_at + self._rules.repair_seconds
-            return not is_over and spread.carried_share < self._rules.repair_share
-        is_awaited = spread.sent_at < now <= spread.sent_at + self._rules.report_seconds
-        return bool(spread.carrier) and not (spread.is_reported or is_awaited)
+            return now < spread.published_at + self._rules.repair_seconds
+        return bool(spread.carrier) and not spread.is_reported
 
     def release_all(self) -> list[Spread]:
         """Return the updates that others were not told of, and withhold nothing any longer."""
@@ -270,7 +263,7 @@ class Carriers:
                 self._usual_seconds += 0.5 * (seconds - self._usual_seconds)
                 if spread.is_withheld:
                     review.told.append((spread.author, spread.carrier))
-            elif spread.is_withheld and (spread.sent_at <= now or self._has(links, spread)):
+            elif spread.is_withheld and (spread.is_sent or self._has(links, spread)):
                 spread.has_carrier_it = True
                 review.told.append((spread.author, spread.carrier))
         return review

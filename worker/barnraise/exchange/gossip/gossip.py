@@ -233,27 +233,22 @@ class Gossip:
         if author.startswith(self.key) and is_urgent:
             self._fresh.append((author, seq))  # who carries it is decided with the time
             return
-        is_carried = not self.relays or any(
-            link.carries and link.vector.get(author, 0) >= seq for link in self.links.values()
-        )
+        # Who carries it may only be about to have it: what it cannot deliver is requested here.
+        is_carried = not self.relays or any(link.carries for link in self.links.values())
         for link in self.links.values():
             needs_state = self.needs(link.key, author, seq)
             if author.startswith(link.key):
-                # It waits for the report of who has its update, unless it sent it here itself.
-                needs_state = needs_state or source not in ("", link.key)
-            elif is_urgent and needs_state and self._is_pushed_to(link, author, is_carried):
-                self._pushes.append(PushUpdate(link.key, author, seq))
-                needs_state = False
-            elif is_carried and self._is_pushed_to(link, author, is_carried=False):
+                # It waits for the report of who has its update, from here if this machine carries
+                # for it or received it elsewhere.
+                carries = self.carriers.is_far_above(self._stated_uplink, link.uplink or math.inf)
+                needs_state |= carries or source not in ("", link.key)
+            elif link.has_state and link.is_eager_for(author) and is_carried:
                 # Without the carrier one peer may request it here, and not all be pushed it.
                 link.lazy_keys[author.partition(".")[0]] = None
+            elif link.has_state and link.is_eager_for(author) and is_urgent and needs_state:
+                self._pushes.append(PushUpdate(link.key, author, seq))
+                needs_state = False
             link.has_news = link.has_news or needs_state or link.complete or self.complete
-
-    def _is_pushed_to(self, link: LinkState, author: str, is_carried: bool) -> bool:
-        """Return whether another machine's new update is pushed to a peer that needs it."""
-        if is_carried and (not self.relays or author.partition(".")[0] not in link.requested_keys):
-            return False
-        return link.has_state and link.is_eager_for(author)
 
     def on_pruned(self, author: str, seq: int) -> None:
         """Record that the payloads of this author's updates up to `seq` have been removed here."""
@@ -320,7 +315,6 @@ class Gossip:
             store_newest(self.ended, key, None, MANY)
         self.requests.on_disconnected(key)
         self.authors.on_disconnected(key)
-        self.carriers.on_disconnected()
         said_goodbye = link is not None and link.leaving_since is not None
         self.membership.on_disconnected(key, now, said_goodbye)
 
@@ -418,7 +412,6 @@ class Gossip:
         """Record that this peer requested updates of an author: new ones are pushed to it again."""
         if link := self.links.get(key):
             link.make_eager_for(author)
-            store_newest(link.requested_keys, author.partition(".")[0], None, MANY)
             link.declined.pop(author, None)
 
     def on_goodbye(self, key: str, now: float) -> None:

@@ -51,8 +51,6 @@ class LinkState:
     relayed: int = 0  # updates of others that came from it since it last failed to carry
     is_fast: bool = False  # whether it states an uplink far above this machine's
     carries: bool = False  # whether it passes on what it has, much faster than this machine can
-    # Machines whose updates it requested from this one since it last declined one (an ordered set).
-    requested_keys: dict[str, None] = field(default_factory=dict[str, None])
     has_state: bool = False  # whether its first State has arrived
 
     def is_state_due(self, now: float, min_interval: float, slack: float = 0.0) -> bool:
@@ -78,6 +76,4 @@ class LinkState:
         """
         keys = {author.partition(".")[0]: None for author in lazy}
         self.lazy_keys |= keys
-        for key in keys:
-            self.requested_keys.pop(key, None)
         self.eager = any(other.partition(".")[0] not in self.lazy_keys for other in authors)

@@ -71,6 +71,16 @@ class UpdateTraffic:
             return None
         return self._own / self._published, self._relayed / max(self._seconds, 1e-9)
 
+    def use(self, rate: float, links: int, carrier: float = math.inf) -> UplinkUse:
+        """Return what an uplink of so many bytes per second carries.
+
+        Before that is measured, each linked peer may need a copy, and others' updates the rest.
+        """
+        has_carrier = math.isfinite(carrier)
+        prior = (1.0, 0.0) if has_carrier else (max(1.0, links), math.inf)
+        copies, relayed = self.measured(has_carrier) or prior
+        return UplinkUse(rate, copies, relayed, 1 + links, carrier)
+
     def free_at(self, use: UplinkUse) -> float:
         """Return when the line has had time for what it sent since this machine published last.
 

@@ -245,9 +245,7 @@ class PeerEstimates:
         others = sum(other > 0 for other in self._count_others(rate, now).values())
         links = dict(self._link_table.links)
         if links:
-            # Not all who train are known at first, and all who are linked are sent updates.
-            linked = sum(not link.complete for link in links.values())
-            self._use = replace(use, machines=1 + max(others, linked))
+            self._use = replace(use, machines=1 + self._count_receivers(links, now))
         elif self._lost_rate(now):
             self._use = replace(self._use, rate=use.rate)  # they will need what it publishes
         else:
@@ -274,6 +272,16 @@ class PeerEstimates:
             aligned = aligned.with_streaming(self._sizes, self._last_published_at, clock)
         self._round_seconds = aligned.period
         return aligned
+
+    def _count_receivers(self, links: Mapping[str, LinkState], now: float) -> int:
+        """Count the others that need each update: those linked, and those heard of lately.
+
+        One that is late needs it as well; without it rounds are so short that more are late.
+        """
+        since = now - grace_seconds(self._round_seconds)
+        away = self._histories.keys() - links.keys() - {*self._link_table.ended}
+        heard = sum(self._histories[key].rounds[-1][0] >= since for key in away)
+        return heard + sum(not link.complete for link in links.values())
 
     def _credible_rates(self, rate: float, now: float) -> dict[str, float]:
         """Return the tokens per second at which the other machines count, by key.
