@@ -14,6 +14,7 @@ from barnraise.protocol.enums import Activity
 PROGRAM = "bench-program"  # copied from `sleep`, so that nothing else has its name
 SOAK_SECONDS = 1800.0
 SOAK_STEP_SECONDS = 2.0  # between two readings of the memory
+SOAK_PRINT_SECONDS = 300.0  # between two readings that are printed
 TURN_SECONDS = 1.0  # of another program's work, with and without the worker
 
 
@@ -59,9 +60,15 @@ def _measure_growth(worker: TestedWorker, seconds: float) -> float:
     """Return by how many MB an hour the memory grows, after a first third that does not count."""
     points: list[tuple[float, float]] = []
     started = time.monotonic()
+    next_print = 0.0
     while (past := time.monotonic() - started) < seconds:
+        rss = worker.rss_mb
+        if past >= next_print:
+            next_print += SOAK_PRINT_SECONDS
+            step = worker.status.step if worker.status else 0
+            print(f"after {past / 60:.0f} min and {step} steps: {rss:.1f} MB", flush=True)
         if past > seconds / 3:
-            points.append((past / 3600, worker.rss_mb))
+            points.append((past / 3600, rss))
         time.sleep(SOAK_STEP_SECONDS)
     mean_x = sum(x for x, _ in points) / len(points)
     mean_y = sum(y for _, y in points) / len(points)

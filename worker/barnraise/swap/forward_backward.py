@@ -14,6 +14,7 @@ from barnraise.planning.plan import Plan
 from barnraise.spec import ModelSpec
 from barnraise.swap.activations import Activations, gradient_key
 from barnraise.swap.fused_loss import Head, head_step
+from barnraise.swap.given_gradient import run_backward
 from barnraise.swap.leaves import Leaves
 
 # Tensor cores load rows that begin on 16 bytes; cuBLAS is fastest with rows of whole 128.
@@ -218,7 +219,7 @@ class ForwardBackward:
                 else:
                     leaf = inputs.pop(i).detach().requires_grad_()
                     y = self._build_graph(leaves_of[i], leaf, wanted=False)
-                y.backward(dy)
+                run_backward(y, dy)
                 assert leaf.grad is not None
                 dy = leaf.grad
                 del leaf, y

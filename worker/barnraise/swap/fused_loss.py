@@ -17,6 +17,7 @@ from barnraise.models.functions import functions_of
 from barnraise.models.weights import Weights
 from barnraise.planning.cost_model import loss_rows, loss_words
 from barnraise.spec import ModelSpec
+from barnraise.swap.given_gradient import run_backward
 
 # The memory model counts with the same slices. A slice has LOSS_ROWS tokens at least: each slice
 # reads the whole table, whose 50,257 × 768 elements outweigh a few logits. Gradients of the table
@@ -88,7 +89,7 @@ def head_step(
     gradients = _Gradients(torch.empty_like(flat), token_gradient, share)
     with torch.no_grad():
         loss = _sweep(flat, head.table, targets.reshape(-1), gradients)
-    hidden.backward(gradients.x.view_as(hidden))
+    run_backward(hidden, gradients.x.view_as(hidden))
     assert leaf.grad is not None
     return loss.mul_(share), leaf.grad
 
