@@ -276,7 +276,7 @@ CHANNEL_LAYERS = {
         "CONFIG": {"hosts": [REDIS_URL]},
     },
 }
-CELERY_BROKER_URL = REDIS_URL
+CELERY_BROKER_URL = REDIS_URL.rstrip("/")  # kombu takes "0/" for no number of a database
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_BROKER_CONNECTION_MAX_RETRIES = None  # however long Valkey is gone
 # A Valkey whose disk is full refuses every write, at which a worker would end.

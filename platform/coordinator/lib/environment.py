@@ -117,7 +117,7 @@ def parse_url(
     """Check a URL: its scheme, its host and, by a pattern, its path."""
     is_web = set(schemes) <= set(PORTS)
     try:
-        parts = split_address(text)
+        parts = split_address(text.replace("://*.", "://", 1))
         # A port alone is the beginning of a password that is not percent-encoded.
         has_host = parts.hostname or (not is_web and (parts.port is None or "@" in parts.netloc))
         is_url = has_host and parts.scheme in schemes and not parts.fragment
@@ -131,18 +131,22 @@ def parse_url(
 
 
 def parse_origin(text: str) -> str:
-    """Return an origin as browsers send it: lower case, no default port, no slash at its end."""
+    """Return a site's own origin."""
+    if "://*." in text:
+        raise SettingError(text, f"names a whole domain; name one site, like {SITE_FORM}")
+    return parse_trusted_origin(text)
+
+
+def parse_trusted_origin(text: str) -> str:
+    """Return an origin as browsers send it: lower case, no default port, no slash at its end.
+
+    `https://*.example.org` stands for those of a whole domain.
+    """
     parts = urlsplit(parse_url(text))
     if parts.path.strip("/") or parts.query or parts.username is not None:
         raise SettingError(text, f"is no site's address, which {NEEDS_HOST}")
     host = parts.netloc.lower().removesuffix(f":{PORTS[parts.scheme]}").rstrip(":")
     return f"{parts.scheme}://{host.encode('idna').decode()}"
-
-
-def parse_trusted_origin(text: str) -> str:
-    """Return an origin, or `https://*.example.org` for those of a whole domain."""
-    before, star, domain = text.partition("://*.")
-    return parse_origin(f"{before}://{domain}").replace("://", star) if star else parse_origin(text)
 
 
 def parse_relay(text: str) -> str:

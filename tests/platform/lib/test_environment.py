@@ -104,6 +104,7 @@ def refuse(monkeypatch, capsys, variable: str, value: str) -> str:
         ),
         ("BARNRAISE_RELAYS", "None", "RELAYS", []),
         ("REDIS_URL", "'redis://:pw@cache:6379/0/'", "REDIS_URL", "redis://:pw@cache:6379/0/"),
+        ("REDIS_URL", "redis://cache:6379/1/", "CELERY_BROKER_URL", "redis://cache:6379/1"),
         ("EMAIL_URL", "smtp://mail:25?starttls=off", "EMAIL_USE_TLS", False),
         (
             "EMAIL_FROM",
