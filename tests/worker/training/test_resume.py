@@ -17,7 +17,14 @@ from barnraise.spec import ADAMW, MUON, ModelSpec, Recipe
 from barnraise.swap.engine import Engine
 from barnraise.swap.state_store import FragmentSequence, StateStore
 from barnraise.training.checkpoint import StateHeader
-from barnraise.training.resume import DiskState, SavedState, progress_fields, read_state_header
+from barnraise.training.resume import (
+    CREW_LABEL,
+    AnchorOverlay,
+    DiskState,
+    SavedState,
+    progress_fields,
+    read_state_header,
+)
 
 MODEL = ModelSpec(layers=3, width=32, heads=4, context=16, vocabulary=300)
 GROUPS = ((1,), (2,), (3,))
@@ -180,3 +187,10 @@ def test_state_older_than_its_ledger_keeps_all_but_its_anchor(tmp_path, plan):
         kind, _, index = name.partition(".")
         assert torch.equal(after[name], anchor[int(index)] if kind == "anchor" else tensor), name
     ledger.close()
+
+
+def test_label_of_a_crew_tells_that_the_others_have_an_older_anchor():
+    state = {CREW_LABEL: torch.tensor([3]), "anchor.0": torch.zeros(2), "m.0": torch.ones(2)}
+    overlay = AnchorOverlay(state, [torch.full((2,), 7)])
+    assert overlay[CREW_LABEL].tolist() == [-3]
+    assert overlay["anchor.0"].tolist() == [7, 7] and overlay["m.0"].tolist() == [1, 1]

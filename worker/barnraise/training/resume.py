@@ -285,8 +285,11 @@ class SavedState:
             tensors = self._open(open_state)
             if anchor is not None:
                 tensors = AnchorOverlay(tensors, anchor)
-            engine.load_state_dict(tensors)
-            engine.progress = replace(engine.progress, position=header.step)
+            engine.load_state_dict(
+                tensors, self.plan.local_fragments if self.plan.is_stage else None
+            )
+            label = int(tensors[CREW_LABEL]) if CREW_LABEL in tensors else 0
+            engine.progress = replace(engine.progress, position=header.step, label=label)
             engine.commit(closing=True)
         if self.state.exists():
             self.state.rename(self._old_state)
@@ -327,6 +330,8 @@ class AnchorOverlay(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         kind, _, index = name.partition(".")
+        if kind == CREW_LABEL:
+            return -self._state[name].abs()  # the crew's other machines have the older anchor
         return self._anchor[int(index)] if kind == "anchor" else self._state[name]
 
 

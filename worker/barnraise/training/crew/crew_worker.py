@@ -188,6 +188,11 @@ class CrewWorker(Worker):
         self._await_members()
         super().initialise_state(header, snapshot)
 
+    def _drop_engine(self) -> None:
+        """Free the memory; the members wait for the state that is opened next."""
+        self.engine.suspend()
+        super()._drop_engine()
+
     def reopen_state(self) -> None:
         """Open channels and the state that was saved last; see `Worker.reopen_state`."""
         self._open_channels()
@@ -295,7 +300,6 @@ class CrewWorker(Worker):
         present = {self.roster.seats[number].key for number in links.connected()}
         present |= self._channels.list_applicants()
         if hasattr(self, "engine"):
-            self.engine.suspend()  # the members wait for the state that is opened next
             self._drop_engine()
         else:  # it could not be opened
             self._open_state.close()
