@@ -89,7 +89,7 @@ bench-swap: .venv/.installed
 bench-plans: .venv/.installed
 	@PYTHONPATH=worker:tests $(BIN)/python benchmarks/swap/bench_plans.py --write
 
-# Several devices over one host copy of the state: exactness, speed, memory and the planner's choice, 20 minutes. QUICK=1: 5 minutes.
+# Several devices over one host copy of the state: exactness, speed, memory and the planner's choice, 25 minutes. QUICK=1: 5 minutes.
 .PHONY: bench-devices
 bench-devices: .venv/.installed
 	@PYTHONPATH=worker:tests $(BIN)/python benchmarks/swap/bench_devices.py $(if $(QUICK),--quick)

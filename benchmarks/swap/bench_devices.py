@@ -53,6 +53,7 @@ SPEEDUP_MODEL = preset("gpt-mini", 2048)
 SLOWED = 3  # times as slow
 DEALT = 16  # micro-batches of the unequal deal
 NEAR = 0.9  # of the fastest choice's speed
+HOPELESS = 0.5  # of the fastest one's speed
 QUICK_EVERY = 5  # of the exact cases one is run: so all values of each property are among them
 QUICK_SEQUENCES = 24  # times the slowness: ranks wait for the slowest, with more for minutes
 
@@ -132,13 +133,22 @@ def step_once(engine: Engine, seed: int) -> float:
 def compare_speeds(
     plans: Sequence[Plan], rounds: int, slowness: float = 1.0
 ) -> Iterator[list[float]]:
-    """Yield each plan's tokens/s in a round of steps; the last of several devices is slowed."""
+    """Yield each plan's tokens/s in a round of steps; the last of several devices is slowed.
+
+    A plan that is hopelessly slow is measured once.
+    """
     with ExitStack() as stack:
         engines = [stack.enter_context(open_slowed(plan, slowness)) for plan in plans]
         for engine in engines:
             step_once(engine, 0)
+        speeds = [0.0] * len(engines)
         for number in range(1, rounds + 1):
-            yield [engine.plan.step_tokens / step_once(engine, number) for engine in engines]
+            least = HOPELESS * max(speeds)
+            speeds = [
+                before if before < least else engine.plan.step_tokens / step_once(engine, number)
+                for engine, before in zip(engines, speeds, strict=True)
+            ]
+            yield speeds
 
 
 @contextmanager
