@@ -33,6 +33,7 @@ from barnraise.swap.precision import units_to_float
 # ---- steps ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("kind", KINDS)
 def test_step_reduces_the_loss(kind, new_engine):
     engine = new_engine(kind)

@@ -144,6 +144,7 @@ def test_rounds_have_the_bits_of_the_formulas_in_numpy(recipe, drawn, tile):
 ROUNDS = [*((kind, 0.9, 0.0) for kind in KINDS), ("resident", 1.0, 0.0), ("exact", 1.0, 0.0)]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("carried", "momentous"),
     [((0, 0, 0), (1, 1, 1)), ((1, 1, 0), (1, 1, 1)), ((0, 0, 1), (1, 0, 1))],

@@ -95,6 +95,7 @@ def close_and_read_state(
     return tensors
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     "change", ["memory exact", "exact memory", "exact restart", "restart exact", "restart memory"]
 )

@@ -308,6 +308,7 @@ def undisturbed(new_worker) -> str:
     return found
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("steps", [{1}, {2, 5, 7}, {ROUND_STEPS}])
 def test_run_whose_pauses_free_the_memory_has_the_same_bits(
     new_worker, undisturbed, monkeypatch, steps
@@ -329,6 +330,7 @@ def test_run_whose_pauses_free_the_memory_has_the_same_bits(
     assert read_ledger(worker.joined.folder.path) == [ROUND_STEPS * STEP_TOKENS] * 3
 
 
+@pytest.mark.integration
 def test_pause_of_a_state_on_disk_frees_the_memory_and_keeps_the_bits(new_worker, monkeypatch):
     monkeypatch.setattr(pauses, "MOMENT_SECONDS", 0.0)
     model = ModelSpec(layers=12, width=48, heads=1, context=16, vocabulary=256)

@@ -100,6 +100,7 @@ def test_tensors_read_back_are_those_of_the_model(dtype, trained, tmp_path):
     assert (tmp_path / "Modelfile").read_text() == "FROM ./model.gguf\n"
 
 
+@pytest.mark.integration
 @pytest.mark.xdist_group("transformers")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_transformers_reads_the_file_and_gives_our_logits(dtype, trained, tmp_path):
