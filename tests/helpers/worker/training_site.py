@@ -7,7 +7,7 @@ from example_hardware import save_example_measurement
 from helpers.worker.fake_coordinator import MACHINE, FakeCoordinator, enrol
 from sharded_documents import shard_documents
 
-from barnraise.coordinator_client.machine_requests import Json
+from barnraise.coordinator_client.client import Json
 from barnraise.ledger.blob_store import BlobStore
 from barnraise.protocol.coordinator_messages import (
     Directive,

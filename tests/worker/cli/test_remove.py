@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from barnraise.cli import removal
 from barnraise.cli.installation import Installation, choose_tool, find_installation, join_command
 from barnraise.cli.main import app
-from barnraise.coordinator_client.machine_requests import Json
+from barnraise.coordinator_client.client import Json
 from barnraise.errors import StateError
 from barnraise.protocol.coordinator_messages import Problem
 from barnraise.state_dir import StateDir
