@@ -103,8 +103,8 @@ class CrewCase:
         """Return the planner's plan of each machine's stage."""
         step_sequences = self.sequences * self.micro_batches
         return [
-            make_stage_plan(hardware, self.model, seat.stage, self.limits, step_sequences)
-            for seat in self.roster().seats
+            make_stage_plan(hardware, self.model, stage, self.limits, step_sequences)
+            for stage in self.roster().stages
         ]
 
 

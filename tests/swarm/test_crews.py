@@ -13,6 +13,7 @@ from example_hardware import cpu_machine
 
 import barnraise
 from barnraise.errors import CrewError
+from barnraise.exchange.exchange import Exchange
 from barnraise.exchange.snapshots import snapshot_client
 from barnraise.peering.transports.iroh_transport import (
     IrohTransport,
@@ -398,6 +399,19 @@ def test_machine_that_can_hold_the_ends_leads_in_a_lost_leads_place(drill, monke
     assert [seat.name for seat in later.seating.seats] == ["the lead", other]
     crew.until(lambda: crew.heirs == [heir, other])  # this lead is lost as well
     assert not crew.failures, crew.failures
+
+
+def test_lead_that_takes_the_peers_anchor_goes_on_with_its_crew(drill, swarm, monkeypatch):
+    crew = drill(swarm(MODEL, token_budget=150_000, evaluate_every=50_000), members=1)
+    crew.gather("ada")
+    crew.until(lambda: read_label(crew.lead) > 0)
+    resyncs: list[Exchange] = []
+    monkeypatch.setattr(Exchange, "resync", lambda exchange: resyncs.append(exchange))
+    monkeypatch.setattr(Exchange, "needs_resync", property(lambda exchange: not resyncs))
+    crew.until(lambda: resyncs)
+    label = read_label(crew.lead)
+    crew.until(lambda: read_label(crew.lead) > label + 1)
+    assert crew.threads["ada"].is_alive() and not crew.failures, crew.failures
 
 
 def test_heir_trains_under_its_own_key_however_long_it_opens(drill, swarm, monkeypatch, caplog):

@@ -16,7 +16,7 @@ from torch import Tensor
 from barnraise.ledger.anchor import Anchor
 from barnraise.peering.transports.iroh_transport import IrohTransport
 from barnraise.peering.transports.transport import Channel, ChannelClosedError
-from barnraise.planning.plan import PipelineStage, Plan
+from barnraise.planning.plan import Plan
 from barnraise.protocol.messages import Peer
 from barnraise.protocol.signing import Identity
 from barnraise.spec import Recipe
@@ -30,7 +30,8 @@ from barnraise.training.crew.crew_member import CrewMember, NoLedger
 from barnraise.training.crew.crew_messages import Ping
 from barnraise.training.crew.crew_orders import CrewOrders
 from barnraise.training.crew.crew_state import CrewState
-from barnraise.training.crew.roster import CrewRoster, CrewSeat
+from barnraise.training.crew.forming_messages import CrewSeat, Seating
+from barnraise.training.crew.roster import CrewRoster
 from barnraise.training.crew.stage_engine import StageEngine
 
 RUN = "01890a5d-ac96-774b-bcce-b302099a8057"
@@ -48,14 +49,19 @@ def deal(
     assert sum(counts) == plan.model.layers
     seats, first = [], 1
     for count, machines in zip(counts, holders or [1] * len(counts), strict=True):
-        blocks = list(range(first, first + count))
-        fragments = blocks if seats else [0, *blocks, plan.last_fragment]
-        stage = PipelineStage(tuple(fragments), plan.sequences)
         for _ in range(machines):
             number = len(seats)
-            seats.append(CrewSeat(IDENTITIES[number].key, f"machine {number}", stage, bits))
+            key, name = IDENTITIES[number].key, f"machine {number}"
+            seats.append(CrewSeat(key=key, name=name, first_block=first, blocks=count))
         first += count
-    return CrewRoster(1, plan.model, plan.micro_batches, tuple(seats))
+    seating = Seating(
+        epoch=1,
+        sequences=plan.sequences,
+        micro_batches=plan.micro_batches,
+        boundary_bits=bits,
+        seats=seats,
+    )
+    return CrewRoster(plan.model, seating)
 
 
 def describe_progress(progress: EngineProgress) -> str:
@@ -115,8 +121,8 @@ class LocalCrew:
         self.roster, self._folder = roster, folder
         self._recipe = dataclasses.replace(recipe, optimizer=plans[0].optimizer)
         self._plans = [
-            stage_of(plan, seat.stage.fragments)
-            for plan, seat in zip(plans, roster.seats, strict=True)
+            stage_of(plan, stage.fragments)
+            for plan, stage in zip(plans, roster.stages, strict=True)
         ]
         network = MemoryNetwork()
         self.transports = [

@@ -17,9 +17,15 @@ RUN = "0192f0c1-2d3e-7f40-8a5b-6c7d8e9f0a1b"
 def write_status(home: Path, at: float) -> None:
     """Write the status of a member of a crew of two."""
     seats = [
-        SeatStatus(name="the lead", first_block=1, blocks=3, connected=True),
-        SeatStatus(name="attic", first_block=4, blocks=9, connected=False),
-        SeatStatus(name="cellar", first_block=13, blocks=2, connected=True),
+        SeatStatus(
+            name=name,
+            key=16 * "a",
+            first_block=first,
+            blocks=blocks,
+            share=0.3,
+            connected=name != "attic",
+        )
+        for name, first, blocks in (("the lead", 1, 3), ("attic", 4, 9), ("cellar", 13, 2))
     ]
     status = CrewStatus(
         run=RUN,
@@ -45,8 +51,10 @@ def test_status_shows_who_holds_what_and_who_is_connected(tmp_path, monkeypatch)
     (crew,) = json.loads(invoke("crew", "status", "--json", "--home", str(tmp_path)))
     assert crew["seats"][1] == {
         "name": "attic",
+        "key": 16 * "a",
         "first_block": 4,
         "blocks": 9,
+        "share": 0.3,
         "connected": False,
     }
 

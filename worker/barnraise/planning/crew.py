@@ -23,10 +23,14 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import Annotated
+
+from pydantic import Field, FiniteFloat
 
 from barnraise.errors import PlanError
 from barnraise.formats import format_bytes
 from barnraise.planning.lines import BITS_PER_BYTE, Line
+from barnraise.protocol.types import Count, ShortText
 from barnraise.spec import ModelSpec
 from barnraise.spec.architecture import FP32_BYTES
 
@@ -58,7 +62,7 @@ class SpanRequest:
 
 @dataclass(frozen=True)
 class SpanPrice:
-    """What a span costs one machine, as its planner predicts.
+    """What a span costs one machine, as its planner predicts; bounded, because it travels.
 
     Attributes:
         step_seconds: in which it computes all micro-batches of a step, without the network.
@@ -69,12 +73,12 @@ class SpanPrice:
         disk_bytes: of disk.
     """
 
-    step_seconds: float
-    groups: int = 1
-    bottleneck: str = "compute"
-    host_bytes: int = 0
-    device_bytes: int = 0
-    disk_bytes: int = 0
+    step_seconds: Annotated[FiniteFloat, Field(gt=0, lt=1e9)]
+    groups: Annotated[int, Field(ge=1, le=256)] = 1
+    bottleneck: ShortText = "compute"
+    host_bytes: Count = 0
+    device_bytes: Count = 0
+    disk_bytes: Count = 0
 
 
 # Returns what a span costs a machine; None if it does not fit. A longer span never takes less time.

@@ -8,18 +8,23 @@ from helpers.worker.plans import bitwise
 
 from barnraise.errors import MessageError
 from barnraise.planning.cost_model import head_flops
-from barnraise.planning.plan import PipelineStage
 from barnraise.training.crew.crew_status import describe_seats
 
 PLAN = bitwise.resident_plan(bitwise.MODEL, 4)
 ROSTER = deal(PLAN, (2, 3, 3))
 
 
-def with_fragments(number, *fragments):
-    """Return the roster with other fragments of one machine."""
+def with_seats(*seats):
+    """Return the roster with other seats."""
+    return replace(ROSTER, seating=ROSTER.seating.model_copy(update={"seats": [*seats]}))
+
+
+def with_blocks(number, first_block, blocks):
+    """Return the roster with other blocks of one machine."""
     seats = list(ROSTER.seats)
-    seats[number] = replace(seats[number], stage=PipelineStage(fragments, PLAN.sequences))
-    return replace(ROSTER, seats=tuple(seats))
+    changes = {"first_block": first_block, "blocks": blocks}
+    seats[number] = seats[number].model_copy(update=changes)
+    return with_seats(*seats)
 
 
 def test_each_boundary_has_one_sender_and_one_receiver():
@@ -43,14 +48,12 @@ def test_neighbours_are_the_lead_and_those_next_in_the_ring():
 @pytest.mark.parametrize(
     ("roster", "reason"),
     [
-        (replace(ROSTER, seats=ROSTER.seats[:1]), "2 to 16 machines"),
-        (replace(ROSTER, seats=(*ROSTER.seats[:2], ROSTER.seats[1])), "two places"),
-        (with_fragments(1, 3, 4), "each block once"),
-        (with_fragments(1, 3, 5, 4), "each block once"),
-        (with_fragments(1), "at least one"),
-        (with_fragments(0, 0, 9), "at least one block"),
-        (with_fragments(0, 1, 2), "holds the embedding"),
-        (replace(ROSTER, micro_batches=0), "impossible step"),
+        (with_seats(*ROSTER.seats[:2], ROSTER.seats[1]), "two places"),
+        (with_seats(*ROSTER.seats[:2]), "each block once"),
+        (with_blocks(1, 3, 2), "each block once"),
+        (with_blocks(1, 4, 3), "each block once"),
+        (with_blocks(0, 2, 2), "each block once"),
+        (with_blocks(2, 6, 4), "each block once"),
     ],
 )
 def test_roster_that_is_no_pipeline_is_refused(roster, reason):
@@ -67,7 +70,7 @@ def test_shares_of_flops_count_the_head_and_not_the_embedding():
 
 
 def test_seats_describe_the_lead_first_and_shares_that_sum_to_one():
-    lead, second, third = describe_seats(ROSTER, {2})
+    lead, second, third = describe_seats(ROSTER, {0, 2})
     assert [(seat.first_block, seat.blocks) for seat in (lead, second, third)] == [
         (1, 2),
         (3, 3),

@@ -1,6 +1,7 @@
 """Micro-batches go to the holders of a span by speed, the same way for the same seed."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from helpers.worker.crews import deal
@@ -9,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from barnraise.errors import MessageError
-from barnraise.training.crew.roster import CrewRoster
 from barnraise.training.crew.routing import RouteDealer, StepRoutes
 
 SINGLE = deal(bitwise.resident_plan(bitwise.MODEL, 8), (2, 3, 3))
@@ -91,8 +91,10 @@ def test_routes_that_the_roster_does_not_imply_are_not_valid(routes):
 
 
 def test_lead_shares_its_span_with_nobody():
-    seats = WIRED.seats
-    twice = CrewRoster(1, WIRED.model, 8, (seats[0], seats[0], *seats[1:]))
+    lead, *others = WIRED.seats
+    second = lead.model_copy(update={"key": 64 * "a"})
+    seating = WIRED.seating.model_copy(update={"seats": [lead, second, *others]})
+    twice = replace(WIRED, seating=seating)
     WIRED.validate()
     with pytest.raises(MessageError):
         twice.validate()

@@ -45,7 +45,7 @@ async def computing():
 
 
 def agree(side):
-    norms = dict.fromkeys(ROSTER.seats[2].stage.fragments, 1.0)
+    norms = dict.fromkeys(ROSTER.stages[2].fragments, 1.0)
     return asyncio.create_task(asyncio.to_thread(side.agree, [], norms))
 
 

@@ -6,7 +6,7 @@ from torch import Tensor
 from barnraise.planning.plan import Plan
 from barnraise.swap.activations import Activations
 from barnraise.training.crew.roster import CrewRoster
-from barnraise.training.crew.step_protocol import StepSide
+from barnraise.training.crew.step_protocol import CrewStep
 
 
 class BoundaryActivations(Activations):
@@ -15,7 +15,7 @@ class BoundaryActivations(Activations):
     A step that is cancelled goes on with zeros up to where its computation asks whether to stop.
     """
 
-    def __init__(self, inner: Activations, plan: Plan, roster: CrewRoster, step: StepSide) -> None:
+    def __init__(self, inner: Activations, plan: Plan, roster: CrewRoster, step: CrewStep) -> None:
         """Divide a step's activations by its routes; `m` counts this machine's micro-batches."""
         super().__init__()
         self._inner, self._roster, self._step = inner, roster, step

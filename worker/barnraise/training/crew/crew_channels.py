@@ -6,22 +6,20 @@ import logging
 import time
 from pathlib import Path
 
-from barnraise import __version__
 from barnraise.durable_io import write_atomically
 from barnraise.errors import MessageError
 from barnraise.peering.transports.transport import Channel, ChannelClosedError
 from barnraise.protocol.messages import Peer
 from barnraise.training.crew.crew_code import CrewCode
 from barnraise.training.crew.crew_endpoint import CrewDoor, send_farewell
-from barnraise.training.crew.crew_frames import CONTROL_KIND, unpack
+from barnraise.training.crew.crew_frames import unpack
 from barnraise.training.crew.crew_links import LEFT_OUT, SILENCE_SECONDS, CrewLinks
 from barnraise.training.crew.crew_messages import CrewHello, Recall
-from barnraise.training.crew.crew_status import STATUS_FILE, CrewStatus, SeatStatus
+from barnraise.training.crew.crew_status import STATUS_FILE, CrewStatus, SeatStatus, describe_seats
 from barnraise.training.crew.forming_messages import (
     CrewApplication,
     CrewRefusal,
     Seating,
-    parse_forming,
 )
 from barnraise.training.crew.roster import LEAD
 
@@ -80,10 +78,11 @@ class CrewChannels:
         try:
             addresses = await self._door.admit(channel)
             first = await asyncio.wait_for(channel.receive(), SILENCE_SECONDS)
-            if first[:1] == bytes([CONTROL_KIND]):
-                await self._serve(channel, first)
+            message = unpack(first)
+            if isinstance(message, CrewApplication):
+                await self._seat_again(channel, message, addresses)
             else:
-                await self._seat_again(channel, first, addresses)
+                await self._serve(channel, first)
         except (MessageError, ChannelClosedError, TimeoutError) as error:
             reason = str(error) or "it did not introduce itself in time"
             log.info("no channel of the crew for %s: %s", channel.peer[:8], reason)
@@ -100,28 +99,23 @@ class CrewChannels:
         else:
             raise MessageError("it has another deal of the blocks")
 
-    async def _seat_again(self, channel: Channel, frame: bytes, addresses: list[str]) -> None:
+    async def _seat_again(
+        self, channel: Channel, application: CrewApplication, addresses: list[str]
+    ) -> None:
         """Send the seats to a machine of this crew that has restarted, and applies once more.
 
         One without a seat gets it when the blocks are dealt again, at the end of a round.
 
         Raises:
-            MessageError: the frame is no application, or this machine is not the lead.
+            MessageError: this machine is not the lead, or there is no seat now.
         """
-        application = parse_forming(frame)
-        if self._links.number != LEAD or not isinstance(application, CrewApplication):
+        if self._links.number != LEAD:
             raise MessageError("it sent what belongs to the forming of a crew")
-        if application.version != __version__ or not self._code.check_proof(
-            channel.peer, application.proof
-        ):
-            reason = (
-                f"this crew trains with version {__version__} of barnraise and another code: "
-                "install that version, and copy the code that the lead prints now"
-            )
-            await send_farewell(channel, CrewRefusal(reason=reason))
-            return
+        problem = application.find_problem(channel.peer, self._code)
         if self._links.is_left_out(channel.peer):
-            await send_farewell(channel, CrewRefusal(reason=f"it is left out: {LEFT_OUT}"))
+            problem = f"it is left out: {LEFT_OUT}"
+        if problem:
+            await send_farewell(channel, CrewRefusal(reason=problem))
             return
         number = self._links.roster.find_seat(channel.peer)
         if number is None:
@@ -163,24 +157,16 @@ class CrewChannels:
 
     def _describe(self) -> CrewStatus:
         links, roster = self._links, self._links.roster
-        connected = {links.number, *links.connected()}
-        seats: list[SeatStatus] = []
-        for number, seat in enumerate(roster.seats):
-            blocks = [i for i in seat.stage.fragments if 0 < i <= roster.model.layers]
-            seats.append(
-                SeatStatus(
-                    name=roster.name_of(number),
-                    first_block=blocks[0],
-                    blocks=len(blocks),
-                    connected=number in connected,
-                )
-            )
+        views = describe_seats(roster, {links.number, *links.connected()})
         return CrewStatus(
             run=self._code.run,
             number=links.number,
-            boundary_bits=roster.seats[links.number].boundary_bits,
+            boundary_bits=roster.seating.boundary_bits,
             bytes_sent=links.bytes_sent,
             bytes_received=links.bytes_received,
-            seats=seats,
+            seats=[
+                SeatStatus(name=roster.name_of(number), **view.model_dump())
+                for number, view in enumerate(views)
+            ],
             at=time.time(),
         )

@@ -7,23 +7,20 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from barnraise.peering.links.handshake import Handshake, OwnIntroduction
 from barnraise.peering.server_thread import ServerThread
 from barnraise.peering.transports.transport import (
     Channel,
     ChannelClosedError,
-    ChannelSource,
     Transport,
 )
 from barnraise.protocol.messages import Peer, Signed, WorkerSession
 from barnraise.protocol.mirror_list import parse_list
 from barnraise.protocol.run_mirrors import RunMirrors
-from barnraise.protocol.types import Message
 from barnraise.training.crew.crew_frames import pack_control
 from barnraise.training.crew.crew_messages import Recall
-from barnraise.training.crew.forming_messages import pack_forming
+from barnraise.training.crew.forming_messages import CrewRefusal, Seating
 from barnraise.training.join import JoinedRun
 
 PROTOCOL = "crew"
@@ -31,11 +28,24 @@ FAREWELL_SECONDS = 10.0  # in which a machine has received its seat, or why it h
 
 
 class CrewDoor:
-    """Accept and dial the channels of a crew; each begins with the handshake of the run."""
+    """Accept and dial the channels of a crew; each begins with the handshake of the run.
 
-    def __init__(self, channels: ChannelSource, handshake: Handshake) -> None:
+    Attributes:
+        key: this machine's.
+        thread: whose event loop serves the channels.
+        addresses: returns those at which others may reach this machine.
+    """
+
+    def __init__(
+        self,
+        thread: ServerThread,
+        transport: Transport,
+        handshake: Handshake,
+        addresses: Callable[[], list[str]],
+    ) -> None:
         """Open channels of the crew's protocol to machines that the handshake admits."""
-        self._channels = channels
+        self.key, self.thread, self.addresses = transport.key, thread, addresses
+        self._channels = transport.add_protocol(PROTOCOL)
         self._handshake = handshake
 
     async def dial(self, peer: Peer) -> Channel:
@@ -70,30 +80,13 @@ class CrewDoor:
         return list(connection.hello.addresses)
 
 
-@dataclass(frozen=True)
-class CrewPort:
-    """Where a lead admits machines.
-
-    Attributes:
-        key: the lead's.
-        thread: whose event loop serves the channels.
-        door: accepts them.
-        addresses: at which others may reach the lead.
-    """
-
-    key: str
-    thread: ServerThread
-    door: CrewDoor
-    addresses: list[str]
-
-
 class CrewEndpoint:
     """Run a transport for a crew alone.
 
     Attributes:
         key: this machine's.
         thread: runs the endpoint.
-        door: accepts and dials.
+        door: accepts and dials, while `thread` runs.
     """
 
     def __init__(self, joined: JoinedRun, transport: Transport) -> None:
@@ -122,17 +115,7 @@ class CrewEndpoint:
             joined.coordinator.now,
             lambda key, volunteer: False,
         )
-        self.door = CrewDoor(transport.add_protocol(PROTOCOL), handshake)
-
-    @property
-    def addresses(self) -> list[str]:
-        """Return the addresses at which others may reach this machine."""
-        return self._transport.addresses()
-
-    @property
-    def port(self) -> CrewPort:
-        """Return it as a lead's, while `thread` runs."""
-        return CrewPort(self.key, self.thread, self.door, self.addresses)
+        self.door = CrewDoor(self.thread, transport, handshake, transport.addresses)
 
     async def run(self, ready: Callable[[], None]) -> None:
         """Listen until `stop`; see `Server.run`."""
@@ -158,10 +141,10 @@ class CrewEndpoint:
         return joined.coordinator.identity.sign("session", statement)
 
 
-async def send_farewell(channel: Channel, last: Message) -> None:
+async def send_farewell(channel: Channel, last: Recall | CrewRefusal | Seating) -> None:
     """Send the last message of a channel of the forming, and close it once it has arrived."""
     with contextlib.suppress(ChannelClosedError, TimeoutError):
-        await channel.send(pack_control(last) if isinstance(last, Recall) else pack_forming(last))
+        await channel.send(pack_control(last))
         async with asyncio.timeout(FAREWELL_SECONDS):
             await channel.receive()  # the other side closes the channel once it has this
     channel.close("the crew is formed")

@@ -28,12 +28,13 @@ from barnraise.swap.engine import (
 from barnraise.swap.executor import EngineProgress
 from barnraise.swap.sampler import SamplingSettings, TokenRange
 from barnraise.training.crew.crew_frames import PayloadId, PieceKind
+from barnraise.training.crew.crew_links import ChannelWatch
 from barnraise.training.crew.crew_messages import (
-    PART_NAMES,
+    SAVED_PARTS,
     ApplyTask,
     EndRoundTask,
     EvaluateTask,
-    FetchTask,
+    FragmentTask,
     LeaveTask,
     LoadTask,
     PartName,
@@ -42,7 +43,6 @@ from barnraise.training.crew.crew_messages import (
     ResetTask,
     SaveTask,
     StepTask,
-    StoreTask,
 )
 from barnraise.training.crew.crew_orders import RETURN_SECONDS, CrewOrders, Enclosure, SentOrder
 from barnraise.training.crew.roster import LEAD
@@ -211,7 +211,7 @@ class CrewEngine:
         """Return the parts of updates that change a machine's fragments."""
         enclosures: list[Enclosure] = []
         for which, update in enumerate(updates):
-            for i in self._roster.seats[number].stage.fragments:
+            for i in self._roster.stages[number].fragments:
                 found = update.read_encoded(i)
                 if found is not None:
                     payload, multiplier = found
@@ -262,7 +262,7 @@ class CrewEngine:
         """Return the encoded parts of the others' fragments, once all their holders have them."""
         parts: dict[int, bytes] = {}
         for number, answer in self._orders.collect(sent).items():
-            held = self._roster.seats[number].stage.fragments
+            held = self._roster.stages[number].fragments
             for attachment, payload in zip(answer.reply.attachments, answer.payloads, strict=True):
                 if attachment.fragment in held:
                     parts[attachment.fragment] = bytes(payload)
@@ -310,14 +310,8 @@ class CrewEngine:
 
     def replace_fragment(self, index: int, units: Tensor) -> None:
         """Replace a fragment of the anchor by int32 [n] units, and drop the round."""
-        holder = self._roster.holders[index]
-        if holder == LEAD:
-            self._orders.request(ResetTask(what="round"))
-            self._engine.replace_fragment(index, units)
-            return
-        enclosure = Enclosure(index, fragment_to_bytes(units))
-        span = self._roster.span_of(holder)
-        self._orders.request(StoreTask(), span, {number: [enclosure] for number in span})
+        for number in self._roster.span_of(self._roster.holders[index]):
+            self._store(number, index, fragment_to_bytes(units), "anchor")
         self.reset_round()
 
     # ---- validation ----------------------------------------------------------------------------
@@ -358,7 +352,7 @@ class CrewEngine:
         """Return the last block's outputs for the lead's; None if the others did not complete."""
         links, roster = self._links, self._roster
         first, last = self._engine.plan.blocks.stop, self._engine.plan.last_fragment
-        channel = links.opened(roster.sender_of(last))
+        watch = ChannelWatch(links, [roster.sender_of(last)])
         task = EvaluateTask(parts=[stream.shape[0] for stream in streams])
         sent = self._orders.start(task, self.holders.firsts)
         for part, stream in enumerate(streams):
@@ -376,7 +370,7 @@ class CrewEngine:
         outputs: list[Tensor] = []
         for part, stream in enumerate(streams):
             of = PayloadId(PieceKind.STREAM, sent.order, part, last)
-            payload = self._await_stream(channel, of, should_stop)
+            payload = self._await_stream(watch, of, should_stop)
             if payload is None or len(payload) != 4 * stream.numel():
                 return None
             output = decode_stream(payload)
@@ -387,14 +381,13 @@ class CrewEngine:
         return outputs
 
     def _await_stream(
-        self, channel: int, of: PayloadId, should_stop: Callable[[], bool]
+        self, watch: ChannelWatch, of: PayloadId, should_stop: Callable[[], bool]
     ) -> bytearray | None:
-        """Wait for outputs that the last machine sends over a channel; None if that ends."""
+        """Wait for outputs that the last machine sends over its channel; None if that ends."""
         links, sender = self._links, self._roster.sender_of(of.key)
 
         def has_failed() -> bool:
-            is_same = sender in links.connected() and links.opened(sender) == channel
-            return should_stop() or not is_same
+            return should_stop() or watch.find_ended() is not None
 
         links.wait(lambda: links.has_payload(sender, of), STREAM_SECONDS, has_failed)
         return links.pop_payload(sender, of)
@@ -462,7 +455,7 @@ class CrewEngine:
         saved[LEAD] = self._local if own is None else set(list_fragments(own))
         changed: set[int] = set()
         lost: dict[int, list[int]] = {}
-        held = [(i, n) for n, seat in enumerate(self._roster.seats) for i in seat.stage.fragments]
+        held = [(i, n) for n, stage in enumerate(self._roster.stages) for i in stage.fragments]
         for i, holder in sorted(held):
             if i in saved[holder] and holder not in stale:
                 continue
@@ -475,7 +468,7 @@ class CrewEngine:
                 self._store_rebuilt(i, holder, forgets=True)
                 lost.setdefault(holder, []).append(i)
                 continue
-            for part in PART_NAMES:
+            for part in SAVED_PARTS:
                 self._store(holder, i, self._fetch_saved(source, i, part, own), part)
             if label < 0:
                 self._store_rebuilt(i, holder, forgets=False)
@@ -489,7 +482,7 @@ class CrewEngine:
         if source == LEAD:
             assert own is not None, "what the lead holds needs no other source"
             return read_part(own, i, part)
-        task = FetchTask(fragment=i, saved_part=part)
+        task = FragmentTask(fragment=i, part=part, saved=True)
         payloads = self._orders.request(task, [source])[source].payloads
         if len(payloads) != 1:
             raise CrewError(f"{self._roster.name_of(source)} sent no part of its saved state")
@@ -504,7 +497,7 @@ class CrewEngine:
             if forgets:
                 self._engine.forget_fragment(i)
             return
-        task = StoreTask(part=part, forgets=forgets)
+        task = FragmentTask(fragment=i, part=part, forgets=forgets)
         self._orders.request(task, [holder], {holder: [Enclosure(i, payload)]})
 
     def _store_rebuilt(self, i: int, holder: int, forgets: bool) -> None:
@@ -524,7 +517,7 @@ class CrewEngine:
 
     def _begin_round(self, number: int, lost: Sequence[int], saved: Collection[int]) -> None:
         """Begin a round at a machine some of whose fragments were stored; some may be lost."""
-        own, fragments = self._engine.progress, self._roster.seats[number].stage.fragments
+        own, fragments = self._engine.progress, self._roster.stages[number].fragments
         steps = warmup = None
         if lost:
             name = self._roster.name_of(number)

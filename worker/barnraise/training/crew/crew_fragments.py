@@ -7,7 +7,7 @@ from torch import Tensor
 from barnraise.errors import CrewError
 from barnraise.ledger.anchor import compute_sketch, fragment_from_bytes, fragment_to_bytes
 from barnraise.swap.state_store import FragmentSequence
-from barnraise.training.crew.crew_messages import FetchTask, StoreTask
+from barnraise.training.crew.crew_messages import FragmentTask
 from barnraise.training.crew.crew_orders import CrewOrders, Enclosure
 from barnraise.training.crew.roster import LEAD
 
@@ -29,7 +29,7 @@ class CrewFragments(Sequence[Tensor]):
         holder = self._roster.holders[index]
         if holder == LEAD:
             return self._local[index]
-        task = FetchTask(fragment=index)
+        task = FragmentTask(fragment=index)
         payloads = self._orders.request(task, [holder])[holder].payloads
         if len(payloads) != 1 or len(payloads[0]) != 4 * self._sizes[index]:
             raise CrewError(
@@ -45,14 +45,16 @@ class CrewFragments(Sequence[Tensor]):
             return
         enclosure = Enclosure(index, fragment_to_bytes(units))
         span = self._roster.span_of(holder)
-        self._orders.request(StoreTask(), span, {number: [enclosure] for number in span})
+        self._orders.request(
+            FragmentTask(fragment=index), span, {number: [enclosure] for number in span}
+        )
 
     def compute_sketch(self, index: int) -> str:
         """Return a fragment's sketch, which the machine that holds it computes."""
         holder = self._roster.holders[index]
         if holder == LEAD:
             return compute_sketch(self._local[index])
-        task = FetchTask(fragment=index, sketch_only=True)
+        task = FragmentTask(fragment=index, sketch_only=True)
         sketch = self._orders.request(task, [holder])[holder].reply.sketch
         if sketch is None:
             raise CrewError(f"{self._roster.name_of(holder)} sent no sketch of its fragment")

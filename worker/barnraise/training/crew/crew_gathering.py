@@ -16,7 +16,6 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from barnraise import __version__
 from barnraise.errors import MessageError, PlanError
 from barnraise.peering.transports.transport import Channel, ChannelClosedError
 from barnraise.planning.crew import (
@@ -31,8 +30,8 @@ from barnraise.planning.crew import (
 )
 from barnraise.planning.lines import HOME_LINE, Line
 from barnraise.training.crew.crew_code import CrewCode
-from barnraise.training.crew.crew_endpoint import CrewPort, send_farewell
-from barnraise.training.crew.crew_frames import CONTROL_KIND
+from barnraise.training.crew.crew_endpoint import CrewDoor, send_farewell
+from barnraise.training.crew.crew_frames import pack_control, unpack
 from barnraise.training.crew.crew_links import LEFT_OUT
 from barnraise.training.crew.crew_messages import Recall
 from barnraise.training.crew.formed_crew import FormedCrew
@@ -40,13 +39,11 @@ from barnraise.training.crew.forming_messages import (
     MAX_SHAPES,
     CrewApplication,
     CrewRefusal,
+    CrewSeat,
     PriceList,
     PriceQuery,
     Seating,
-    SeatView,
     ShapePrices,
-    pack_forming,
-    parse_forming,
 )
 
 log = logging.getLogger("barnraise")
@@ -107,7 +104,7 @@ class CrewGathering:
 
     def __init__(
         self,
-        port: CrewPort,
+        door: CrewDoor,
         code: CrewCode,
         lead: CrewMachine,
         task: CrewTask,
@@ -117,14 +114,14 @@ class CrewGathering:
         """Admit machines that have the code.
 
         Args:
-            port: where they come.
+            door: where they come.
             code: of the crew.
             lead: this machine.
             task: what they train.
             expected: keys of machines that were in this crew before; nobody else is waited for.
             is_left_out: returns whether the machine with a key is refused for what it has sent.
         """
-        self._port, self._code = port, code
+        self._door, self._code = door, code
         self._lead, self._task = lead, task
         self._expected = {key for key in expected if not is_left_out(key)}
         self._is_left_out = is_left_out
@@ -150,7 +147,7 @@ class CrewGathering:
         Raises:
             PlanError: the machines that were waited for cannot hold the model together.
         """
-        accepting = asyncio.run_coroutine_threadsafe(self._accept(), self._port.thread.loop)
+        accepting = asyncio.run_coroutine_threadsafe(self._accept(), self._door.thread.loop)
         try:
             plan, candidates = self._wait(wanted, should_stop, accepting, patience)
         except PlanError as error:
@@ -213,15 +210,15 @@ class CrewGathering:
 
     def _seat(self, plan: CrewPlan, candidates: Sequence[_Candidate]) -> Seating:
         deal = plan.deal
-        seats: list[SeatView] = []
+        seats: list[CrewSeat] = []
         for stage in deal.stages:
             own = stage.machine == 0
             candidate = None if own else candidates[stage.machine - 1]
             seats.append(
-                SeatView(
-                    key=candidate.key if candidate else self._port.key,
+                CrewSeat(
+                    key=candidate.key if candidate else self._door.key,
                     name=candidate.name if candidate else self._lead.name,
-                    addresses=candidate.addresses if candidate else self._port.addresses,
+                    addresses=candidate.addresses if candidate else self._door.addresses(),
                     can_lead=candidate.can_lead if candidate else True,
                     first_block=stage.first_block,
                     blocks=stage.blocks,
@@ -258,26 +255,26 @@ class CrewGathering:
         async def send_all() -> None:
             await asyncio.gather(*work, return_exceptions=True)
 
-        self._port.thread.run(send_all(), None)
+        self._door.thread.run(send_all(), None)
 
     # ---- the event loop's side ------------------------------------------------------------------
 
     async def _accept(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             while True:
-                tasks.create_task(self._meet(await self._port.door.accept()))
+                tasks.create_task(self._meet(await self._door.accept()))
 
     async def _meet(self, channel: Channel) -> None:
         """Admit one machine, and watch it until its channel ends or the crew is complete."""
         candidate: _Candidate | None = None
         try:
-            addresses = await self._port.door.admit(channel)
+            addresses = await self._door.admit(channel)
             async with asyncio.timeout(APPLICATION_SECONDS):
-                first = await channel.receive()
-            if first[:1] == bytes([CONTROL_KIND]):  # it trains still, with the deal before
+                first = unpack(await channel.receive())
+            if not isinstance(first, CrewApplication):  # it trains still, with the deal before
                 await send_farewell(channel, Recall())
                 return
-            candidate = await self._admit(channel, first, addresses)
+            candidate = self._admit(channel, first, addresses)
             await self._query_prices(candidate)
             self._add(candidate)
             await channel.receive()  # until the crew is complete: `gather` cancels this
@@ -292,26 +289,18 @@ class CrewGathering:
             if candidate is None or not candidate.shapes:
                 channel.close("the crew has begun without this machine")
 
-    async def _admit(self, channel: Channel, first: bytes, addresses: list[str]) -> _Candidate:
+    def _admit(
+        self, channel: Channel, application: CrewApplication, addresses: list[str]
+    ) -> _Candidate:
         """Check a machine's application.
 
         Raises:
             MessageError: it may not join, with a sentence for its owner.
         """
-        application = parse_forming(first)
-        if not isinstance(application, CrewApplication):
-            raise MessageError(f"it sent a {application.type} instead of an application")
-        if not self._code.check_proof(channel.peer, application.proof):
-            raise MessageError(
-                "the code is not that of this crew: copy the one that the lead prints now"
-            )
+        if problem := application.find_problem(channel.peer, self._code):
+            raise MessageError(problem)
         if self._is_left_out(channel.peer):
             raise MessageError(f"it is left out: {LEFT_OUT}")
-        if application.version != __version__:
-            raise MessageError(
-                f"it has version {application.version} of barnraise, and the lead {__version__}: "
-                "install the same version on all machines of the crew"
-            )
         with self._lock:
             members = {*self._candidates, *self._applying} - {channel.peer}
             if len(members) + 2 > MAX_MEMBERS:
@@ -327,11 +316,11 @@ class CrewGathering:
 
     async def _query_prices(self, candidate: _Candidate) -> None:
         query = PriceQuery(sequences=self._sizes, step_sequences=self._task.step_sequences)
-        await candidate.channel.send(pack_forming(query))
+        await candidate.channel.send(pack_control(query))
         async with asyncio.timeout(PRICING_SECONDS):
-            answer = parse_forming(await candidate.channel.receive())
+            answer = unpack(await candidate.channel.receive())
         if not isinstance(answer, PriceList):
-            raise MessageError(f"it sent a {answer.type} instead of its prices")
+            raise MessageError("it did not send its prices")
         candidate.can_lead = answer.can_lead
         candidate.shapes = {shape.sequences: shape for shape in answer.shapes}
 

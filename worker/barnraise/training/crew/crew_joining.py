@@ -9,21 +9,18 @@ from collections.abc import Callable
 from barnraise import __version__
 from barnraise.errors import CrewError, LeadLostError, MessageError
 from barnraise.peering.transports.transport import Channel, ChannelClosedError
-from barnraise.planning.crew import Pricer, SpanRequest
+from barnraise.planning.crew import Pricer, SpanPrice, SpanRequest
 from barnraise.protocol.messages import Peer
 from barnraise.training.crew.crew_code import CrewCode
 from barnraise.training.crew.crew_endpoint import CrewEndpoint
+from barnraise.training.crew.crew_frames import pack_control, unpack
 from barnraise.training.crew.forming_messages import (
     CrewApplication,
     CrewRefusal,
-    FormingMessage,
     PriceList,
     PriceQuery,
-    PriceView,
     Seating,
     ShapePrices,
-    pack_forming,
-    parse_forming,
 )
 
 log = logging.getLogger("barnraise")
@@ -90,10 +87,9 @@ class CrewJoining:
         """
         proof = self._code.prove(self._endpoint.key)
         application = CrewApplication(version=__version__, name=self._name, proof=proof)
-        await channel.send(pack_forming(application))
+        await channel.send(pack_control(application))
         while True:
-            message: FormingMessage = parse_forming(await channel.receive())
-            match message:
+            match message := unpack(await channel.receive()):
                 case Seating():
                     return message
                 case CrewRefusal():
@@ -102,24 +98,24 @@ class CrewJoining:
                 case PriceQuery():
                     log.info("the lead has found this machine: planning what it can hold")
                     prices = await asyncio.to_thread(self._answer, message)
-                    await channel.send(pack_forming(prices))
+                    await channel.send(pack_control(prices))
                     log.info("waiting for the crew to be complete")
                 case _:
-                    raise MessageError(f"it sent a {message.type}")
+                    raise MessageError(f"it sent a {type(message).__name__} out of turn")
 
     def _answer(self, query: PriceQuery) -> PriceList:
         """Price spans of every length that fits, in a thread of its own: it takes seconds."""
         shapes: list[ShapePrices] = []
         can_lead = False
         for sequences in query.sequences:
-            prices: list[PriceView] = []
+            prices: list[SpanPrice] = []
             micro_batches = max(1, query.step_sequences // sequences)
             for blocks in range(1, self._layers):
                 span = SpanRequest(blocks, False, sequences, micro_batches)
                 price = self._price(span)
                 if price is None:
                     break
-                prices.append(PriceView.model_validate(vars(price)))
+                prices.append(price)
             can_lead |= self._price(SpanRequest(1, True, sequences, micro_batches)) is not None
             shapes.append(ShapePrices(sequences=sequences, prices=prices))
         return PriceList(can_lead=can_lead, shapes=shapes)

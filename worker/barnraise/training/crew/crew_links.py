@@ -29,6 +29,7 @@ from barnraise.training.crew.crew_messages import (
     Ping,
     Recall,
     StepDecision,
+    StepMessage,
 )
 from barnraise.training.crew.roster import LEAD, CrewRoster
 
@@ -55,6 +56,21 @@ class _CrewLink:
     messages: deque[ControlMessage] = field(default_factory=deque)  # to be sent
     payloads: deque[tuple[PayloadId, Payload]] = field(default_factory=deque)
     has_work: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class ChannelWatch:
+    """Remember which channels are open, to notice that one has ended since, or was replaced."""
+
+    def __init__(self, links: "CrewLinks", numbers: Collection[int]) -> None:
+        """Watch the channels to these machines."""
+        self._links = links
+        self._channels = {number: links.opened(number) for number in numbers}
+
+    def find_ended(self) -> int | None:
+        """Return a machine whose channel has ended; None if none has."""
+        links, connected = self._links, self._links.connected()
+        ended = (n for n, c in self._channels.items() if n not in connected or links.opened(n) != c)
+        return next(ended, None)
 
 
 class CrewLinks:
@@ -312,6 +328,8 @@ class CrewLinks:
         if isinstance(found, Recall):
             self.is_recalled = self.is_recalled or number == LEAD
             raise MessageError("the lead deals the blocks again")
+        if not isinstance(found, CrewPiece | StepMessage):
+            raise MessageError("it sent what belongs to the forming of a crew")
         if isinstance(found, CrewHello) and found.epoch == self.roster.epoch:
             self._accept_session(number, found.session)
             return

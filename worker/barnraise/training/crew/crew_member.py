@@ -10,27 +10,26 @@ from torch import Tensor
 from barnraise.errors import BarnraiseError, CrewError, LeadLostError
 from barnraise.ledger import codec
 from barnraise.ledger.anchor import compute_sketch, fragment_to_bytes
-from barnraise.mixing.payloads import decode_weights, encode_weights
+from barnraise.mixing.payloads import encode_weights
 from barnraise.planning.quantization_scheme import QuantizationScheme
 from barnraise.training.crew.crew_frames import PayloadId, PieceKind
-from barnraise.training.crew.crew_links import CrewLinks
+from barnraise.training.crew.crew_links import ChannelWatch, CrewLinks
 from barnraise.training.crew.crew_messages import (
+    SAVED_PARTS,
     ApplyTask,
     Attachment,
     EndRoundTask,
     EvaluateTask,
-    FetchTask,
+    FragmentTask,
     LeaveTask,
     LoadTask,
     Order,
     ProgressTask,
     QueueTask,
-    ReplicaTask,
     Reply,
     ResetTask,
     SaveTask,
     StepTask,
-    StoreTask,
 )
 from barnraise.training.crew.crew_orders import (
     CONNECT_SECONDS,
@@ -110,7 +109,7 @@ class CrewMember:
         self._roster = links.roster
         self._sizes = [fragment.size for fragment in engine.fragments]
         self._fragments = engine.plan.local_fragments
-        assert self._fragments == self._roster.seats[links.number].stage.fragments
+        assert self._fragments == self._roster.stages[links.number].fragments
         self._last = 0  # the newest order that was executed
         self._answer: tuple[Reply, Sequence[Enclosure]] | None = None  # to that order
         self._answered = 0  # the number of the channel over which it was sent
@@ -234,7 +233,7 @@ class CrewMember:
 
     def _await_attachments(self, order: Order) -> list[bytearray] | None:
         """Wait for what an order has announced; None if the lead's channel breaks meanwhile."""
-        links, channel = self._links, self._links.opened(LEAD)
+        links, watch = self._links, ChannelWatch(self._links, [LEAD])
         payloads: list[list[bytearray]] = []
 
         def has_come() -> bool:
@@ -244,7 +243,7 @@ class CrewMember:
             return found is not None
 
         def has_broken() -> bool:
-            return self._has_ended() or links.opened(LEAD) != channel
+            return self._should_stop() or watch.find_ended() is not None
 
         links.wait(has_come, WAIT_SECONDS, has_broken)
         return payloads[0] if payloads else None
@@ -259,16 +258,12 @@ class CrewMember:
                 self._apply(task)
             case EndRoundTask():
                 return self._end_round(task, payloads)
-            case ReplicaTask():
-                return self._exchange_replica(task, payloads)
+            case FragmentTask():
+                return self._exchange_fragment(task, payloads)
             case EvaluateTask():
                 return self._evaluate(order.number, task)
             case ResetTask():
                 self._reset(task)
-            case StoreTask():
-                self._store_fragments(task, order.attachments, payloads)
-            case FetchTask():
-                return self._fetch(task)
             case SaveTask():
                 self._state.save(engine, task.label, task.closing)
             case LoadTask():
@@ -324,20 +319,6 @@ class CrewMember:
         enclosures = [Enclosure(part.fragment, part.payload) for part in parts]
         return _Result([] if payloads else enclosures)
 
-    def _exchange_replica(self, task: ReplicaTask, payloads: Sequence[bytearray]) -> _Result:
-        i, engine = task.fragment, self._engine
-        if i not in self._fragments:
-            raise CrewError("the lead asked for another fragment than one of this part's")
-        if not payloads:
-            replica = engine.read_replica_fragment(i, task.flushes)
-            return _Result([Enclosure(i, encode_weights(replica, 32))])
-        try:
-            values = decode_weights(payloads[0], self._sizes[i], 32)
-        except ValueError as error:
-            raise CrewError(f"the lead sent a replica that is of no use: {error}") from None
-        engine.replace_replica_fragment(i, values)
-        return _Result()
-
     def _reset(self, task: ResetTask) -> None:
         match task.what:
             case "round":
@@ -354,44 +335,38 @@ class CrewMember:
                 progress = replace(progress, **{name: value})
         self._engine.progress = progress
 
-    def _store_fragments(
-        self, task: StoreTask, attachments: Sequence[Attachment], payloads: list[bytearray]
-    ) -> None:
-        for attachment, payload in zip(attachments, payloads, strict=True):
-            i = attachment.fragment
-            if i not in self._fragments:
-                raise CrewError("the lead stored another fragment than one of this part's")
-            self._engine.write_part(i, task.part, payload)
-            if task.forgets:
-                self._engine.forget_fragment(i)
-
-    def _fetch(self, task: FetchTask) -> _Result:
-        if task.saved_part is not None:
-            saved = self._state.saved
-            if task.fragment not in list_fragments(saved):
-                raise CrewError("the lead asked for what this machine has not saved")
-            payload = read_part(saved, task.fragment, task.saved_part)
-            return _Result([Enclosure(task.fragment, payload)])
-        if task.fragment not in self._fragments:
+    def _exchange_fragment(self, task: FragmentTask, payloads: Sequence[bytearray]) -> _Result:
+        """Store a part of a fragment's state, or return it."""
+        i, engine, saved = task.fragment, self._engine, self._state.saved
+        is_here = i in (list_fragments(saved) if task.saved else self._fragments)
+        if not is_here or (task.saved and task.part not in SAVED_PARTS):
             raise CrewError("the lead asked for another fragment than one of this part's")
-        self._engine.apply_queued()
-        units = self._engine.anchors[task.fragment]
+        if task.saved:
+            return _Result([Enclosure(i, read_part(saved, i, task.part))])
+        if payloads:
+            engine.write_part(i, task.part, payloads[0])
+            if task.forgets:
+                engine.forget_fragment(i)
+            return _Result()
+        if task.part == "replica":
+            replica = engine.read_replica_fragment(i, task.flushes)
+            return _Result([Enclosure(i, encode_weights(replica, 32))])
+        engine.apply_queued()
+        units = engine.anchors[i]
         if task.sketch_only:
             return _Result(sketch=compute_sketch(units))
-        return _Result([Enclosure(task.fragment, bytes(fragment_to_bytes(units)))])
+        return _Result([Enclosure(i, bytes(fragment_to_bytes(units)))])
 
     # ---- validation ----------------------------------------------------------------------------
 
     def _evaluate(self, number: int, task: EvaluateTask) -> _Result:
         """Pass the anchor's outputs through this machine's blocks, and on to the next machine."""
         links, roster, blocks = self._links, self._roster, self._engine.plan.blocks
-        watched = {n: links.opened(n) for n in roster.neighbours(links.number)}
+        watch = ChannelWatch(links, roster.neighbours(links.number))
 
         def has_failed() -> bool:
-            connected = links.connected()
-            is_same = all(n in connected and links.opened(n) == c for n, c in watched.items())
             has_moved_on = links.has_message(LEAD)  # the lead does not wait for this any longer
-            return self._should_stop() or has_moved_on or not is_same
+            return self._should_stop() or has_moved_on or watch.find_ended() is not None
 
         streams: list[Tensor] = []
         sender = roster.sender_of(blocks.start)

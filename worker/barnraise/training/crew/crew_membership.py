@@ -24,8 +24,8 @@ from barnraise.training.crew.crew_links import CrewLinks
 from barnraise.training.crew.crew_member import CrewMember, NoLedger
 from barnraise.training.crew.crew_orders import RETURN_SECONDS
 from barnraise.training.crew.crew_state import CrewState
-from barnraise.training.crew.forming_messages import Seating, SeatView
-from barnraise.training.crew.roster import LEAD
+from barnraise.training.crew.forming_messages import CrewSeat, Seating
+from barnraise.training.crew.roster import LEAD, CrewRoster
 from barnraise.training.crew.stage_engine import StageEngine
 from barnraise.training.join import JoinedRun
 
@@ -76,7 +76,7 @@ class CrewMembership:
             pricer = StagePricer(self.request)
             layers, code = self.joined.spec.model.layers, self.code
             seating: Seating | None = None
-            patience, heirs = math.inf, list[SeatView]()
+            patience, heirs = math.inf, list[CrewSeat]()
             while True:
                 self._wait_while_paused(math.inf, should_stop)
                 joining = CrewJoining(endpoint, code, self.name, pricer, layers)
@@ -104,7 +104,7 @@ class CrewMembership:
                         return True
                     code = CrewCode.create(code.run, heir.key, heir.addresses, code.secret)
 
-    def _store_record(self, seating: Seating, own: SeatView) -> None:
+    def _store_record(self, seating: Seating, own: CrewSeat) -> None:
         """Store how the others find this machine as their lead, and whom it waits for."""
         others = [seat.key for seat in seating.seats[1:] if seat.key != own.key]
         port = own.addresses[0].rpartition(":")[2] if own.addresses else ""
@@ -131,11 +131,11 @@ class CrewMembership:
     ) -> bool:
         """Train with one deal of the blocks; return whether the lead has left."""
         joined, recipe = self.joined, self.joined.spec.recipe
-        roster = seating.to_roster(joined.spec.model)
+        roster = CrewRoster(joined.spec.model, seating)
+        roster.validate()
         number = roster.find_seat(endpoint.key)
         if not number:
             raise CrewError("the lead sent the seats of another crew")
-        seat = roster.seats[number]
         blocks = seating.seats[number]
         log.info(
             "this machine trains blocks %d to %d of %d, in a crew of %d",
@@ -147,7 +147,7 @@ class CrewMembership:
         plan = make_stage_plan(
             self.request.hardware,
             roster.model,
-            seat.stage,
+            roster.stages[number],
             self.request.limits,
             recipe.step_sequences,
             recipe.optimizer,

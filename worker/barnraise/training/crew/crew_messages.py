@@ -11,6 +11,13 @@ from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
 
 from barnraise.errors import MessageError
 from barnraise.protocol.types import Count, Digest, Incarnation, Message, Sentence, Sketch
+from barnraise.training.crew.forming_messages import (
+    CrewApplication,
+    CrewRefusal,
+    PriceList,
+    PriceQuery,
+    Seating,
+)
 
 MAX_FRAGMENTS = 258  # of the deepest model that a spec allows
 MAX_CONTROL_BYTES = 1 << 20
@@ -27,8 +34,8 @@ Routes = Annotated[
 SchemeName = Annotated[str, Field(pattern=r"^(dense[248]|top\d{1,4}x[248])$")]
 Verdict = Literal["apply", "cancel", "abandon"]
 PartSize = Annotated[int, Field(ge=1, le=4096)]  # sequences
-PartName = Literal["anchor", "moments", "momentum", "feedback"]  # of a fragment's state
-PART_NAMES: tuple[PartName, ...] = ("anchor", "moments", "momentum", "feedback")
+PartName = Literal["anchor", "moments", "momentum", "feedback", "replica"]  # of a fragment
+SAVED_PARTS: tuple[PartName, ...] = ("anchor", "moments", "momentum", "feedback")
 
 
 class Attachment(Message):
@@ -94,35 +101,19 @@ class ResetTask(Message):
     what: Literal["round", "feedback", "momentum"]
 
 
-class ReplicaTask(Message):
-    """Attach a fragment of the replica, fp32, to the reply; or replace it by what is attached."""
+class FragmentTask(Message):
+    """Store the attached part of a fragment's state; without any, attach it to the reply.
 
-    kind: Literal["replica"] = "replica"
-    fragment: FragmentIndex
-    flushes: bool  # whether a pending step is applied before
-
-
-class StoreTask(Message):
-    """Store an attached fragment's part, by default its anchor: int32 units.
-
-    With `forgets`, all other parts of the fragment begin at zero.
+    With `saved` it is that of the state that `LoadTask` has named.
     """
 
-    kind: Literal["store"] = "store"
+    kind: Literal["fragment"] = "fragment"
+    fragment: FragmentIndex
     part: PartName = "anchor"
-    forgets: bool = False
-
-
-class FetchTask(Message):
-    """Attach a fragment of the anchor, int32 units, to the reply; or state its sketch alone.
-
-    With `saved_part`, attach that part of the fragment from the state that `LoadTask` has named.
-    """
-
-    kind: Literal["fetch"] = "fetch"
-    fragment: FragmentIndex
-    sketch_only: bool = False
-    saved_part: PartName | None = None
+    saved: bool = False
+    sketch_only: bool = False  # whether the reply states the anchor's sketch, and nothing else
+    flushes: bool = False  # whether a pending step is applied before the replica is read
+    forgets: bool = False  # whether all other parts of the fragment begin at zero
 
 
 class SaveTask(Message):
@@ -165,9 +156,7 @@ Task = Annotated[
     | EndRoundTask
     | EvaluateTask
     | ResetTask
-    | ReplicaTask
-    | StoreTask
-    | FetchTask
+    | FragmentTask
     | SaveTask
     | LoadTask
     | ProgressTask
@@ -264,9 +253,10 @@ class Ping(Message):
     type: Literal["ping"] = "ping"
 
 
+StepMessage = Order | StepDecision | Norms | Reply | BrokenStep | CrewHello  # of one roster
+FormingMessage = CrewApplication | CrewRefusal | PriceQuery | PriceList | Seating
 ControlMessage = Annotated[
-    Order | StepDecision | Norms | Reply | BrokenStep | CrewHello | Recall | Ping,
-    Field(discriminator="type"),
+    StepMessage | FormingMessage | Recall | Ping, Field(discriminator="type")
 ]
 _ADAPTER: TypeAdapter[ControlMessage] = TypeAdapter(ControlMessage)
 

@@ -8,19 +8,16 @@ from pydantic import ValidationError
 
 from barnraise.protocol.reports import CrewSeatView
 from barnraise.protocol.types import Count, Id, Message, ShortText, UnixTime
-from barnraise.training.crew.roster import LEAD, CrewRoster
+from barnraise.training.crew.roster import CrewRoster
 
 STATUS_FILE = "crew.json"
 FRESH_SECONDS = 30.0  # an older status is that of a crew that has ended
 
 
-class SeatStatus(Message):
+class SeatStatus(CrewSeatView):
     """One machine of a crew, as another one sees it."""
 
     name: ShortText
-    first_block: Count
-    blocks: Count
-    connected: bool
 
 
 class CrewStatus(Message):
@@ -36,18 +33,17 @@ class CrewStatus(Message):
 
 
 def describe_seats(roster: CrewRoster, connected: Collection[int]) -> list[CrewSeatView]:
-    """Describe a crew's machines for its lead's reports; `connected` are numbers of the others."""
+    """Describe a crew's machines; `connected` are those with a channel, and this machine."""
     flops = roster.flops_by_key()
     total_flops = sum(flops.values())
     views: list[CrewSeatView] = []
     for number, seat in enumerate(roster.seats):
-        blocks = [i for i in seat.stage.fragments if 0 < i <= roster.model.layers]
         view = CrewSeatView(
             key=seat.key[:16],
-            first_block=blocks[0],
-            blocks=len(blocks),
+            first_block=seat.first_block,
+            blocks=seat.blocks,
             share=round(flops[seat.key] / total_flops, 4),
-            connected=number == LEAD or number in connected,
+            connected=number in connected,
         )
         views.append(view)
     return views

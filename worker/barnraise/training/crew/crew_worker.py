@@ -33,7 +33,7 @@ from barnraise.swap.state_store import FragmentSequence, StateStore
 from barnraise.training.checkpoint import StateHeader
 from barnraise.training.crew.crew_channels import CrewChannels
 from barnraise.training.crew.crew_code import CrewCode, CrewRecord
-from barnraise.training.crew.crew_endpoint import PROTOCOL, CrewDoor, CrewEndpoint, CrewPort
+from barnraise.training.crew.crew_endpoint import CrewDoor, CrewEndpoint
 from barnraise.training.crew.crew_engine import CrewEngine
 from barnraise.training.crew.crew_fragments import CrewFragments
 from barnraise.training.crew.crew_gathering import LAN_LINE, CrewGathering
@@ -41,7 +41,7 @@ from barnraise.training.crew.crew_links import CrewLinks
 from barnraise.training.crew.crew_orders import CONNECT_SECONDS, RETURN_SECONDS, CrewOrders
 from barnraise.training.crew.crew_status import describe_seats
 from barnraise.training.crew.formed_crew import FormedCrew
-from barnraise.training.crew.roster import LEAD
+from barnraise.training.crew.roster import LEAD, CrewRoster
 from barnraise.training.crew.stage_engine import StageEngine
 from barnraise.training.join import JoinedRun
 from barnraise.training.local_status import LocalStatus
@@ -102,12 +102,12 @@ def form_crew(
     try:
         record = CrewRecord.load(joined.folder.path)
         secret = bytes.fromhex(record.secret)
-        code = CrewCode.create(joined.run, endpoint.key, endpoint.addresses, secret)
+        code = CrewCode.create(joined.run, endpoint.key, endpoint.door.addresses(), secret)
         lead = describe_machine("the lead", options.line or LAN_LINE, request)
         task = CrewTask(request.model, request.step_sequences, options.boundary_bits)
         on_code(str(code))
         expected = record.members if options.members is None else ()
-        gathering = CrewGathering(endpoint.port, code, lead, task, expected)
+        gathering = CrewGathering(endpoint.door, code, lead, task, expected)
         crew = gathering.gather(options.members, should_stop)
         if crew is not None:
             members = [seat.key for seat in crew.seating.seats[1:]]
@@ -143,15 +143,18 @@ class CrewWorker(Worker):
             transport: carries the frames; it is not started yet.
         """
         self.crew = crew
-        self.roster = crew.seating.to_roster(joined.spec.model)
+        self.roster = CrewRoster(joined.spec.model, crew.seating)
         self._problem: CrewError | None = None  # after which all begin again
         self._problems = 0  # since the last saved round
         self._has_saved = False  # and has trained nothing since
         self._faults = Counter[str]()  # of members, by key
         self._balancer = CrewBalancer()
-        self._crew_source = transport.add_protocol(PROTOCOL)
         self._has_fresh_anchor = True
         super().__init__(joined, leaving, *machine, on_status, transport)
+        exchange = self.exchange
+        self._door = CrewDoor(
+            exchange.thread, transport, exchange.server.peers.handshake, exchange.addresses
+        )
         self.exchange.author.set_crew(self.roster.flops_by_key())
         self.metrics.digests_anchor = False
 
@@ -165,7 +168,7 @@ class CrewWorker(Worker):
         """
         self._planned_on = hardware, limits
         recipe = self.spec.recipe
-        stage = self.roster.seats[LEAD].stage
+        stage = self.roster.stages[LEAD]
         return make_stage_plan(
             hardware, self.spec.model, stage, limits, recipe.step_sequences, recipe.optimizer
         )
@@ -205,7 +208,7 @@ class CrewWorker(Worker):
         links = CrewLinks(self.roster, LEAD, thread.loop, uplink, self._faults)
         self._channels = CrewChannels(
             links,
-            self._open_port().door,
+            self._door,
             self.crew.seating,
             self.crew.code,
             self.joined.folder.path,
@@ -229,11 +232,6 @@ class CrewWorker(Worker):
                 f"{self.roster.name_of(first)} of the crew does not connect: {links.reason(first)}"
             )
         log.info("the crew is connected: %d machines", len(self.roster.seats))
-
-    def _open_port(self) -> CrewPort:
-        exchange = self.exchange
-        door = CrewDoor(self._crew_source, exchange.server.peers.handshake)
-        return CrewPort(self.key, exchange.thread, door, exchange.addresses())
 
     def open_anchor_fragments(self, store: StateStore) -> FragmentStorage:
         """Return the anchor's fragments, those on other machines among them."""
@@ -320,7 +318,7 @@ class CrewWorker(Worker):
         """
         plan = self.crew.plan
         gathering = CrewGathering(
-            self._open_port(),
+            self._door,
             self.crew.code,
             plan.machines[LEAD],
             plan.task,
@@ -335,7 +333,7 @@ class CrewWorker(Worker):
     def _seat(self, crew: FormedCrew) -> None:
         """Plan this machine's part of another deal."""
         self.crew = crew
-        self.roster = crew.seating.to_roster(self.spec.model)
+        self.roster = CrewRoster(self.spec.model, crew.seating)
         self.plan = self.plan_training(*self._planned_on)
         self.metrics.plan = build_plan_view(self.plan, self._planned_on[0])
         self.exchange.author.set_crew(self.roster.flops_by_key())
@@ -386,7 +384,8 @@ class CrewWorker(Worker):
 
     def exchange_updates(self) -> None:
         """Apply what peers have sent. A crew serves no snapshots: they would cross its lines."""
-        self.metrics.crew = describe_seats(self.roster, self.orders.links.connected())
+        links = self.orders.links
+        self.metrics.crew = describe_seats(self.roster, {LEAD, *links.connected()})
         self.exchange.author.set_crew(self.roster.flops_by_key(self.engine.holders.dealt))
         self.apply_arrivals()
         self.anchor.set_vouched(self.ledger.verdicts.vouched)

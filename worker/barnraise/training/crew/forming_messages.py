@@ -1,15 +1,14 @@
-"""The messages with which a crew forms: JSON, with every field bounded. Pure.
+"""The messages with which a crew forms, with every field bounded. Pure.
 
 A machine applies with its proof; the lead has it price its spans, and in the end assigns the seats.
 """
 
 from typing import Annotated, Literal
 
-from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
+from pydantic import Field
 
-from barnraise.errors import MessageError
+from barnraise import __version__
 from barnraise.planning.crew import MAX_MEMBERS, SpanPrice
-from barnraise.planning.plan import PipelineStage
 from barnraise.protocol.types import (
     Addresses,
     Count,
@@ -20,17 +19,13 @@ from barnraise.protocol.types import (
     ShortText,
     Version,
 )
-from barnraise.spec import ModelSpec
-from barnraise.training.crew.roster import CrewRoster, CrewSeat
+from barnraise.training.crew.crew_code import CrewCode
 
 MAX_BLOCKS = 256
 MAX_SHAPES = 8  # sizes of micro-batches that are priced
-MAX_FORMING_BYTES = 1 << 20
 
 Blocks = Annotated[int, Field(ge=1, le=MAX_BLOCKS)]
 Sequences = Annotated[int, Field(ge=1, le=1 << 16)]
-PositiveSeconds = Annotated[FiniteFloat, Field(gt=0, lt=1e9)]
-Megabits = Annotated[FiniteFloat, Field(gt=0, le=1e6)]
 
 
 class CrewApplication(Message):
@@ -40,6 +35,17 @@ class CrewApplication(Message):
     version: Version
     name: ShortText
     proof: Digest  # HMAC-SHA256, see `crew_code.py`
+
+    def find_problem(self, key: str, code: CrewCode) -> str:
+        """Return why the machine with this key may not join, for its owner; "" if it may."""
+        if not code.check_proof(key, self.proof):
+            return "the code is not that of this crew: copy the code that the lead prints now"
+        if self.version != __version__:
+            return (
+                f"it has version {self.version} of barnraise, and the lead {__version__}: install "
+                "the same version on all machines of the crew"
+            )
+        return ""
 
 
 class CrewRefusal(Message):
@@ -57,28 +63,15 @@ class PriceQuery(Message):
     step_sequences: Sequences
 
 
-class PriceView(Message):
-    """A `SpanPrice` on its way."""
-
-    step_seconds: PositiveSeconds
-    groups: Blocks
-    bottleneck: ShortText
-    host_bytes: Count
-    device_bytes: Count
-    disk_bytes: Count
-
-
 class ShapePrices(Message):
     """Prices of spans of one block, two blocks and so on, as far as they fit."""
 
     sequences: Sequences
-    prices: Annotated[list[PriceView], Field(max_length=MAX_BLOCKS)]
+    prices: Annotated[list[SpanPrice], Field(max_length=MAX_BLOCKS)]
 
     def find(self, blocks: int) -> SpanPrice | None:
         """Return the price of so many blocks; None if they do not fit."""
-        if blocks > len(self.prices):
-            return None
-        return SpanPrice(**self.prices[blocks - 1].model_dump())
+        return self.prices[blocks - 1] if blocks <= len(self.prices) else None
 
 
 class PriceList(Message):
@@ -89,65 +82,26 @@ class PriceList(Message):
     shapes: Annotated[list[ShapePrices], Field(max_length=MAX_SHAPES)]
 
 
-class SeatView(Message):
+class CrewSeat(Message):
     """One machine's place in the crew."""
 
-    key: PublicKey
-    name: ShortText
-    addresses: Addresses
-    can_lead: bool
+    key: PublicKey  # which its channels prove
+    name: ShortText  # by which messages to people name it
+    addresses: Addresses = []
+    can_lead: bool = True  # whether it has room for both ends and a block
     first_block: Blocks
     blocks: Blocks
 
 
 class Seating(Message):
-    """Who holds which part of the model: the lead first. Training begins."""
+    """Who holds which part of the model: the lead first. Training begins.
+
+    The others follow in the order of their blocks, the holders of one span after each other.
+    """
 
     type: Literal["seating"] = "seating"
-    epoch: Count
-    sequences: Sequences
-    micro_batches: Sequences
-    boundary_bits: Literal[32, 16, 8]
-    seats: Annotated[list[SeatView], Field(min_length=2, max_length=MAX_MEMBERS)]
-
-    def to_roster(self, model: ModelSpec) -> CrewRoster:
-        """Return the roster that it states.
-
-        Raises:
-            MessageError: it is not that of one pipeline.
-        """
-        seats: list[CrewSeat] = []
-        for number, seat in enumerate(self.seats):
-            blocks = range(seat.first_block, seat.first_block + seat.blocks)
-            ends = (0, model.layers + 1) if number == 0 else ()
-            stage = PipelineStage(tuple(sorted((*blocks, *ends))), self.sequences)
-            seats.append(CrewSeat(seat.key, seat.name, stage, self.boundary_bits))
-        roster = CrewRoster(self.epoch, model, self.micro_batches, tuple(seats))
-        roster.validate()
-        return roster
-
-
-FormingMessage = Annotated[
-    CrewApplication | CrewRefusal | PriceQuery | PriceList | Seating, Field(discriminator="type")
-]
-_ADAPTER: TypeAdapter[FormingMessage] = TypeAdapter(FormingMessage)
-
-
-def pack_forming(message: Message) -> bytes:
-    """Return the frame of a message."""
-    return message.model_dump_json().encode()
-
-
-def parse_forming(frame: bytes) -> FormingMessage:
-    """Return the message of a frame that another machine sent.
-
-    Raises:
-        MessageError: it is none.
-    """
-    if len(frame) > MAX_FORMING_BYTES:
-        raise MessageError(f"a message of {len(frame):,} bytes is too long")
-    try:
-        return _ADAPTER.validate_json(frame)
-    except ValidationError as error:
-        where = ".".join(map(str, error.errors()[0]["loc"])) or "its text"
-        raise MessageError(f"a message of a forming crew is malformed at {where}") from None
+    epoch: Count  # grows whenever the parts are dealt again; what an earlier epoch sent is void
+    sequences: Sequences  # of a micro-batch
+    micro_batches: Sequences  # of a step
+    boundary_bits: Literal[32, 16, 8]  # of activations and gradients; 32 are exact
+    seats: Annotated[list[CrewSeat], Field(min_length=2, max_length=MAX_MEMBERS)]

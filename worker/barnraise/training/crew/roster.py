@@ -1,6 +1,6 @@
 """Who is in a crew, and which part of the model each machine holds. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -8,28 +8,11 @@ from itertools import groupby
 from barnraise.errors import MessageError
 from barnraise.mixing.payload_size import payload_size
 from barnraise.planning.cost_model import fragment_flops
-from barnraise.planning.crew import MAX_MEMBERS
 from barnraise.planning.plan import PipelineStage
 from barnraise.spec import ModelSpec
+from barnraise.training.crew.forming_messages import CrewSeat, Seating
 
 LEAD = 0  # the lead's number in a roster
-
-
-@dataclass(frozen=True)
-class CrewSeat:
-    """One machine of a crew.
-
-    Attributes:
-        key: its public key, which its channels prove.
-        name: by which messages to people name it.
-        stage: its part of each step.
-        boundary_bits: in which it sends activations and gradients: 32 (exact), 16 or 8.
-    """
-
-    key: str
-    name: str
-    stage: PipelineStage
-    boundary_bits: int = 32
 
 
 @dataclass(frozen=True)
@@ -40,17 +23,37 @@ class CrewRoster:
     and from the last to the lead, which holds both ends. Several machines may hold one span.
 
     Attributes:
-        epoch: grows by one whenever the parts are dealt again; what an earlier epoch sent is void.
         model: which they train.
-        micro_batches: of a step.
-        seats: the lead's first, then the others' in the order of their blocks; the holders of one
-            span follow each other.
+        seating: who holds what.
     """
 
-    epoch: int
     model: ModelSpec
-    micro_batches: int
-    seats: tuple[CrewSeat, ...]
+    seating: Seating
+
+    @property
+    def epoch(self) -> int:
+        """Return the number of this deal of the blocks."""
+        return self.seating.epoch
+
+    @property
+    def micro_batches(self) -> int:
+        """Return the micro-batches of a step."""
+        return self.seating.micro_batches
+
+    @property
+    def seats(self) -> Sequence[CrewSeat]:
+        """Return the machines, the lead first."""
+        return self.seating.seats
+
+    @cached_property
+    def stages(self) -> tuple[PipelineStage, ...]:
+        """Return each machine's part of a step."""
+        stages: list[PipelineStage] = []
+        for seat in self.seats:
+            blocks = range(seat.first_block, seat.first_block + seat.blocks)
+            fragments = (*blocks,) if stages else (0, *blocks, self.model.layers + 1)
+            stages.append(PipelineStage(fragments, self.sequences))
+        return tuple(stages)
 
     def validate(self) -> None:
         """Check that the parts are those of one pipeline.
@@ -58,36 +61,23 @@ class CrewRoster:
         Raises:
             MessageError: they are not; another machine may have stated them.
         """
-        if not 1 < len(self.seats) <= MAX_MEMBERS:
-            raise MessageError(f"a crew has 2 to {MAX_MEMBERS} machines, not {len(self.seats)}")
         if len({seat.key for seat in self.seats}) < len(self.seats):
             raise MessageError("a machine has two places in the crew")
-        if len({seat.stage.sequences for seat in self.seats}) > 1 or self.sequences < 1:
-            raise MessageError("the crew's machines have micro-batches of different sizes")
-        if self.micro_batches < 1 or self.epoch < 0:
-            raise MessageError("the crew's roster states an impossible step")
-        last = self.model.layers + 1
-        lead, *others = (self.seats[span[0]].stage.fragments for span in self.spans)
-        is_lead = len(lead) > 2 and lead[0] == 0 and lead[-1] == last and len(self.spans[0]) == 1
-        if not is_lead or not all(others):
-            raise MessageError(
-                "the crew's lead holds the embedding, the final norm and at least one block, and "
-                "every other machine at least one"
-            )
-        order = [*lead[:-1], *(i for fragments in others for i in fragments), last]
-        if order != list(range(last + 1)):
+        lead, *others = (self.stages[span[0]].fragments for span in self.spans)
+        order = [*lead[:-1], *(i for fragments in others for i in fragments), lead[-1]]
+        if order != list(range(self.model.layers + 2)):
             raise MessageError("the crew's machines do not hold each block once, in order")
 
     @property
     def sequences(self) -> int:
         """Return the sequences of a micro-batch."""
-        return self.seats[LEAD].stage.sequences
+        return self.seating.sequences
 
     @cached_property
     def spans(self) -> tuple[tuple[int, ...], ...]:
         """Return the numbers of the machines that hold each span, the lead's first."""
         numbers = range(len(self.seats))
-        spans = groupby(numbers, key=lambda number: self.seats[number].stage.fragments)
+        spans = groupby(numbers, key=lambda number: self.stages[number].fragments)
         return tuple(tuple(span) for _, span in spans)
 
     @cached_property
@@ -108,7 +98,7 @@ class CrewRoster:
     def holders(self) -> dict[int, int]:
         """Map each fragment to the number of the first machine that holds it."""
         firsts = [span[0] for span in self.spans]
-        return {i: number for number in firsts for i in self.seats[number].stage.fragments}
+        return {i: number for number in firsts for i in self.stages[number].fragments}
 
     def flops_by_key(self, dealt: Mapping[int, int] | None = None) -> dict[str, int]:
         """Map the machines' keys to their FLOPs for one sequence, forward and backward.
@@ -119,7 +109,7 @@ class CrewRoster:
         """
         flops: dict[str, int] = {}
         for span in self.spans:
-            whole = sum(fragment_flops(self.model, i) for i in self.seats[span[0]].stage.fragments)
+            whole = sum(fragment_flops(self.model, i) for i in self.stages[span[0]].fragments)
             counts = {number: (dealt or {}).get(number, 0) for number in span}
             if not any(counts.values()):
                 counts = dict.fromkeys(span, 1)
@@ -168,4 +158,4 @@ class CrewRoster:
 
     def boundary_bytes(self, sender: int) -> int:
         """Return the bytes of a micro-batch's activations or gradients, as a machine sends them."""
-        return payload_size(self.boundary_elements, self.seats[sender].boundary_bits)
+        return payload_size(self.boundary_elements, self.seating.boundary_bits)

@@ -12,7 +12,7 @@ import torch
 
 from barnraise.errors import CrewError
 from barnraise.mixing.payloads import decode_weights, encode_weights
-from barnraise.training.crew.crew_messages import EndRoundTask, ReplicaTask, ResetTask
+from barnraise.training.crew.crew_messages import EndRoundTask, FragmentTask, ResetTask
 from barnraise.training.crew.crew_orders import CrewOrders, Enclosure
 from barnraise.training.crew.routing import RouteDealer, StepRoutes
 from barnraise.training.crew.step_protocol import LeadStep
@@ -74,7 +74,7 @@ class SpanHolders:
             CrewError: a machine is gone, or what it sends is no replica.
         """
         for span in self._roster.spans:
-            fragments = self._roster.seats[span[0]].stage.fragments
+            fragments = self._roster.stages[span[0]].fragments
             for i in fragments if len(span) > 1 else ():
                 if i in due:
                     self._merge_fragment(i, span, flushes)
@@ -85,7 +85,7 @@ class SpanHolders:
         self._merged[i] = dict(self.dealt)
         if not any(steps.values()):
             return
-        task = ReplicaTask(fragment=i, flushes=flushes)
+        task = FragmentTask(fragment=i, part="replica", flushes=flushes)
         answers = self._orders.request(task, span)
         size = self._roster.model.fragments()[i].size
         mean = torch.zeros(size)
@@ -108,9 +108,7 @@ class SpanHolders:
             return
         enclosures = {
             number: [
-                Enclosure(i, parts[i])
-                for i in self._roster.seats[number].stage.fragments
-                if i in parts
+                Enclosure(i, parts[i]) for i in self._roster.stages[number].fragments if i in parts
             ]
             for number in others
         }

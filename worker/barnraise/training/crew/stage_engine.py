@@ -19,18 +19,18 @@ from barnraise.swap.forward_backward import ForwardBackward
 from barnraise.training.crew.boundary import BoundaryActivations
 from barnraise.training.crew.crew_messages import PartName
 from barnraise.training.crew.roster import CrewRoster
-from barnraise.training.crew.step_protocol import StepSide
+from barnraise.training.crew.step_protocol import CrewStep
 
 
 class StageEngine(Engine):
     """Train the fragments of a plan's stage, in steps that all machines of a crew make together."""
 
-    _side: StepSide | None = None  # this machine's side of the step that is being made
+    _side: CrewStep | None = None  # this machine's side of the step that is being made
     _roster: CrewRoster | None = None
 
     def step_with(
         self,
-        side: StepSide,
+        side: CrewStep,
         roster: CrewRoster,
         batches: list[Tensor],
         rate_scale: float,
@@ -88,8 +88,9 @@ class StageEngine(Engine):
         for _, sequence in self._exchange_state()[1:]:
             sequence[index] = torch.zeros_like(sequence[index])
 
+    @torch.no_grad()
     def write_part(self, index: int, part: PartName, payload: bytes | bytearray) -> None:
-        """Store a part of a fragment's state, as `read_part` returned it; the replica stays.
+        """Store a part of a fragment's state, as `read_part` returned it, or its replica, fp32 [n].
 
         Raises:
             StateError: it is of another size, or not finite.
@@ -104,6 +105,12 @@ class StageEngine(Engine):
             m, v = _decode_finite(payload, elements).split([size, second_moments])
             self._tiles.write_moments(index, m, v)
             return
+        if part == "replica":
+            values = _decode_finite(payload, size)
+            for tile in self._tiles.iterate(index):
+                tile.set_master(values[tile.begin : tile.end])
+            self.executor.invalidate_cached_weights()
+            return
         is_float = part == "momentum"
         sequence = dict(self._exchange_state())[part]
         sequence[index] = (
@@ -116,14 +123,6 @@ class StageEngine(Engine):
             self.flush()
         self.executor.drain()
         return torch.cat([tile.host_master() for tile in self._tiles.iterate(index, False)])
-
-    @torch.no_grad()
-    def replace_replica_fragment(self, index: int, values: Tensor) -> None:
-        """Replace a fragment of the replica by fp32 [n] on the host."""
-        self.executor.drain()
-        for tile in self._tiles.iterate(index):
-            tile.set_master(values[tile.begin : tile.end])
-        self.executor.invalidate_cached_weights()
 
     def _open_activations(self, device: int) -> Activations:
         inner = super()._open_activations(device)

@@ -10,7 +10,6 @@ made again; a channel that breaks after it gets the decision once it is open aga
 import math
 import time
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ from barnraise.errors import LeadLostError
 from barnraise.mixing.payloads import are_finite, decode_weights, encode_weights
 from barnraise.swap.engine import join_norms
 from barnraise.training.crew.crew_frames import PayloadId, PieceKind
-from barnraise.training.crew.crew_links import CrewLinks
+from barnraise.training.crew.crew_links import ChannelWatch, CrewLinks
 from barnraise.training.crew.crew_messages import (
     BrokenStep,
     ControlMessage,
@@ -46,41 +45,8 @@ def decode_stream(payload: bytearray) -> Tensor | None:
         return None
 
 
-class StepSide(Protocol):
-    """What an engine of a crew needs to make a step together with the others."""
-
-    @property
-    def is_cancelled(self) -> bool:
-        """Whether the step can no longer count, so that computing ends."""
-        ...
-
-    @property
-    def has_diverged(self) -> bool:
-        """Whether it was cancelled because what was computed is not finite."""
-        ...
-
-    def sends(self, key: int) -> bool:
-        """Return whether another machine needs what this one stores under a key."""
-        ...
-
-    def receives(self, key: int) -> bool:
-        """Return whether another machine computes what this one needs under a key."""
-        ...
-
-    def send(self, key: int, m: int, x: Tensor) -> None:
-        """Send what another machine needs: activations, or gradients by them."""
-
-    def receive(self, key: int, m: int) -> Tensor | None:
-        """Wait for what another machine sends; None if the step is cancelled."""
-        ...
-
-    def agree(self, losses: list[float], norms: Mapping[int, float]) -> tuple[float, float] | None:
-        """Return the step's loss and its whole gradient's norm; None if it is cancelled."""
-        ...
-
-
-class _CrewStep:
-    """What is the same on all machines.
+class CrewStep:
+    """A machine's side of a step, as far as it is the same on all of them.
 
     Attributes:
         micro_batches: that this machine computes, of the step's.
@@ -100,26 +66,13 @@ class _CrewStep:
         self._should_stop = should_stop
         self._started = time.perf_counter()
         self._waited_seconds = 0.0
-        self._neighbours = self._channels()
+        self._watch = ChannelWatch(links, routes.neighbours(links.number))
         links.start_order(order)
 
     @property
     def work_seconds(self) -> float:
         """Return the seconds of this machine's own work so far, without waiting for others."""
         return time.perf_counter() - self._started - self._waited_seconds
-
-    def _channels(self) -> dict[int, int]:
-        """Map each machine that this step needs to the number of its current channel."""
-        links = self.links
-        return {n: links.opened(n) for n in self.routes.neighbours(links.number)}
-
-    def find_lost(self) -> int | None:
-        """Return a machine whose channel has ended since the step began; None if none has."""
-        links, connected = self.links, self.links.connected()
-        return next(
-            (n for n, c in self._neighbours.items() if n not in connected or links.opened(n) != c),
-            None,
-        )
 
     @property
     def is_cancelled(self) -> bool:
@@ -132,7 +85,7 @@ class _CrewStep:
         """Return a sentence that says why the step cannot count; "" if it can."""
         if self._should_stop():
             return "this machine pauses or leaves"
-        lost = self.find_lost()
+        lost = self._watch.find_ended()
         return "" if lost is None else self._describe_lost(lost)
 
     def _describe_lost(self, number: int) -> str:
@@ -158,7 +111,7 @@ class _CrewStep:
         if not are_finite(values):
             self._diverge()
             return
-        bits = self.roster.seats[self.links.number].boundary_bits
+        bits = self.roster.seating.boundary_bits
         payload = encode_weights(values, bits)
         part = self.micro_batches[m]
         of = PayloadId(PieceKind.BOUNDARY, self.order, part, key)
@@ -185,19 +138,23 @@ class _CrewStep:
         if payload is None:  # the channel has ended in this moment
             return None
         try:
-            bits = roster.seats[sender].boundary_bits
+            bits = roster.seating.boundary_bits
             values = decode_weights(payload, roster.boundary_elements, bits)
         except ValueError as error:
             self._refuse(sender, error)
             return None
         return values.view(roster.sequences, roster.model.context, roster.model.width)
 
+    def agree(self, losses: list[float], norms: Mapping[int, float]) -> tuple[float, float] | None:
+        """Return the step's loss and its whole gradient's norm; None if it is cancelled."""
+        raise NotImplementedError
+
     def _refuse(self, sender: int, error: ValueError) -> None:
         """End a step for which another machine sent what is of no use."""
         self.problem = f"what {self.roster.name_of(sender)} sent is of no use: {error}"
 
 
-class LeadStep(_CrewStep):
+class LeadStep(CrewStep):
     """The lead's side of a step.
 
     Attributes:
@@ -243,7 +200,7 @@ class LeadStep(_CrewStep):
             case Norms(number=self.order):
                 self._norms[number] = message.norms
                 self.seconds[number] = message.seconds
-                if len(message.norms) != len(self.roster.seats[number].stage.fragments):
+                if len(message.norms) != len(self.roster.stages[number].fragments):
                     self.problem = f"{name} sent norms of other fragments than its own"
                     self.links.end_link(number, "its norms are of other fragments than its own")
             case BrokenStep(number=self.order):
@@ -272,7 +229,7 @@ class LeadStep(_CrewStep):
             return None
         whole = dict(norms)
         for number, values in self._norms.items():
-            fragments = roster.seats[number].stage.fragments
+            fragments = roster.stages[number].fragments
             for i, value in zip(fragments, values, strict=True):
                 whole[i] = whole.get(i, 0.0) + (math.nan if value is None else value)
         loss, norm = sum(losses), join_norms(whole[i] for i in sorted(whole))
@@ -293,7 +250,7 @@ class LeadStep(_CrewStep):
         self.links.send_decision(decision, self.routes.members)
 
 
-class MemberStep(_CrewStep):
+class MemberStep(CrewStep):
     """Another machine's side of a step."""
 
     def __init__(
@@ -311,7 +268,7 @@ class MemberStep(_CrewStep):
         if is_dead:
             return GONE_ON
         problem = super()._find_problem()
-        lost = self.find_lost() if problem else None
+        lost = self._watch.find_ended() if problem else None
         if lost is not None and lost != LEAD:
             self.report_broken(lost, problem)
         return problem
