@@ -13,8 +13,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from functools import partial
 from pathlib import Path
 
@@ -49,17 +49,6 @@ NO_PORTS = (
 )
 
 
-@dataclass
-class _Request:
-    """A command that rank 0's thread is to execute, and what became of it."""
-
-    words: list[int] = field(default_factory=list)
-    payload: Tensor | None = None
-    is_done: threading.Event = field(default_factory=threading.Event)
-    result: Tensor = field(default_factory=partial(torch.empty, 0))
-    error: BarnraiseError | None = None
-
-
 class RankGroup:
     """Rank 0 of a group of processes, and those of them that it has started.
 
@@ -92,15 +81,13 @@ class RankGroup:
         self._program = RankProgram(place.device)
         self._heartbeat: Heartbeat | None = None
         self._failure: BarnraiseError | None = None
-        self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[tuple[Future[Tensor], Callable[[], Tensor]] | None]
+        self._requests = queue.SimpleQueue()
         self._longest: dict[tuple[int, ...], float] = {}  # seconds, by what was commanded
-        joined = _Request()
-        self._thread = threading.Thread(
-            target=self._serve, args=(joined,), name="rank 0", daemon=True
-        )
+        self._thread = threading.Thread(target=self._serve, name="rank 0", daemon=True)
         self._thread.start()
         try:
-            self._wait(joined, 2 * REACH_SECONDS, StateError(NO_PORTS))
+            self._call(self._join, 2 * REACH_SECONDS, StateError(NO_PORTS))
         except BaseException as error:
             self._failure = self._failure or StateError(str(error))
             self.close()
@@ -132,16 +119,27 @@ class RankGroup:
 
     # ---- rank 0's own part ---------------------------------------------------------------------
 
-    def _serve(self, joined: _Request) -> None:
-        """Join the others and execute commands, in a thread of its own."""
-        with _recorded(joined):
-            store = self._place.find_others(self._facts)
-            self._heartbeat = Heartbeat(self._place.address, 0, self.ranks)
-            self._place.join_group(store)
-        while joined.error is None and (request := self._requests.get()) is not None:
-            with _recorded(request):
-                dist.broadcast(torch.tensor(request.words), 0)
-                request.result = self._program.execute(request.words, request.payload)
+    def _serve(self) -> None:
+        """Compute what is requested, in a thread of its own."""
+        while (request := self._requests.get()) is not None:
+            future, compute = request
+            try:
+                with naming_failures("the ranks' computation failed"):
+                    future.set_result(compute())
+            except BaseException as error:
+                future.set_exception(error)
+
+    def _join(self) -> Tensor:
+        """Join the others."""
+        store = self._place.find_others(self._facts)
+        self._heartbeat = Heartbeat(self._place.address, 0, self.ranks)
+        self._place.join_group(store)
+        return torch.empty(0)
+
+    def _command(self, words: list[int], payload: Tensor | None) -> Tensor:
+        """Send a command to the other ranks, and execute it here."""
+        dist.broadcast(torch.tensor(words), 0)
+        return self._program.execute(words, payload)
 
     def execute(self, opcode: Opcode, *numbers: int, payload: Tensor | None = None) -> Tensor:
         """Let all ranks execute a command, and return the result.
@@ -157,21 +155,22 @@ class RankGroup:
         if self._failure is not None:
             raise self._failure
         words = [opcode, *numbers]
-        request = _Request(words + [0] * (WORDS - len(words)), payload)
-        self._requests.put(request)
+        command = partial(self._command, words + [0] * (WORDS - len(words)), payload)
         measured = tuple(words[: 1 if opcode == Opcode.APPLY else 3])
         longest = self._longest.get(measured, 0.0)
         limit = max(DEAD_SECONDS, SLOWER * longest) if longest else UNMEASURED_SECONDS
         started = time.monotonic()
         late = f"the ranks are alive, but have not done their part of a step in {limit:.0f} seconds"
-        result = self._wait(request, limit, RankLostError(late))
+        result = self._call(command, limit, RankLostError(late))
         self._longest[measured] = max(longest, time.monotonic() - started)
         return result
 
-    def _wait(self, request: _Request, seconds: float, late: BarnraiseError) -> Tensor:
-        """Wait for a result; polls count, so that a process that was stopped is not late."""
+    def _call(self, compute: Callable[[], Tensor], seconds: float, late: BarnraiseError) -> Tensor:
+        """Return what rank 0's thread computes; polls count, not the time of a stopped process."""
+        future: Future[Tensor] = Future()
+        self._requests.put((future, compute))
         polls = 0
-        while not request.is_done.wait(POLL_SECONDS):
+        while not wait([future], POLL_SECONDS).done:
             polls += 1
             is_late = polls * POLL_SECONDS > seconds
             if is_late and self._heartbeat is not None:
@@ -180,10 +179,12 @@ class RankGroup:
             if lost or is_late:
                 self._failure = RankLostError(lost) if lost else late
                 raise self._failure
-        if request.error is not None:
-            self._failure = self._explain(request.error)
-            raise self._failure
-        return request.result
+        error = future.exception()
+        if error is None:
+            return future.result()
+        if isinstance(error, BarnraiseError):
+            error = self._failure = self._explain(error)
+        raise error
 
     def _find_lost(self) -> str:
         """Return a sentence about a rank that is gone; "" while all are there."""
@@ -224,21 +225,6 @@ class RankGroup:
         self._thread.join(END_SECONDS)  # it may wait for ranks on other machines
         if not self._thread.is_alive() and dist.is_initialized():
             dist.destroy_process_group()
-
-
-@contextlib.contextmanager
-def _recorded(request: _Request) -> Iterator[None]:
-    """Record what went wrong while a request is executed, and that it has ended."""
-    try:
-        with naming_failures("the ranks' computation failed"):
-            yield
-    except BarnraiseError as error:
-        request.error = error
-    except BaseException as error:  # a bug: the caller must not wait for a thread that is gone
-        request.error = StateError(f"the ranks' computation failed: {error!r}")
-        raise
-    finally:
-        request.is_done.set()
 
 
 def _start_process(place: RankPlace, program: Sequence[str]) -> "subprocess.Popen[bytes]":
