@@ -169,7 +169,7 @@ class SharedLine:
 
 
 class RelaySwarm(Simulation):
-    """Sixteen machines; number 0 may have a fast line.
+    """Sixteen machines on home lines; number 0 may get a fast one.
 
     Attributes:
         killed: Keys of machines that are gone without a word.

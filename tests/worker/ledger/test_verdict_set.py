@@ -534,8 +534,7 @@ def test_verdict_sync_sends_verdicts_at_once_then_at_intervals():
     assert sync.next_actions(VERDICT_RESEND_SECONDS) == [CompareVerdicts("x", names)]
     assert sync.has_same_verdicts("y") and not sync.has_same_verdicts("x")
     sync.on_verdicts("b" * 64, {})
-    assert [action.to for action in sync.next_actions(VERDICT_RESEND_SECONDS + 1)] == ["y"]
-    assert [action.to for action in sync.next_actions(1.25 * VERDICT_RESEND_SECONDS)] == ["x"]
+    assert {action.to for action in sync.next_actions(VERDICT_RESEND_SECONDS + 1)} == {"x", "y"}
     sync.on_state("x", state("b" * 64), False, "f" * 64)
     sync.on_disconnected("y")
     assert sync.next_actions(50.0) == [] and sync.has_same_verdicts("x")

@@ -96,8 +96,8 @@ class PeerVerdicts:
 
     # Digest of its verdict set; None for the empty set.
     verdicts: str | None = None
-    described_at: float = -math.inf  # when it was sent a description of our verdicts, in seconds
-    is_outdated: bool = True  # whether ours have changed since
+    # When it may be sent a description of our verdicts (again), in seconds.
+    next_verdicts_at: float = -math.inf
     mismatches: int = 0  # in how many consecutive States its headers differed from ours
     next_heads_at: float = -math.inf  # when it may be sent our headers (again), in seconds
     # When it is sent a sample of them in any case; None before that is known.
@@ -132,11 +132,11 @@ class VerdictSync:
         return differs or state.verdicts_digest != self._verdicts
 
     def on_verdicts(self, verdicts: str | None, sizes: Mapping[str, int]) -> None:
-        """Record our verdict set, by the bytes of each proof; peers with another get it soon."""
+        """Record our verdict set, by the bytes of each proof; peers with another get it at once."""
         self._verdicts = verdicts
         self._index = ProofIndex(sizes)
         for peer in self._peers.values():
-            peer.is_outdated = True
+            peer.next_verdicts_at = -math.inf
 
     def on_disconnected(self, key: str) -> None:
         """Forget a peer."""
@@ -199,11 +199,8 @@ class VerdictSync:
         actions: list[VerdictAction] = []
         for key, peer in self._peers.items():
             has_other_verdicts = self._verdicts is not None and peer.verdicts != self._verdicts
-            # In the first rounds of a run opinions change all the time.
-            pause = VERDICT_RESEND_SECONDS * (0.25 if peer.is_outdated else 1.0)
-            if has_other_verdicts and now >= peer.described_at + pause:
-                peer.described_at = now
-                peer.is_outdated = False
+            if has_other_verdicts and now >= peer.next_verdicts_at:
+                peer.next_verdicts_at = now + VERDICT_RESEND_SECONDS
                 actions.append(CompareVerdicts(key, self._index.describe("")))
             if peer.mismatches >= MIN_MISMATCHES and now >= peer.next_heads_at:
                 peer.next_heads_at = now + HEADS_SECONDS
