@@ -116,7 +116,7 @@ class ShardedWeight:
 
     def gather(self, shards: DTensor) -> Tensor:
         """Return the whole tensor that all ranks have shards of, on each of them."""
-        part = shards.detach().full_tensor()
+        part = shards.full_tensor().detach()
         parts = [part]
         if self.copies == 1:
             ranks = self.tensor_mesh.size()
@@ -243,9 +243,13 @@ class ShardedModel(nn.Module):
                 assert isinstance(parameter, DTensor)
                 parameter.to_local().detach().zero_()
                 is_matrix = module in self._blocks and slot.kind == "matrix"
-                moments = 1 if is_matrix and settings.optimizer == MUON else 2
-                state = parameter, *(torch.zeros_like(parameter.detach()) for _ in range(moments))
-                self.weights.append(ShardedWeight(module.fragment, slot, state, mesh[TENSOR]))
+                state: list[DTensor] = [parameter]
+                for _ in range(1 if is_matrix and settings.optimizer == MUON else 2):
+                    zeros = torch.zeros_like(parameter.detach())
+                    assert isinstance(zeros, DTensor)
+                    state.append(zeros)
+                weight = ShardedWeight(module.fragment, slot, tuple(state), mesh[TENSOR])
+                self.weights.append(weight)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the mean loss of int64 [B, T + 1] tokens, in nats a token."""
