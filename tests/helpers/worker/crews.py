@@ -178,16 +178,18 @@ class LocalCrew:
         """End a member as if its process were killed, and start it again with what it saved."""
         self._member_stops[number].set()
         self._threads[number].join(30)
-        self.links[number].close("killed")
-        self.engines[number].close()
+        killed = self.links[number]
+        # A machine that dials at once must not reach the killed process again.
         self.links[number] = CrewLinks(self.roster, number, self._loop)
+        killed.close("killed")
+        self.engines[number].close()
         self.engines[number] = self._open_engine(number)
         self._start_member(number)
 
     def restart_lead(self) -> CrewEngine:
         """Begin again with another engine of the lead, into which its state is to be loaded."""
-        self.lead.suspend()
         self.links[0] = CrewLinks(self.roster, 0, self._loop)
+        self.lead.suspend()
         self.engines[0] = self._open_engine(0)
         return self.start()
 
