@@ -360,9 +360,11 @@ def test_install_without_a_systemd_says_why_and_installs_nothing(tmp_path, monke
 
 
 @pytest.mark.integration
-def test_real_service_trains_returns_after_a_kill_and_is_removed():
+def test_real_service_trains_returns_after_a_kill_and_is_removed(tmp_path):
+    """Where no systemd of a user can be had, the real command says so."""
     if not can_run_services():
-        pytest.skip("no systemd of a user runs here, and only root of a Linux can start one")
+        assert_fails(run_barnraise(tmp_path, "service", "install", "one"), "")
+        return
     seen = drill_service()
     assert seen.returned_seconds < 300 and seen.was_niced and seen.ended_in_order
     assert not seen.files_left

@@ -112,7 +112,8 @@ def test_received_update_visits_the_disk_thread_once(world, monkeypatch):
 
     def submit_and_record(self, call, *arguments):
         def visit():
-            visits.append(threading.current_thread().name)
+            if threading.current_thread().name.startswith("barnraise-disk"):
+                visits.append(getattr(call, "func", call).__name__)
             return call(*arguments)
 
         return submit(self, visit)
@@ -120,7 +121,8 @@ def test_received_update_visits_the_disk_thread_once(world, monkeypatch):
     monkeypatch.setattr(ThreadPoolExecutor, "submit", submit_and_record)
     a.publish_round(2)
     world.wait_for_agreement(a, b)
-    assert [name for name in visits if name.startswith("barnraise-disk")] == ["barnraise-disk_0"]
+    # What this machine thinks of the volunteers may be published meanwhile.
+    assert [name for name in visits if name != "anchor_retractions"] == ["store"]
 
 
 def test_update_that_two_peers_send_at_once_is_appended_once(world, monkeypatch, caplog):
