@@ -44,7 +44,10 @@ def test_version_is_printed(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("join", "a-run"), "this machine is not enrolled yet: run `barnraise login URL` first"),
+        (
+            ("join", "a-run", "--eager"),  # a polite one would lower the priority of all tests
+            "this machine is not enrolled yet: run `barnraise login URL` first",
+        ),
         (("runs",), "this machine is not enrolled yet"),
         (("export", "a-run", "out"), "has never worked on 'a-run'"),
         (("verdict", "a-run"), "has never worked on 'a-run'"),
