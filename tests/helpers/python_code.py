@@ -12,8 +12,12 @@ from helpers.paths import ROOT, TESTS, WORKER
 def run_python(
     code: str, *arguments: object, folders: Iterable[Path] = (), **options
 ) -> subprocess.CompletedProcess[str]:
-    """Run code that imports from the worker, the site, the helpers and from more folders."""
+    """Run code that imports from the worker, the site, the helpers and from more folders.
+
+    It has a session of its own: `barnraise join` gives its session the priority of idle programs.
+    """
     usual = {"env": _environment(folders), "capture_output": True, "text": True, "timeout": 300}
+    usual["start_new_session"] = True
     return subprocess.run([sys.executable, "-c", code, *map(str, arguments)], **usual | options)
 
 

@@ -36,8 +36,8 @@ main.main()
 
 
 def run_join(code: str, home: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """Run Python code with the arguments of `barnraise join`, in a session of its own."""
-    return run_python(code, "join", "a-run", "--home", home, *options, start_new_session=True)
+    """Run Python code with the arguments of `barnraise join`."""
+    return run_python(code, "join", "a-run", "--home", home, *options)
 
 
 def test_error_that_looks_like_markup_is_printed_as_it_is(tmp_path):

@@ -339,7 +339,7 @@ def test_service_that_reaches_no_site_fails_and_is_started_again(site, home):
     # A site that restarts has ten minutes otherwise.
     code = "from barnraise.training import join; join.SITE_WAIT_SECONDS = 0.0; "
     code += "from barnraise.cli.main import main; main()"
-    done = run_python(code, "service", "run", "unheard-of", start_new_session=True)
+    done = run_python(code, "service", "run", "unheard-of")
     assert done.returncode == 1
     assert "does not answer" in invoke("service", "logs")
 
