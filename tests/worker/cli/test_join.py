@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,15 @@ def test_error_that_looks_like_markup_is_printed_as_it_is(tmp_path):
         assert_fails(result, "there is no run [/bold] here")
     finally:
         coordinator.close()
+
+
+def test_session_has_its_priority_again_after_a_join(tmp_path):
+    """What a person starts next in this terminal is no idle program."""
+    command = [sys.executable, "-m", "barnraise", "join", "a-run", "--home", str(tmp_path)]
+    code = f"import subprocess; from barnraise.cli import join; subprocess.run({command})\n"
+    code += "print(join.AUTOGROUP.read_text() if join.AUTOGROUP.exists() else 0)"
+    result = run_python(code)
+    assert "not enrolled" in result.stderr and result.stdout.split()[-1] == "0", result
 
 
 @pytest.mark.parametrize(("options", "niceness"), [((), 19), (("--eager",), 0)])

@@ -66,7 +66,7 @@ def test_command_names_the_enrolment_or_run_that_it_needs(tmp_path, arguments, s
             (("export", "a-run", "out"), "has never worked on 'a-run'"),
             (("verdict", "a-run"), "has never worked on 'a-run'"),
             (("sample", "a-run"), "has never worked on 'a-run'"),
-            (("join", "a-run"), "is not enrolled yet"),
+            (("join", "a-run", "--eager"), "is not enrolled yet"),
             (("serve", "a-run"), "is not enrolled yet"),
             (("fetch", "a-run", "out"), "is not enrolled yet"),
         ],

@@ -42,7 +42,12 @@ def started(tmp_path, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
     }
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(
-            [sys.executable, *arguments], env=environment, stdout=log, stderr=log, text=True
+            [sys.executable, *arguments],
+            env=environment,
+            stdout=log,
+            stderr=log,
+            text=True,
+            start_new_session=True,  # which gets the priority of idle programs
         )
         try:
             yield process

@@ -1,6 +1,7 @@
 """Run `barnraise join`: train in a run."""
 
 import _thread
+import atexit
 import contextlib
 import logging
 import signal
@@ -455,7 +456,8 @@ class StatusDisplay:
 def lower_priority() -> None:
     """Let all other programs of this machine go first; while they are idle, training is as fast.
 
-    Call it before any thread is started, because threads inherit the priority.
+    Call it before any thread is started, because threads inherit the priority. Linux shares time
+    among sessions first, so that of a terminal is lowered until this process ends.
     """
     process = psutil.Process()
     if psutil.WINDOWS:
@@ -464,4 +466,11 @@ def lower_priority() -> None:
         process.nice(max(NICENESS, process.nice()))
     # The file is missing on other systems, and where Linux shares time by processes alone.
     with contextlib.suppress(OSError):
+        before = AUTOGROUP.read_text().split()[-1]
         AUTOGROUP.write_text(str(NICENESS))
+        atexit.register(_set_session_priority, before)
+
+
+def _set_session_priority(niceness: str) -> None:
+    with contextlib.suppress(OSError):
+        AUTOGROUP.write_text(niceness)
