@@ -74,6 +74,5 @@ class LinkState:
             lazy: These authors.
             authors: All authors; a link that is lazy for all of them is lazy for new ones too.
         """
-        keys = {author.partition(".")[0]: None for author in lazy}
-        self.lazy_keys |= keys
+        self.lazy_keys |= {author.partition(".")[0]: None for author in lazy}
         self.eager = any(other.partition(".")[0] not in self.lazy_keys for other in authors)

@@ -87,7 +87,8 @@ class Resync:
         await self._run_on_disk(
             self._ledger.rebase, snapshot.heads, snapshot.manifest.fragments, snapshot.verdicts
         )
-        self._snapshots.adopt_tickets(snapshot)
+        for ticket in snapshot.tickets:
+            self._ledger.tickets.store(ticket)
         return True
 
     def _is_compatible(self, snapshot: FetchedSnapshot) -> bool:

@@ -265,18 +265,14 @@ class SnapshotClient:
         if not self._ledger.can_rebase(manifest.vector, fetched.verdicts):
             return None
         self._ledger.rebase(fetched.heads, manifest.fragments, fetched.verdicts)
-        self.adopt_tickets(fetched)
+        for ticket in fetched.tickets:
+            self._ledger.tickets.store(ticket)
         return Snapshot(
             FragmentBlobs(self._ledger.blobs, manifest.fragments),
             {update.author: update for _, update in fetched.heads},
             fetched.confirmed,
             fetched.verdicts.retracted_within(manifest.vector),
         )
-
-    def adopt_tickets(self, fetched: FetchedSnapshot) -> None:
-        """Store the tickets of a snapshot's authors once the ledger begins there."""
-        for ticket in fetched.tickets:
-            self._ledger.tickets.store(ticket)
 
     async def fetch(self, timeout: float, trust_all: bool = False) -> FetchedSnapshot | None:
         """Fetch a snapshot from all peers that have it; see `join`.
