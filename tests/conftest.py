@@ -54,7 +54,7 @@ INTEGRATION_MODULES = {
     "test_plan_table",
     "test_queries",
     "test_rank_plans",
-    "test_relaying",
+    "test_relay_swarm",
     "test_retention",
     "test_scale",
     "test_search",
