@@ -182,6 +182,9 @@ def _remove(tag: str) -> None:
     for name in _run("ip", "netns", "list", check=False).splitlines():
         if name.startswith(f"{tag}n"):
             _run("ip", "netns", "del", name.split()[0], check=False)
+    # A namespace ends some time after its last process, and its devices with it.
+    for device in Path("/sys/class/net").glob(f"{tag}t*"):
+        _run("ip", "link", "del", device.name, check=False)
     _run("ip", "link", "del", f"{tag}b", check=False)
 
 
