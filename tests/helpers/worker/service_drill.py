@@ -64,7 +64,7 @@ def drill_service() -> ServiceReturn:
 
 
 def _drill_in_session() -> ServiceReturn:
-    """Do the same as a user who has a systemd, which this process has not."""
+    """Run the drill in a session of an ordinary user, with a systemd of its own."""
     code = f"import sys; sys.path[:] = {sys.path}; from {__name__} import main; main()"
     done = run_in_session([sys.executable, "-c", code], 3 * PATIENCE_SECONDS)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -238,8 +238,8 @@ class Gossip:
         for link in self.links.values():
             needs_state = self.needs(link.key, author, seq)
             if author.startswith(link.key):
-                # It waits for the report of who has its update, from here if this machine carries
-                # for it or received it elsewhere.
+                # The author waits for a report of its update. This machine sends one if it carries
+                # for the author, or if it received the update from another peer.
                 carries = self.carriers.is_far_above(self._stated_uplink, link.uplink or math.inf)
                 needs_state |= carries or source not in ("", link.key)
             elif link.has_state and link.is_eager_for(author) and is_carried:

@@ -9,6 +9,7 @@ made again; a channel that breaks after it gets the decision once it is open aga
 
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 
 import torch
@@ -45,7 +46,7 @@ def decode_stream(payload: bytearray) -> Tensor | None:
         return None
 
 
-class CrewStep:
+class CrewStep(ABC):
     """A machine's side of a step, as far as it is the same on all of them.
 
     Attributes:
@@ -145,9 +146,9 @@ class CrewStep:
             return None
         return values.view(roster.sequences, roster.model.context, roster.model.width)
 
+    @abstractmethod
     def agree(self, losses: list[float], norms: Mapping[int, float]) -> tuple[float, float] | None:
         """Return the step's loss and its whole gradient's norm; None if it is cancelled."""
-        raise NotImplementedError
 
     def _refuse(self, sender: int, error: ValueError) -> None:
         """End a step for which another machine sent what is of no use."""
