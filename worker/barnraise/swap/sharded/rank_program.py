@@ -149,11 +149,14 @@ class RankProgram:
                 found_inf=None,
                 beta2=BETA2,
             )
+            lists: dict[bool, list[list[Tensor]]] = {True: [], False: []}  # of AdamW, by decay
             for weight in model.weights:
                 if len(weight.state) > SharedKind.SECOND_MOMENTS:
-                    kernel.apply_lists(weight.decays, *([shard] for shard in weight.shards))
+                    lists[weight.decays].append(weight.shards)
                 else:
                     _update_matrices(weight, matrix_rate, decay)
+            for decays, shards in lists.items():  # a GPU updates many tensors in one launch
+                kernel.apply_lists(decays, *map(list, zip(*shards, strict=True)))
         self._drop()
         return torch.tensor([loss, norm], dtype=torch.float64)
 
