@@ -28,7 +28,8 @@ from barnraise.cli import join, main
 
 def print_priority(*arguments):
     own = psutil.Process().nice()
-    session = join.AUTOGROUP.read_text().split()[-1] if join.AUTOGROUP.exists() else own
+    words = join.AUTOGROUP.read_text().split() if join.AUTOGROUP.exists() else []
+    session = words[-1] if words else own
     sys.exit(f"{own} {session}")
 
 join.measure_ranks = print_priority
@@ -57,9 +58,19 @@ def test_session_has_its_priority_again_after_a_join(tmp_path):
     """What a person starts next in this terminal is no idle program."""
     command = [sys.executable, "-m", "barnraise", "join", "a-run", "--home", str(tmp_path)]
     code = f"import subprocess; from barnraise.cli import join; subprocess.run({command})\n"
-    code += "print(join.AUTOGROUP.read_text() if join.AUTOGROUP.exists() else 0)"
+    code += "print(0, join.AUTOGROUP.read_text() if join.AUTOGROUP.exists() else '')"
     result = run_python(code)
     assert "not enrolled" in result.stderr and result.stdout.split()[-1] == "0", result
+
+
+def test_process_without_a_session_group_starts(tmp_path):
+    """Its file is empty: it was started before the first session, as in some containers."""
+    empty = tmp_path / "autogroup"
+    empty.touch()
+    code = "from pathlib import Path; from barnraise.cli import join\n"
+    code += f"join.AUTOGROUP = Path({str(empty)!r}); join.lower_priority(); print(os.nice(0))"
+    assert run_python("import os\n" + code).stdout.split() == ["19"]
+    assert not empty.read_text()
 
 
 @pytest.mark.parametrize(("options", "niceness"), [((), 19), (("--eager",), 0)])

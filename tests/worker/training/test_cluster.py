@@ -119,7 +119,7 @@ def test_torchrun_trains_as_one_machine_and_starts_again(site, tmp_path):
 
 def test_torchrun_without_the_sharded_engine_is_refused(site, tmp_path):
     done = subprocess.run(
-        [sys.executable, *JOIN[:4]],
+        [sys.executable, *JOIN[:5]],
         env=os.environ
         | {"PYTHONPATH": str(WORKER), "BARNRAISE_HOME": str(tmp_path / "home")}
         | {"RANK": "0", "WORLD_SIZE": "2"},

@@ -464,11 +464,12 @@ def lower_priority() -> None:
         process.nice(psutil.IDLE_PRIORITY_CLASS)
     else:
         process.nice(max(NICENESS, process.nice()))
-    # The file is missing on other systems, and where Linux shares time by processes alone.
+    # The file is missing on other systems, and where Linux shares time by processes alone; it is
+    # empty for a process that no session was created for, as in some containers.
     with contextlib.suppress(OSError):
-        before = AUTOGROUP.read_text().split()[-1]
-        AUTOGROUP.write_text(str(NICENESS))
-        atexit.register(_set_session_priority, before)
+        if before := AUTOGROUP.read_text().split():
+            AUTOGROUP.write_text(str(NICENESS))
+            atexit.register(_set_session_priority, before[-1])
 
 
 def _set_session_priority(niceness: str) -> None:
