@@ -35,7 +35,7 @@ export interface PlotParts {
 }
 
 const FIRST_HIDDEN_MS = 4_000; // until its first points: what readers see comes first
-const KEYBOARD_STEPS = 60; // arrow keys that it takes from one end of the axis to the other
+const KEYBOARD_STEPS = 60; // arrow keys that it takes at most from one end of the axis to the other
 const KEYBOARD_ZOOM = 0.6; // what a press of + leaves of the shown section
 const MIN_DRAG = 6; // pixels; a shorter drag is a click
 const OUTSIDE = { left: -10, top: -10 }; // a cursor position that hides the cursor
@@ -53,7 +53,8 @@ export class Plot implements GroupedChart {
   private size = { width: 0, height: 0 }; // of the box
   private isUrgent = false; // whether newer points are computed at once
   private isChanged = false; // since it was drawn
-  private isVisible = false;
+  private isInView = false;
+  private hasFocus = false;
   private isFollowing = false; // the cursor of another chart
 
   constructor(
@@ -69,12 +70,9 @@ export class Plot implements GroupedChart {
       this.chart?.setSize(this.size);
     }).observe(box);
     // A chart that nobody sees is not drawn.
-    watchVisibility(box, (isVisible) => {
-      this.isVisible = isVisible;
-      if (!isVisible) return;
-      this.isUrgent = true;
-      this.isChanged = true;
-      group.draw();
+    watchVisibility(box, (isInView) => {
+      this.isInView = isInView;
+      if (isInView) this.drawAtOnce();
     });
     onThemeChange(document, () => {
       colours.clear();
@@ -83,7 +81,26 @@ export class Plot implements GroupedChart {
     // A canvas does not repaint itself when its font has been loaded.
     void document.fonts.ready.then(() => this.rebuild());
     box.addEventListener("keydown", (event) => this.handleKey(event));
-    box.addEventListener("blur", () => this.chart?.setCursor(OUTSIDE));
+    box.addEventListener("focus", () => {
+      this.hasFocus = true;
+      this.drawAtOnce();
+    });
+    box.addEventListener("blur", () => {
+      this.hasFocus = false;
+      this.chart?.setCursor(OUTSIDE);
+    });
+  }
+
+  /** Whether somebody sees the chart, or reads it with the keyboard wherever the page is scrolled. */
+  private get isVisible(): boolean {
+    return this.isInView || this.hasFocus;
+  }
+
+  /** Show the newest points now. */
+  private drawAtOnce(): void {
+    this.isUrgent = true;
+    this.isChanged = true;
+    this.group.draw();
   }
 
   get extent(): Section | null {
@@ -272,7 +289,7 @@ export class Plot implements GroupedChart {
     const first = Math.max(0, xs.findIndex((x) => x >= low));
     const beyond = xs.findIndex((x) => x > high);
     const last = Math.max(first, (beyond < 0 ? xs.length : beyond) - 1);
-    const step = Math.max(1, Math.round((last - first) / KEYBOARD_STEPS));
+    const step = Math.max(1, Math.ceil((last - first) / KEYBOARD_STEPS));
     switch (key) {
       case "ArrowLeft":
       case "ArrowDown":
