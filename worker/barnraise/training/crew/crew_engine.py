@@ -417,7 +417,8 @@ class CrewEngine:
 
     def _save_others(self, closing: bool) -> None:
         """Have the others save their parts under the next label."""
-        label = abs(self._engine.progress.label) + 1
+        # A label is never used again, also if this machine is killed before it has saved its part.
+        label = max(abs(self._engine.progress.label) + 1, int(1000 * time.time()))
         self._orders.request(SaveTask(label=label, closing=closing))
         self._engine.set_label(label)
 
@@ -483,10 +484,10 @@ class CrewEngine:
             assert own is not None, "what the lead holds needs no other source"
             return read_part(own, i, part)
         task = FragmentTask(fragment=i, part=part, saved=True)
-        payloads = self._orders.request(task, [source])[source].payloads
-        if len(payloads) != 1:
+        answer = self._orders.request(task, [source]).get(source)
+        if answer is None or len(answer.payloads) != 1:
             raise CrewError(f"{self._roster.name_of(source)} sent no part of its saved state")
-        return payloads[0]
+        return answer.payloads[0]
 
     def _store(
         self, holder: int, i: int, payload: Payload, part: PartName, forgets: bool = False

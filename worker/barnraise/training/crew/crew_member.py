@@ -268,7 +268,7 @@ class CrewMember:
                 self._state.save(engine, task.label, task.closing)
             case LoadTask():
                 saved = self._state.load(engine, task.label)
-                return _Result(saved=saved, is_stale=engine.progress.label < 0)
+                return _Result(saved=saved, is_stale=self._state.is_stale)
             case ProgressTask():
                 self._set_progress(task)
             case _:
