@@ -111,31 +111,33 @@ class ChurnDrill:
             time.sleep(POLL_SECONDS)
 
     def wait_for_steps(self, connections: int, seconds: float) -> int:
-        """Wait until the crew was connected so often and has made a step; return its first step."""
+        """Wait until the crew was connected so often and has made a step.
+
+        Returns:
+            The position of the state with which it has begun.
+        """
 
         def is_connected() -> bool:
             return self.read_log("lead").count(CONNECTED) >= connections
 
         self.wait(is_connected, seconds, f"connection {connections} of the crew")
         connected_at = time.time()
-        first: list[int] = []
+        saved = CheckpointSlots(self._run_folder("lead") / "checkpoint").header
+        position = saved.step if saved else 0
 
         def has_step() -> bool:
             status = self.read_status()
-            if status is not None and status.at >= connected_at:
-                first.append(status.step)
-            return len(first) > 0 and first[-1] != first[0]
+            return status is not None and status.at >= connected_at and status.step > position
 
         self.wait(has_step, seconds, "a step of the crew")
-        return first[0]
+        return position
 
     def kill_and_restart(self, name: str, rng: random.Random) -> tuple[float, float]:
         """Kill a machine; return the seconds until the crew trains, and the rounds it has lost."""
-        status = self.read_status()
-        before = status.step if status else 0
         connections = self.read_log("lead").count(CONNECTED)
         started = time.monotonic()
         self.kill(name)
+        before = int((self._run_folder("lead") / churn_process.POSITION_FILE).read_text())
         time.sleep(rng.uniform(*RESTART_SECONDS))
         self.start(name)
         after = self.wait_for_steps(connections + 1, RETURN_SECONDS)

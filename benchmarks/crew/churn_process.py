@@ -23,6 +23,7 @@ from barnraise.protocol.messages import Signed
 from barnraise.protocol.signing import digest
 from barnraise.spec import ModelSpec, Recipe, RunSpec
 from barnraise.state_dir import StateDir
+from barnraise.swap.engine import StepStats
 from barnraise.training.crew.crew_code import parse_code
 from barnraise.training.crew.crew_membership import CrewMembership
 from barnraise.training.crew.crew_worker import CrewOptions, CrewWorker, describe_request, form_crew
@@ -35,6 +36,7 @@ MEMBERS = 2
 HARDWARE = cpu_machine(cores=1, disk=8 << 30, matmul=((768, 1e6),), attention=1e6)
 HOST = "127.0.0.1"
 TEXT_FOLDER, MANIFEST_FILE, CODE_FILE, LEAD_FILE = "text", "manifest.json", "code", "lead.txt"
+POSITION_FILE = "position"  # in the run's folder: how many steps the crew has made
 
 
 def prepare(folder: Path, lead_key: str, lead_port: int) -> None:
@@ -55,6 +57,7 @@ def join(home: StateDir, port: int) -> JoinedRun:
         warmup_tokens=4096,
         step_sequences=16,
         round_steps=10,
+        strategy="async",  # rounds of so many steps: the clock would end rounds of twice as many
         evaluate_every=1 << 39,
     )
     spec = RunSpec(
@@ -70,6 +73,16 @@ def join(home: StateDir, port: int) -> JoinedRun:
     # A crew's lead sends no snapshots: who trusts nobody's weights receives every update at once.
     setup = Setup(home.path, spec.to_json(), text, port, peers, trust_one=False)
     return build_joined_run(setup, home)
+
+
+class Lead(CrewWorker):
+    """A lead that writes its position after each step; its status comes out more rarely."""
+
+    def finish_step(self, stats: StepStats) -> None:
+        """Write the position; a kill leaves the file as it was or as it is to be."""
+        path = self.joined.folder.path / POSITION_FILE
+        path.with_suffix(".new").write_text(str(self.engine.progress.position))
+        path.with_suffix(".new").replace(path)
 
 
 class Witness(Worker):
@@ -119,7 +132,7 @@ def main() -> None:
     )
     if crew is not None:
         machine = HARDWARE, Limits()
-        CrewWorker(crew, joined, leaving, machine, lambda status: None, open_transport()).run()
+        Lead(crew, joined, leaving, machine, lambda status: None, open_transport()).run()
 
 
 if __name__ == "__main__":

@@ -337,6 +337,43 @@ def test_member_that_sends_what_is_not_finite_is_left_out(drill, swarm, caplog, 
     assert not crew.failures, crew.failures
 
 
+def test_holder_killed_in_a_step_costs_no_round(drill, swarm, caplog, monkeypatch):
+    """Over real sockets: the other holder of its span has its micro-batches in the next attempt."""
+    caplog.set_level("INFO")
+    run = swarm(replace(MODEL, layers=2), token_budget=1 << 40, evaluate_every=10_000)
+    run.network = SocketNetwork(run.folder)
+    quick_lead = cpu_machine(cores=1, disk=8 << 30, matmul=((768, 8e6),), attention=8e6)
+    crew = drill(run, quick_lead, members=2)
+    code = parse_code(crew.start_lead())
+    for name in ("ada", "ben"):
+        crew.start_member(name, code, SLOW_MACHINE)
+    crew.until(lambda: read_label(crew.lead) > 0)
+    assert read_blocks(crew) == [1, 1, 1], "ada and ben hold the same block"
+    holders = crew.lead.engine.holders
+    encode, killed_at = step_protocol.encode_weights, list[float]()
+
+    def die(values, bits):
+        if threading.current_thread().name == "ada" and not killed_at:
+            killed_at.append(time.monotonic())
+            raise Killed
+        return encode(values, bits)
+
+    monkeypatch.setattr(step_protocol, "encode_weights", die)
+    crew.until(lambda: killed_at)
+    step, label = crew.lead.metrics.step, read_label(crew.lead)
+    crew.until(lambda: crew.lead.metrics.step > step)
+    assert time.monotonic() - killed_at[0] < 5, "the step was attempted again at once"
+    crew.until(lambda: read_label(crew.lead) > label)
+    assert time.monotonic() - killed_at[0] < 20 and crew.lead.engine.holders is holders
+    assert "ada of this crew is gone" in caplog.text and "the crew begins again" not in caplog.text
+    monkeypatch.setattr(crew_joining, "REDIAL_SECONDS", 1.0)  # else too often for the lead's door
+    crew.start_member("ada", code, SLOW_MACHINE)
+    crew.until(lambda: "dealing the blocks again, with 1 more machine" in caplog.text)
+    crew.until(lambda: read_label(crew.lead) > label + 2)
+    assert read_members(crew) == {"ada", "ben"} and not crew.failures, crew.failures
+    assert "without Adam's moments" not in caplog.text and "begins again" not in caplog.text
+
+
 def test_crew_that_cannot_hold_the_model_any_longer_says_so(drill, swarm, monkeypatch):
     be_impatient(monkeypatch)
     crew = drill(swarm(MODEL, token_budget=150_000, evaluate_every=50_000), members=1)

@@ -272,6 +272,39 @@ def test_member_that_was_killed_costs_the_round_alone(tmp_path):
         assert not crew.failures
 
 
+@pytest.mark.parametrize("tier", ["memory", "disk exact", "disk restart"])
+def test_lead_killed_while_it_saves_loses_that_round_alone(tier, tmp_path):
+    """The member has saved then, and the lead has not; a disk has no older state to go back to."""
+    plan, member = whole_plan(), bitwise.Case(MICRO_BATCHES, tier, "exact", 127, 127).plan()
+
+    def train_round(engine, first):
+        found = train_steps(engine, 2, first=first)
+        list(engine.end_round(ENCODE, 1.0))
+        return found, {name: each.clone() for name, each in engine.state_dict().items()}
+
+    one = bitwise.open_engine(plan)
+    before, saved = train_round(one, 0)
+    one.load_state_dict(saved)
+    expected, _ = train_round(one, 2)
+    state = bitwise.read_state(one)
+    one.close()
+    with LocalCrew([one_group(plan), member], deal(plan, (3, 5)), tmp_path) as crew:
+        engine = crew.start(initial())
+        first, own = train_round(engine, 0)
+        anchor = [each.clone() for each in crew.anchor.fragments]
+        second, unsaved = train_round(engine, 2)
+        assert (first, second) == (before, expected)
+        engine = crew.restart_lead()
+        crew.rebuilt |= dict(enumerate(anchor))
+        engine.load_state_dict(own)
+        assert same_bits(list(crew.anchor.fragments), anchor)
+        again, saved_again = train_round(engine, 2)
+        if tier == "memory":
+            assert again == expected and same_bits(crew.read_state(), state)
+        assert again == pytest.approx(expected, rel=0.1) and not crew.failures
+        assert len({int(each["crew"]) for each in (own, unsaved, saved_again)}) == 3
+
+
 def test_arrivals_since_the_last_save_are_added_once_on_a_disk_as_well(tmp_path):
     """A state on disk has them already when the crew begins again at its last saved round."""
     plan, member = whole_plan(), bitwise.Case(MICRO_BATCHES, "disk exact", "exact", 127, 127).plan()

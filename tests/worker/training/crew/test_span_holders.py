@@ -7,6 +7,8 @@ import torch
 from helpers.worker.crews import LocalCrew, deal
 from helpers.worker.plans import bitwise
 
+from barnraise.errors import StateError
+from barnraise.ledger.anchor import compute_sketch
 from barnraise.planning.quantization_scheme import QuantizationScheme
 from barnraise.training.training_engine import Encoder
 
@@ -133,6 +135,42 @@ def test_holder_that_breaks_in_a_step_costs_that_attempt_alone(frames, tmp_path)
         list(engine.end_round(ENCODE, 1.0))
         assert torch.equal(crew.engines[1].anchors[6], crew.engines[2].anchors[6])
         assert not crew.failures
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_holder_that_restarts_costs_no_round(number, tmp_path):
+    """The first holder of a span encodes its update; the other one does where that is lost."""
+    with open_crew(tmp_path) as crew:
+        engine = start(crew)
+        losses = train(engine, 3)
+        crew.restart_member(number)
+        before = engine.holders.dealt[number]
+        losses += train(engine, 27, first=3)
+        assert engine.holders.dealt[number] == before and crew.links[0].dropped == {number}
+        list(engine.end_round(ENCODE, 1.0))
+        assert losses[-1] < losses[0] - 0.3
+        assert engine.evaluate([bitwise.sample_text(bitwise.MODEL, 3, seed=77)]) < losses[0]
+        left = crew.engines[3 - number]
+        assert torch.equal(crew.anchor.fragments[6], left.anchors[6])
+        crew.anchor.fragments[6] = left.anchors[6] + 1
+        assert crew.anchor.fragments.compute_sketch(6) == compute_sketch(left.anchors[6])
+        assert not crew.failures
+
+
+def test_holder_that_fails_at_a_rounds_end_is_replaced_by_the_other(tmp_path, monkeypatch):
+    with open_crew(tmp_path) as crew:
+        engine = start(crew)
+        train(engine, 2)
+
+        def fail(*values):
+            raise StateError("its disk is full")
+
+        monkeypatch.setattr(crew.engines[1], "end_round", fail)
+        parts = {part.fragment: part.units for part in engine.end_round(ENCODE, 1.0)}
+        before = bitwise.initial_units(bitwise.MODEL.fragments()[6])
+        assert torch.equal(crew.engines[2].anchors[6], before + parts[6])
+        assert crew.links[0].dropped == {1} and len(crew.failures) == 1
+        train(engine, 2, first=2)
 
 
 def test_abandoned_step_drops_the_round_of_idle_holders_too(tmp_path):

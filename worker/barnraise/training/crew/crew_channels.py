@@ -90,11 +90,11 @@ class CrewChannels:
 
     async def _serve(self, channel: Channel, first: bytes) -> None:
         """Serve a channel of this deal; a machine of an earlier one applies for a seat again."""
-        hello = unpack(first)
-        epoch = self._links.roster.epoch
-        if isinstance(hello, CrewHello) and hello.epoch == epoch:
-            await self._links.serve(channel, first)
-        elif self._links.number == LEAD:
+        hello, links = unpack(first), self._links
+        has_seat = links.roster.find_seat(channel.peer) not in links.dropped
+        if isinstance(hello, CrewHello) and hello.epoch == links.roster.epoch and has_seat:
+            await links.serve(channel, first)
+        elif links.number == LEAD:
             await send_farewell(channel, Recall())
         else:
             raise MessageError("it has another deal of the blocks")
@@ -118,7 +118,7 @@ class CrewChannels:
             await send_farewell(channel, CrewRefusal(reason=problem))
             return
         number = self._links.roster.find_seat(channel.peer)
-        if number is None:
+        if number is None or number in self._links.dropped:
             self._applied_at[channel.peer] = time.monotonic()
             raise MessageError("the crew trains: there is a seat at the end of a round")
         log.info("%s is back in the crew", self._links.roster.name_of(number))
@@ -138,7 +138,7 @@ class CrewChannels:
         while True:
             seat = self._seating.seats[neighbour]
             peer = Peer(key=seat.key, addresses=list(seat.addresses))
-            if neighbour not in self._links.connected():
+            if neighbour not in self._links.connected() | self._links.dropped:
                 with contextlib.suppress(MessageError, ChannelClosedError, TimeoutError):
                     await self._links.serve(await self._door.dial(peer))
             task = asyncio.current_task()

@@ -261,7 +261,10 @@ class CrewEngine:
     def _collect_parts(self, sent: SentOrder, task: EndRoundTask) -> dict[int, bytes]:
         """Return the encoded parts of the others' fragments, once all their holders have them."""
         parts: dict[int, bytes] = {}
-        for number, answer in self._orders.collect(sent).items():
+        answers = self._orders.collect(sent)
+        while successors := set(self.holders.firsts) - answers.keys():
+            answers |= self._orders.request(task, successors)
+        for number, answer in answers.items():
             held = self._roster.stages[number].fragments
             for attachment, payload in zip(answer.reply.attachments, answer.payloads, strict=True):
                 if attachment.fragment in held:
@@ -275,7 +278,7 @@ class CrewEngine:
         Raises:
             CrewError: the machine did not send it, or it is no part of an update.
         """
-        fragment, holder = self._engine.fragments[i], self._roster.holders[i]
+        fragment, holder = self._engine.fragments[i], self._orders.first_holder(i)
         payload = parts.pop(i, b"")
         try:
             return EncodedFragment(i, payload, codec.decode(payload, fragment.size))
@@ -352,15 +355,17 @@ class CrewEngine:
         """Return the last block's outputs for the lead's; None if the others did not complete."""
         links, roster = self._links, self._roster
         first, last = self._engine.plan.blocks.stop, self._engine.plan.last_fragment
-        watch = ChannelWatch(links, [roster.sender_of(last)])
-        task = EvaluateTask(parts=[stream.shape[0] for stream in streams])
-        sent = self._orders.start(task, self.holders.firsts)
+        route = [LEAD, *self.holders.firsts]
+        receiver, sender = route[1], route[-1]
+        watch = ChannelWatch(links, [sender])
+        task = EvaluateTask(route=route, parts=[stream.shape[0] for stream in streams])
+        sent = self._orders.start(task, route[1:])
         for part, stream in enumerate(streams):
             of = PayloadId(PieceKind.STREAM, sent.order, part, first)
             payload = encode_weights(stream.reshape(-1), 32)
-            links.send_payload(roster.receiver_of(first), of, payload)
+            links.send_payload(receiver, of, payload)
         answers = self._orders.collect(sent, should_stop)
-        if len(answers) < len(self.holders.firsts):
+        if len(answers) < len(route[1:]):
             return None
         for reply in (answer.reply for answer in answers.values()):
             if reply.refused is not None and reply.refused < len(roster.seats):
@@ -370,21 +375,21 @@ class CrewEngine:
         outputs: list[Tensor] = []
         for part, stream in enumerate(streams):
             of = PayloadId(PieceKind.STREAM, sent.order, part, last)
-            payload = self._await_stream(watch, of, should_stop)
+            payload = self._await_stream(watch, sender, of, should_stop)
             if payload is None or len(payload) != 4 * stream.numel():
                 return None
             output = decode_stream(payload)
             if output is None:
-                links.record_fault(roster.sender_of(last))
+                links.record_fault(sender)
                 return None
             outputs.append(output.view(stream.shape))
         return outputs
 
     def _await_stream(
-        self, watch: ChannelWatch, of: PayloadId, should_stop: Callable[[], bool]
+        self, watch: ChannelWatch, sender: int, of: PayloadId, should_stop: Callable[[], bool]
     ) -> bytearray | None:
         """Wait for outputs that the last machine sends over its channel; None if that ends."""
-        links, sender = self._links, self._roster.sender_of(of.key)
+        links = self._links
 
         def has_failed() -> bool:
             return should_stop() or watch.find_ended() is not None
@@ -417,7 +422,8 @@ class CrewEngine:
 
     def _save_others(self, closing: bool) -> None:
         """Have the others save their parts under the next label."""
-        label = abs(self._engine.progress.label) + 1
+        # A label is never used again, also if this machine is killed before it has saved its part.
+        label = max(abs(self._engine.progress.label) + 1, int(1000 * time.time()))
         self._orders.request(SaveTask(label=label, closing=closing))
         self._engine.set_label(label)
 
@@ -455,8 +461,8 @@ class CrewEngine:
         saved[LEAD] = self._local if own is None else set(list_fragments(own))
         changed: set[int] = set()
         lost: dict[int, list[int]] = {}
-        held = [(i, n) for n, stage in enumerate(self._roster.stages) for i in stage.fragments]
-        for i, holder in sorted(held):
+        stages = self._roster.stages
+        for i, holder in sorted((i, n) for n in saved for i in stages[n].fragments):
             if i in saved[holder] and holder not in stale:
                 continue
             changed.add(holder)
@@ -470,7 +476,7 @@ class CrewEngine:
                 continue
             for part in SAVED_PARTS:
                 self._store(holder, i, self._fetch_saved(source, i, part, own), part)
-            if label < 0:
+            if label < 0 or source in stale:
                 self._store_rebuilt(i, holder, forgets=False)
         for number in sorted(changed):
             self._begin_round(number, lost.get(number, []), saved[number])
@@ -483,10 +489,10 @@ class CrewEngine:
             assert own is not None, "what the lead holds needs no other source"
             return read_part(own, i, part)
         task = FragmentTask(fragment=i, part=part, saved=True)
-        payloads = self._orders.request(task, [source])[source].payloads
-        if len(payloads) != 1:
+        answer = self._orders.request(task, [source]).get(source)
+        if answer is None or len(answer.payloads) != 1:
             raise CrewError(f"{self._roster.name_of(source)} sent no part of its saved state")
-        return payloads[0]
+        return answer.payloads[0]
 
     def _store(
         self, holder: int, i: int, payload: Payload, part: PartName, forgets: bool = False

@@ -29,8 +29,7 @@ class CrewFragments(Sequence[Tensor]):
         holder = self._roster.holders[index]
         if holder == LEAD:
             return self._local[index]
-        task = FragmentTask(fragment=index)
-        payloads = self._orders.request(task, [holder])[holder].payloads
+        payloads = self._orders.request_holder(index, FragmentTask(fragment=index)).payloads
         if len(payloads) != 1 or len(payloads[0]) != 4 * self._sizes[index]:
             raise CrewError(
                 f"{self._roster.name_of(holder)} sent another fragment than it was asked for"
@@ -55,7 +54,7 @@ class CrewFragments(Sequence[Tensor]):
         if holder == LEAD:
             return compute_sketch(self._local[index])
         task = FragmentTask(fragment=index, sketch_only=True)
-        sketch = self._orders.request(task, [holder])[holder].reply.sketch
+        sketch = self._orders.request_holder(index, task).reply.sketch
         if sketch is None:
             raise CrewError(f"{self._roster.name_of(holder)} sent no sketch of its fragment")
         return sketch

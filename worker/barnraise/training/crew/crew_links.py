@@ -85,6 +85,7 @@ class CrewLinks:
         bytes_sent: of payloads.
         bytes_received: of payloads.
         is_recalled: whether the lead wants this machine to apply for a seat again.
+        dropped: machines without which the lead goes on until the blocks are dealt again.
         faults: how often each machine, by key, has sent what is of no use; only the lead counts.
     """
 
@@ -115,6 +116,7 @@ class CrewLinks:
         self._sessions: dict[int, str] = {}  # of each machine, as its last channel has stated it
         self._accepted_sessions: dict[int, str] = {}
         self.is_recalled = False  # the lead deals the blocks again
+        self.dropped: set[int] = set()
         self._changed = threading.Condition()
         elements = max(fragment.size for fragment in roster.model.fragments())
         self._max_attachment = 2 * FP32_BYTES * elements + ATTACHMENT_OVERHEAD
@@ -123,7 +125,7 @@ class CrewLinks:
 
     def connected(self) -> set[int]:
         """Return the machines with an open channel."""
-        return set(self._links)
+        return set(self._links) - self.dropped
 
     def opened(self, number: int) -> int:
         """Return how many channels to a machine have been opened so far."""
@@ -140,7 +142,8 @@ class CrewLinks:
         """
         with self._changed:
             accepted = self._accepted_sessions
-            return next((n for n, s in self._sessions.items() if s != accepted.get(n)), None)
+            restarted = (n for n, s in self._sessions.items() if s != accepted.get(n))
+            return next((n for n in restarted if n not in self.dropped), None)
 
     def accept_restarts(self) -> None:
         """Go on with the machines as they are: all of them load a saved state."""
@@ -153,7 +156,7 @@ class CrewLinks:
 
     def find_left_out(self) -> int | None:
         """Return a member that has sent what is of no use too often; None if there is none."""
-        numbers = range(1, len(self.roster.seats))
+        numbers = set(range(1, len(self.roster.seats))) - self.dropped
         return next((n for n in numbers if self.is_left_out(self.roster.seats[n].key)), None)
 
     def is_left_out(self, key: str) -> bool:
@@ -239,6 +242,12 @@ class CrewLinks:
         with self._changed:
             self._ends[number] = reason
         self._call(self._close_link, number, reason)
+
+    def drop(self, number: int) -> None:
+        """Go on without a machine, which applies for a seat again."""
+        with self._changed:
+            self.dropped.add(number)
+        self.end_link(number, "the crew goes on without it")
 
     def close(self, reason: str) -> None:
         """Close all channels."""

@@ -268,7 +268,7 @@ class CrewMember:
                 self._state.save(engine, task.label, task.closing)
             case LoadTask():
                 saved = self._state.load(engine, task.label)
-                return _Result(saved=saved, is_stale=engine.progress.label < 0)
+                return _Result(saved=saved, is_stale=self._state.is_stale)
             case ProgressTask():
                 self._set_progress(task)
             case _:
@@ -362,14 +362,17 @@ class CrewMember:
     def _evaluate(self, number: int, task: EvaluateTask) -> _Result:
         """Pass the anchor's outputs through this machine's blocks, and on to the next machine."""
         links, roster, blocks = self._links, self._roster, self._engine.plan.blocks
-        watch = ChannelWatch(links, roster.neighbours(links.number))
+        routes = StepRoutes(roster, [task.route] * roster.micro_batches)
+        if not routes.is_valid() or links.number not in task.route:
+            raise CrewError("the lead sent a route that its roster does not imply")
+        watch = ChannelWatch(links, routes.neighbours(links.number))
 
         def has_failed() -> bool:
             has_moved_on = links.has_message(LEAD)  # the lead does not wait for this any longer
             return self._should_stop() or has_moved_on or watch.find_ended() is not None
 
         streams: list[Tensor] = []
-        sender = roster.sender_of(blocks.start)
+        sender, receiver = routes.sender_of(blocks.start, 0), routes.receiver_of(blocks.stop, 0)
         for part, sequences in enumerate(task.parts):
             of = PayloadId(PieceKind.STREAM, number, part, blocks.start)
             links.wait(lambda of=of: links.has_payload(sender, of), STREAM_SECONDS, has_failed)
@@ -386,5 +389,5 @@ class CrewMember:
         for part, stream in enumerate(streams):
             of = PayloadId(PieceKind.STREAM, number, part, blocks.stop)
             payload = encode_weights(stream.reshape(-1), 32)
-            links.send_payload(roster.receiver_of(blocks.stop), of, payload)
+            links.send_payload(receiver, of, payload)
         return _Result()

@@ -91,6 +91,7 @@ class EvaluateTask(Message):
     """Compute the anchor's outputs for parts of the held-out text, of so many sequences each."""
 
     kind: Literal["evaluate"] = "evaluate"
+    route: Annotated[list[SeatNumber], Field(max_length=16)]  # the machine of each span
     parts: Annotated[list[PartSize], Field(max_length=MAX_PARTS)]
 
 

@@ -1,6 +1,7 @@
 """The lead's numbered orders: sent until each machine has answered, executed once."""
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,8 +14,11 @@ from barnraise.training.crew.crew_frames import PayloadId, PieceKind
 from barnraise.training.crew.crew_links import LEFT_OUT, CrewLinks
 from barnraise.training.crew.crew_messages import Attachment, Order, Reply, StepTask, Task
 
+log = logging.getLogger("barnraise")
+
 CONNECT_SECONDS = 300.0  # in which all members have planned, allocated and connected
 RETURN_SECONDS = 30.0  # for which the lead waits for a machine whose channel has ended
+SHARED_SECONDS = 3.0  # the same where its span has another holder
 ANSWER_SECONDS = 0.5  # between two looks at the channels
 ANNOUNCE_SECONDS = 2.0  # for which answers are awaited that change nothing
 MAX_SENDS = 5  # of one order to one machine, whose channel breaks each time
@@ -92,9 +96,15 @@ class CrewOrders:
         self._number = int(1000 * time.time())
 
     @property
-    def others(self) -> range:
-        """Return the numbers of all machines but the lead."""
-        return range(1, len(self.links.roster.seats))
+    def others(self) -> list[int]:
+        """Return the numbers of all machines but the lead and those that have been dropped."""
+        return [n for n in range(1, len(self.links.roster.seats)) if n not in self.links.dropped]
+
+    def first_holder(self, index: int) -> int:
+        """Return the first machine that holds a fragment, of those that were not dropped."""
+        roster = self.links.roster
+        span = roster.span_of(roster.holders[index])
+        return next(number for number in span if number not in self.links.dropped)
 
     def next_order(self) -> int:
         """Return the number of a step, for `send_step`."""
@@ -115,6 +125,14 @@ class CrewOrders:
         """Send an order, and wait until all machines have executed it; see `collect`."""
         return self.collect(self.start(task, machines, enclosures))
 
+    def request_holder(self, index: int, task: Task) -> Answer:
+        """Have a machine that holds a fragment execute an order, and return its answer."""
+        while True:
+            number = self.first_holder(index)
+            answers = self.request(task, [number])
+            if number in answers:
+                return answers[number]
+
     def announce(self, task: Task) -> None:
         """Send an order to the machines that have a channel; wait for their answers briefly."""
         ends_at = time.monotonic() + ANNOUNCE_SECONDS
@@ -131,7 +149,7 @@ class CrewOrders:
         """Send an order to some machines, or to all, with what goes along for each of them."""
         self._number += 1
         self.links.start_order(self._number)
-        machines = self.others if machines is None else machines
+        machines = set(self.others if machines is None else machines) - self.links.dropped
         sent = SentOrder(
             self._number, task, {n: _Pending((enclosures or {}).get(n, ())) for n in machines}
         )
@@ -144,10 +162,12 @@ class CrewOrders:
         """Wait for the answers to an order, and send it again over channels that have broken.
 
         Returns:
-            The answer of each machine; not all of them if the wait was stopped.
+            The answer of each machine; not all of them if the wait was stopped, or if a machine was
+            dropped meanwhile.
 
         Raises:
-            CrewError: a machine is gone for RETURN_SECONDS, could not obey, or has restarted.
+            CrewError: a machine whose span has no other holder is gone for RETURN_SECONDS, could
+                not obey, or has restarted.
         """
         while not self.links.wait(lambda: self._read_answers(sent), ANSWER_SECONDS, should_stop):
             if should_stop():
@@ -158,22 +178,27 @@ class CrewOrders:
         return sent.answers
 
     def check_members(self) -> None:
-        """Check that the crew can go on with all machines.
+        """Check that the crew can go on with all machines, or without some.
 
         Raises:
             RoundLostError: one has restarted since the crew's state was loaded.
             CrewError: one is to be left out, because of what it sent.
         """
-        left_out = self.links.find_left_out()
-        if left_out is not None:
-            name = self.links.roster.name_of(left_out)
-            raise CrewError(f"{name} is left out of the crew: {LEFT_OUT}")
-        restarted = self.links.find_restarted()
-        if restarted is not None:
-            raise RoundLostError(
-                f"{self.links.roster.name_of(restarted)} of this crew has restarted: the crew "
-                "begins again at its last saved round"
-            )
+        roster = self.links.roster
+        while (left_out := self.links.find_left_out()) is not None:
+            problem = f"{roster.name_of(left_out)} is left out of the crew: {LEFT_OUT}"
+            self._drop(left_out, CrewError(problem))
+        while (restarted := self.links.find_restarted()) is not None:
+            problem = f"{roster.name_of(restarted)} of this crew has restarted"
+            self._drop(restarted, RoundLostError(problem))
+
+    def _drop(self, number: int, error: CrewError) -> None:
+        """Go on without a machine if another one holds its span; else raise the error."""
+        links = self.links
+        if not links.connected().intersection(links.roster.span_of(number)) - {number}:
+            raise error
+        links.drop(number)
+        log.warning("%s: the crew goes on without it, because its blocks are elsewhere too", error)
 
     def _send_pending(self, sent: SentOrder) -> None:
         """Send an order over each channel over which it was not sent yet.
@@ -181,27 +206,29 @@ class CrewOrders:
         Raises:
             CrewError: a machine is gone for too long, or its channel breaks again and again.
         """
-        links, now = self.links, time.monotonic()
+        links, roster, now = self.links, self.links.roster, time.monotonic()
         connected = links.connected()
-        for number, pending in sent.pending.items():
+        for number, pending in list(sent.pending.items()):
+            if number in links.dropped:
+                del sent.pending[number]
+                continue
             if number not in connected:
                 pending.gone_since = pending.gone_since or now
-                if now - pending.gone_since > RETURN_SECONDS:
-                    raise CrewError(
-                        f"{links.roster.name_of(number)} of this crew is gone: "
-                        f"{links.reason(number)}"
-                    )
+                is_shared = bool(connected.intersection(roster.span_of(number)))
+                if now - pending.gone_since > (SHARED_SECONDS if is_shared else RETURN_SECONDS):
+                    problem = f"{roster.name_of(number)} of this crew is gone: "
+                    self._drop(number, CrewError(problem + links.reason(number)))
                 continue
             pending.gone_since = None
             if pending.channel != links.opened(number):
                 pending.channel, pending.reply = links.opened(number), None
                 pending.sends += 1
                 if pending.sends > MAX_SENDS:
-                    raise CrewError(
-                        f"the channel to {links.roster.name_of(number)} of this crew broke "
-                        f"{MAX_SENDS} times during one order: the last time because "
-                        f"{links.reason(number)}"
+                    problem = (
+                        f"the channel to {roster.name_of(number)} of this crew broke {MAX_SENDS} "
+                        f"times during one order: the last time because {links.reason(number)}"
                     )
+                    self._drop(number, CrewError(problem))
                 self._send(number, sent.order, sent.task, pending.enclosures)
 
     def _send(self, number: int, order: int, task: Task, enclosures: Sequence[Enclosure]) -> None:
@@ -232,7 +259,9 @@ class CrewOrders:
             if not isinstance(message, Reply) or message.number != sent.order:
                 continue  # of an earlier order, or a step
             if message.problem:
-                raise CrewError(f"{self.links.roster.name_of(number)}: {message.problem}")
+                problem = f"{self.links.roster.name_of(number)}: {message.problem}"
+                self._drop(number, CrewError(problem))
+                return
             pending.reply = message
 
 

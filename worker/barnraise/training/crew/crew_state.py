@@ -22,7 +22,13 @@ from barnraise.training.resume import (
 
 
 class CrewState:
-    """Two slots of a state in memory, or the engine's own store on disk, by the lead's label."""
+    """Two slots of a state in memory, or the engine's own store on disk, by the lead's label.
+
+    Attributes:
+        saved: what was loaded last from a slot, or from the disk of the span before.
+        is_stale: whether the anchor that was loaded last is newer than its label: a disk has one
+            state alone, which changes with arrivals and with the next save.
+    """
 
     def __init__(self, folder: Path, run: str, spec_digest: str) -> None:
         """Save in a folder that only this run's part uses."""
@@ -30,7 +36,8 @@ class CrewState:
         self._former = folder / "former"  # the same of the span before, until the next save
         self._slots = CheckpointSlots(folder / "checkpoint")
         self._open_state = ExitStack()
-        self.saved: Mapping[str, Tensor] = {}  # the state of the label that was loaded last
+        self.saved: Mapping[str, Tensor] = {}
+        self.is_stale = False
         self._run, self._spec = run, spec_digest
 
     def open_store(self, plan: Plan) -> tuple[StateStore, EngineProgress | None]:
@@ -74,11 +81,13 @@ class CrewState:
             The fragments that this machine has saved under it. It has loaded those that it holds.
         """
         self.close()
+        self.is_stale = False
         if label == 0:
             self._slots.clear()  # its labels are those of a state that the lead has lost
             engine.forget_training()
             return []
-        if engine.plan.on_disk and abs(engine.progress.label) == label:
+        if engine.plan.on_disk and abs(engine.progress.label) >= label:
+            self.is_stale = engine.progress.label != label
             engine.reset_round()
             return list(engine.plan.local_fragments)
         self.saved = self._find(engine.plan.model, label)
@@ -98,8 +107,10 @@ class CrewState:
         if in_slot is not None:
             return in_slot[0] if in_slot[1].run == self._run else {}
         header = read_state_header(self._former)
-        if header is None or read_engine_progress(header).label != label:
+        newest = 0 if header is None else read_engine_progress(header).label
+        if abs(newest) < label:
             return {}
+        self.is_stale = newest != label
         former = DiskState(model, self._former)
         self._open_state.callback(former.close)
         return former

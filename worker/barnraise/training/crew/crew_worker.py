@@ -262,7 +262,7 @@ class CrewWorker(Worker):
             try:
                 if (problem := self._problem) is not None:
                     self._problem = None
-                    log.warning("%s", problem)
+                    log.warning("%s: the crew begins again at its last saved round", problem)
                     self._begin_again(deals=not isinstance(problem, RoundLostError))
                 super().train()
                 return

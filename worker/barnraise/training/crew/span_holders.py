@@ -25,7 +25,6 @@ class SpanHolders:
 
     Attributes:
         dealt: micro-batches of steps that counted, by machine.
-        firsts: the first holder of each span but the lead's.
     """
 
     def __init__(self, orders: CrewOrders) -> None:
@@ -35,7 +34,12 @@ class SpanHolders:
         self._skipped: dict[int, float] = {}  # machine → until when
         self.dealt = dict.fromkeys(orders.others, 0)
         self._merged: dict[int, dict[int, int]] = {}  # fragment → what was dealt at its last merge
-        self.firsts = [span[0] for span in self._roster.spans[1:]]
+
+    @property
+    def firsts(self) -> list[int]:
+        """Return the first holder of each span but the lead's, of those that were not dropped."""
+        stages, spans = self._roster.stages, self._roster.spans[1:]
+        return [self._orders.first_holder(stages[span[0]].fragments[0]) for span in spans]
 
     def are_connected(self) -> bool:
         """Return whether each span has a holder with a channel."""
@@ -45,7 +49,7 @@ class SpanHolders:
     def draw_routes(self, position: int) -> StepRoutes:
         """Draw a step's routes; machines without a channel get nothing."""
         now, connected = time.monotonic(), self._orders.links.connected()
-        absent = {n for n in self._orders.others if n not in connected}
+        absent = set(self.dealt) - connected
         absent |= {n for n, until in self._skipped.items() if now < until}
         return self._dealer.deal(f"{self._roster.seats[0].key} {position}", absent)
 
@@ -81,12 +85,12 @@ class SpanHolders:
 
     def _merge_fragment(self, i: int, span: Sequence[int], flushes: bool) -> None:
         before = self._merged.get(i, {})
-        steps = {number: self.dealt[number] - before.get(number, 0) for number in span}
         self._merged[i] = dict(self.dealt)
-        if not any(steps.values()):
-            return
         task = FragmentTask(fragment=i, part="replica", flushes=flushes)
         answers = self._orders.request(task, span)
+        steps = {number: self.dealt[number] - before.get(number, 0) for number in answers}
+        if not any(steps.values()):
+            return
         size = self._roster.model.fragments()[i].size
         mean = torch.zeros(size)
         for number, answer in sorted(answers.items()):
