@@ -25,10 +25,10 @@ from barnraise.exchange.gossip.requests import ArrivedBytes
 from barnraise.exchange.updates.update_sender import UpdateTraffic
 from barnraise.exchange.weights.contribution import ContributionMeter
 from barnraise.exchange.weights.peer_estimates import PeerEstimates
-from barnraise.peering.limits.rate_limit import MESSAGE_SECONDS, TURN_SECONDS, Meter
+from barnraise.peering.limits.rate_limit import TURN_SECONDS
 from barnraise.planning.lines import HOME_LINE, LINES
 from barnraise.planning.round_schedule import RoundSchedule
-from barnraise.planning.uplink_budget import MIN_UPDATE_SHARE, UplinkUse
+from barnraise.planning.uplink_budget import UplinkUse
 from barnraise.protocol.messages import PeerState, Update
 from barnraise.spec import ModelSpec, Recipe, RunSpec
 
@@ -53,6 +53,7 @@ STEP_SECONDS = 0.05
 TICK = 0.1  # seconds between two looks at a round that waits for its line
 QUEUE_SECONDS = 0.3  # of its line that a peer may be sent ahead
 UNANSWERED_BYTES = 100_000  # that a machine sends to one that is gone
+ACK_SHARE = 0.03  # of what arrives: the bytes of the packets by which QUIC acknowledges it
 
 # The bytes of a piece, and what happens at its peer once it has arrived.
 Piece = tuple[float, Callable[..., None], tuple[object, ...]]
@@ -85,7 +86,6 @@ class SharedLine:
     def __init__(self, swarm: "RelaySwarm", key: str, rate: float) -> None:
         self.rate = rate
         self.sent = 0.0
-        self.messages = Meter(MESSAGE_SECONDS)
         self.message_bytes = 0
         self._swarm = swarm
         self._key = key
@@ -106,7 +106,6 @@ class SharedLine:
         """Send a message, which does not wait."""
         self.message_bytes += size
         self._message_debt += size
-        self.messages.update(self.message_bytes, self._swarm.now)
 
     def drop(self, to: str) -> None:
         """Forget what waits for a peer."""
@@ -163,6 +162,8 @@ class SharedLine:
         swarm = self._swarm
         arrives_at = max(swarm.now + swarm.delay, swarm.received_at[sender.to]) + size / DOWN
         swarm.received_at[sender.to] = arrives_at
+        if sender.to not in swarm.killed:
+            swarm.lines[sender.to].message_bytes += int(ACK_SHARE * size)  # no limit holds them up
         swarm.schedule(arrives_at - swarm.now, swarm.arrive, self._key, sender.to, call, values)
         swarm.schedule(arrives_at - swarm.now, self.serve)
         self.serve()
@@ -267,8 +268,8 @@ class RelaySwarm(Simulation):
     def use(self, key: str) -> UplinkUse:
         """Return what a machine's line carries, as the exchange measures it."""
         me, line = self.machines[key], self.lines[key]
-        rate = max(MIN_UPDATE_SHARE * line.rate, line.rate - line.messages.window_rate)
-        return self._traffic[key].use(rate, len(me.links), me.carrier_rate)
+        self._traffic[key].on_line(int(line.sent + line.message_bytes), self.now)
+        return self._traffic[key].use(line.rate, len(me.links), me.carrier_rate)
 
     def _plan(self, key: str) -> None:
         schedule = self._estimates[key].plan_round(

@@ -46,12 +46,13 @@ from barnraise.ledger.ledger import Ledger
 from barnraise.ledger.update_queue import UpdateQueue
 from barnraise.ledger.validation import UpdateRules
 from barnraise.ledger.verdict_set import VerdictSet
+from barnraise.peering.limits.rate_limit import METER_STEP_SECONDS
 from barnraise.peering.links.received import Received
 from barnraise.peering.membership.membership import PeerSource
 from barnraise.peering.peer_server import PeeringConfig, PeeringUser, PeerServer
 from barnraise.peering.transports.transport import Transport
 from barnraise.planning.round_schedule import RoundSchedule
-from barnraise.planning.uplink_budget import MIN_UPDATE_SHARE, UplinkUse
+from barnraise.planning.uplink_budget import UplinkUse
 from barnraise.protocol.messages import PeerState, Signed, Ticket, Update, UpdateRequest
 from barnraise.protocol.run_mirrors import RunMirrors
 from barnraise.protocol.signing import open_signed
@@ -161,6 +162,7 @@ class UpdateServer:
         uplink = self.peers.uplink
         sender = UpdateSender(ledger, self.gossip, self.snapshot_server, uplink, self.wake)
         self._traffic = sender.traffic
+        self._measured_at = -math.inf
         self.peers.set_sources(self._compose_state, sender.open_update, sender.open_blob)
         self.peers.register({PeerState: self._on_state})
         for handler in (
@@ -244,10 +246,8 @@ class UpdateServer:
     def uplink_use(self) -> UplinkUse:
         """Return what the uplink carries, as measured. Safe from any thread."""
         uplink = self.peers.uplink
-        # Messages do not wait, and updates have what they leave.
         capacity = min(uplink.measured_rate or math.inf, uplink.rate)
-        rate = max(MIN_UPDATE_SHARE * capacity, capacity - uplink.message_rate)
-        return self._traffic.use(rate, len(self.gossip.links), self.gossip.carrier_rate)
+        return self._traffic.use(capacity, len(self.gossip.links), self.gossip.carrier_rate)
 
     @property
     def owes_update(self) -> bool:
@@ -399,8 +399,7 @@ class UpdateServer:
         """Perform gossip's actions whenever a fact changes or their time comes."""
         while True:
             self._wake_up.clear()
-            for connection in self.peers.connections.values():
-                connection.update_meters(self._loop.time())
+            self._measure_line(self._loop.time())
             self.gossip.set_measured_uplink(self.peers.uplink.measured_rate)
             for action in self.gossip.next_actions(self._loop.time()):
                 self._perform(action)
@@ -413,6 +412,15 @@ class UpdateServer:
             await self._wake_up.wait()
             alarm.cancel()
             await asyncio.sleep(max(0.0, now + MIN_WAKE_SECONDS - self._loop.time()))
+
+    def _measure_line(self, now: float) -> None:
+        """Record what the connections have sent and received, now and then."""
+        if now < self._measured_at + METER_STEP_SECONDS:
+            return
+        self._measured_at = now
+        for connection in self.peers.connections.values():
+            connection.update_meters(now)
+        self._traffic.on_line(self.peers.bytes_sent, now)
 
     def _perform(self, action: Action) -> None:
         if not isinstance(action, SendState | PushUpdate | ProbeAuthor | RequestUpdates):

@@ -1,7 +1,8 @@
 """Which part of a machine's uplink is for what, and how fast that sends its own updates. Pure.
 
-The first three shares add up to the whole line. The rest is for requests, tickets, headers that are
-requested, and errors in the line's estimate.
+Updates have what UPDATE_SHARE leaves beyond all else that a machine measurably sends. What is sent
+about ledgers is limited to STATE_SHARE. The rest of the line is for bursts, and for errors in its
+estimate.
 """
 
 import math
@@ -9,12 +10,12 @@ from dataclasses import dataclass
 
 from barnraise.planning.lines import Line
 
-UPDATE_SHARE = 0.8  # of the uplink, for the payloads of updates
+UPDATE_SHARE = 0.8  # of the uplink, for updates and all else that is sent
 STATE_SHARE = 0.1  # of the uplink, for what peers send each other about their ledgers
 REST_SHARE = 0.1
 HEADER_SHARE = 0.1  # of the updates' share, for the headers of a round's parts
-# Of the uplink that updates have at least, however many messages there are: where States, headers
-# and requests fill the rest of the line, rounds get longer, but they do not stop.
+# Of the uplink that updates have at least, however much else there is: where messages and
+# acknowledgements fill the rest of the line, rounds get longer, but they do not stop.
 MIN_UPDATE_SHARE = 0.1
 
 
@@ -23,7 +24,7 @@ class UplinkUse:
     """What a machine's uplink carries.
 
     Attributes:
-        rate: bytes per second of the uplink; inf: not known.
+        rate: bytes per second of the uplink, without the overhead; inf: not known.
         copies: of each of this machine's updates that it sends itself.
         relayed: bytes per second that it sends of others' updates; inf: not known.
         machines: that train, with this one.
@@ -43,7 +44,8 @@ class UplinkUse:
 
         min(max((0.8·u − ρ) / c, 0.8·u / max(c, R − 1)), 0.8·v / ((R − 1)·(R − 2)))
 
-        u   bytes per second of the uplink                       `rate`
+        u   bytes per second of the uplink; 0.8·u is what the
+            overhead leaves of UPDATE_SHARE of the line          `rate`
         c   copies of each update that this machine sends        `copies`
         ρ   bytes per second of others' updates                  `relayed`
         R   machines; each receives R − 1 updates in a round, so

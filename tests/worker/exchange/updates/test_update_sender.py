@@ -11,11 +11,11 @@ from helpers.network.raw_peer import connect_raw_peer
 from helpers.wait_for import wait_until
 from hypothesis import given
 
-from barnraise.exchange.updates.update_sender import UpdateTraffic
+from barnraise.exchange.updates.update_sender import OVERHEAD_SECONDS, UpdateTraffic
 from barnraise.ledger import blob_store
 from barnraise.peering.limits.served_pieces import REPEAT_LIMITS
 from barnraise.peering.transports.framing import unpack
-from barnraise.planning.uplink_budget import UPDATE_SHARE, UplinkUse
+from barnraise.planning.uplink_budget import MIN_UPDATE_SHARE, UPDATE_SHARE, UplinkUse
 from barnraise.protocol.messages import BlobMissing, BlobPart, BlobRequest, UpdateRequest
 
 
@@ -110,6 +110,38 @@ def test_until_it_is_measured_a_line_has_to_send_what_it_receives():
     assert replace(use, machines=16).update_rate == pytest.approx(UPDATE_SHARE * 1e5 / 15)
     assert UpdateTraffic().use(1e5, 10, carrier=1e9).copies == 1.0
     assert UpdateTraffic().use(math.inf, links=10).update_rate == math.inf
+
+
+@given(
+    line=st.floats(2e4, 2e6),
+    overhead=st.floats(0.0, 0.6),
+    copies=st.integers(1, 15),
+    carrier=st.sampled_from([math.inf, 6e6]),
+)
+def test_all_bytes_on_the_line_together_fit_its_share(line, overhead, copies, carrier):
+    """Messages, acknowledgements and what is sent again take from the updates."""
+    traffic, size = UpdateTraffic(), 100_000
+    total = 0.0
+    for second in range(200):
+        if second % 5 == 0:
+            traffic.on_published(size, float(second), math.isfinite(carrier))
+            traffic.on_sent(copies * size, is_own=True)
+            total += copies * size
+        total += overhead * line
+        traffic.on_line(int(total), float(second))
+    use = traffic.use(line, links=15, carrier=carrier)
+    assert (copies * use.update_rate + overhead * line) / line <= UPDATE_SHARE + 0.01
+    assert use.rate >= MIN_UPDATE_SHARE * line
+    if math.isinf(carrier):
+        assert use.update_rate > 0.95 * min(UPDATE_SHARE - overhead, UPDATE_SHARE) * line / 15
+
+
+def test_greetings_of_the_first_seconds_are_spread_over_the_window():
+    traffic = UpdateTraffic()
+    for second in range(6):
+        traffic.on_line(600 * second, float(second))
+    overhead = 5 * 600 / OVERHEAD_SECONDS / UPDATE_SHARE
+    assert traffic.use(1e5, links=1).rate == pytest.approx(1e5 - overhead)
 
 
 def test_change_is_measured_within_a_few_updates():

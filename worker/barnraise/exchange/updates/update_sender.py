@@ -10,12 +10,12 @@ from barnraise.exchange.gossip.requests import UPDATE_WINDOW
 from barnraise.exchange.snapshots.snapshot_server import SnapshotServer
 from barnraise.ledger.blob_store import BlobStore
 from barnraise.ledger.ledger import Ledger
-from barnraise.peering.limits.rate_limit import FairShare
+from barnraise.peering.limits.rate_limit import FairShare, Meter
 from barnraise.peering.limits.repeated_warnings import RepeatedWarnings
 from barnraise.peering.limits.served_pieces import ServedPieces
 from barnraise.peering.links.connection import OutgoingMessages
 from barnraise.peering.links.received import MessageHandlers, Received
-from barnraise.planning.uplink_budget import UPDATE_SHARE, UplinkUse
+from barnraise.planning.uplink_budget import MIN_UPDATE_SHARE, UPDATE_SHARE, UplinkUse
 from barnraise.protocol.messages import (
     BlobMissing,
     BlobPart,
@@ -28,16 +28,21 @@ from barnraise.protocol.types import Message
 log = logging.getLogger("barnraise.exchange")
 
 TRAFFIC_MEMORY = 0.5  # of what was counted, at each update that this machine publishes
+OVERHEAD_SECONDS = 60.0  # over which all else is measured: longer than the burst at a start
 
 
 class UpdateTraffic:
     """What an uplink has sent, counted from one update of this machine to the next. Pure.
 
     Updates are sent after they are published: an update counts once the next one follows it. What
-    was counted without a carrier does not count with one.
+    was counted without a carrier does not count with one. All else that the line carries is
+    measured as what was put on it beyond updates: messages, acknowledgements, what was lost and
+    sent again.
     """
 
     def __init__(self) -> None:
+        self._payload_bytes = 0  # of all updates since the start
+        self._overhead = Meter(OVERHEAD_SECONDS)
         self._published_at = -math.inf  # when the last update was, in seconds
         self._own_bytes = self._relayed_bytes = 0  # sent since then
         self._last_size = 0  # bytes of the last update
@@ -60,10 +65,15 @@ class UpdateTraffic:
 
     def on_sent(self, size: int, is_own: bool) -> None:
         """Record that payload bytes were sent, of this machine's own updates or for others."""
+        self._payload_bytes += size
         if is_own:
             self._own_bytes += size
         else:
             self._relayed_bytes += size
+
+    def on_line(self, size: int, now: float) -> None:
+        """Record how many bytes of all kinds this machine has put on its line since the start."""
+        self._overhead.update(size - self._payload_bytes, now)
 
     def measured(self, has_carrier: bool = False) -> tuple[float, float] | None:
         """Return the copies of each own update, and bytes per second for others; None: unknown."""
@@ -74,8 +84,12 @@ class UpdateTraffic:
     def use(self, rate: float, links: int, carrier: float = math.inf) -> UplinkUse:
         """Return what an uplink of so many bytes per second carries.
 
-        Before that is measured, each linked peer may need a copy, and others' updates the rest.
+        Updates have the part of UPDATE_SHARE that the overhead leaves. The greetings of the first
+        seconds count as a part of the whole window. Before copies are measured, each linked peer
+        may need one, and others' updates the rest.
         """
+        overhead = max(0.0, self._overhead.window_rate)
+        rate = max(MIN_UPDATE_SHARE * rate, rate - overhead / UPDATE_SHARE)
         has_carrier = math.isfinite(carrier)
         prior = (1.0, 0.0) if has_carrier else (max(1.0, links), math.inf)
         copies, relayed = self.measured(has_carrier) or prior

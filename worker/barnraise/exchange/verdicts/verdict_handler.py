@@ -247,7 +247,7 @@ class VerdictHandler:
         now = asyncio.get_running_loop().time()
         if changes or change.returned or changes_decisions:
             self._gossip.on_verdicts(self._ledger.vector(), self._ledger.verdicts, now)
-        self.on_verdicts_replaced()
+        self.on_verdicts_replaced(changes_decisions)
         if self._queue.is_open:
             for update in change.returned:
                 self._queue.append(anchor_entry(update, self._ledger.verdicts))
@@ -395,11 +395,15 @@ class VerdictHandler:
                     for author, seq in self._gossip.sample_heads(action.count):
                         connection.send_update(author, seq, whole=False)
 
-    def on_verdicts_replaced(self) -> None:
-        """Continue from the ledger's verdicts, which have been replaced."""
+    def on_verdicts_replaced(self, changes_decisions: bool = True) -> None:
+        """Continue from the ledger's verdicts, which have been replaced.
+
+        Opinions that decide nothing yet change with most rounds of a run's beginning: peers that
+        were sent some lately get them together with the next ones.
+        """
         verdicts = self._ledger.verdicts
         sizes = {name: _count_bytes(proof) for name, proof in verdicts.names.items()}
-        self._sync.on_verdicts(verdicts.digest, sizes)
+        self._sync.on_verdicts(verdicts.digest, sizes, changes_decisions)
 
     @property
     def is_converged(self) -> bool:

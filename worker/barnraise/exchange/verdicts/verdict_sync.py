@@ -131,11 +131,17 @@ class VerdictSync:
         peer.mismatches = peer.mismatches + 1 if differs else 0
         return differs or state.verdicts_digest != self._verdicts
 
-    def on_verdicts(self, verdicts: str | None, sizes: Mapping[str, int]) -> None:
-        """Record our verdict set, by the bytes of each proof; peers with another get it at once."""
+    def on_verdicts(
+        self, verdicts: str | None, sizes: Mapping[str, int], is_urgent: bool = True
+    ) -> None:
+        """Record our verdict set, by the bytes of each proof.
+
+        Peers with another one get it at once if it is urgent; else after VERDICT_RESEND_SECONDS,
+        together with what has changed by then.
+        """
         self._verdicts = verdicts
         self._index = ProofIndex(sizes)
-        for peer in self._peers.values():
+        for peer in self._peers.values() if is_urgent else ():
             peer.next_verdicts_at = -math.inf
 
     def on_disconnected(self, key: str) -> None:

@@ -14,7 +14,6 @@ from barnraise.peering.limits.service_limits import Rate
 from barnraise.protocol.table_sizes import MANY, store_newest
 
 METER_SECONDS = 10.0  # over which a meter averages
-MESSAGE_SECONDS = 60.0  # over which messages are counted: longer than the burst at a start
 METER_STEP_SECONDS = 0.5  # between two samples of a meter
 CAPACITY_MEMORY_SECONDS = 60.0  # of sending after which a capacity measurement has faded to 1/e
 MIN_MEASURED_SECONDS = 0.05  # of sending before a capacity is reported
@@ -22,6 +21,8 @@ MIN_WAIT_SECONDS = 0.01  # that are waited for; the next frame waits for less in
 PIECE_BYTES = 1 << 17  # payload bytes in one frame; a message waits behind at most one frame
 MIN_PIECE_BYTES = 1 << 10
 PIECE_SECONDS = 1.0  # of a limited uplink that one frame may take
+QUEUE_SECONDS = 0.125  # the same above QUEUE_BYTES: a router's queue holds it, and loses nothing
+QUEUE_BYTES = 1 << 13
 TURN_SECONDS = 0.25  # of the uplink that a transfer may take before the next one's turn
 
 
@@ -146,8 +147,6 @@ class FairShare:
         self._measured_until = 0.0  # event loop time up to which the seconds of sending are counted
         self._bytes = 0.0  # sent while somebody was sending, fading
         self._seconds = 0.0  # of those bytes, fading
-        self._messages = Meter(MESSAGE_SECONDS)
-        self._message_bytes = 0  # sent without waiting for a turn
 
     def next_rank(self) -> float:
         """Return the rank of an urgent transfer that goes out after those before it."""
@@ -169,10 +168,12 @@ class FairShare:
 
     @property
     def piece_bytes(self) -> int:
-        """The payload bytes in one frame: as few as a message can wait for."""
+        """The payload bytes in one frame: a message can wait for them, and a router queue them."""
         if not self.is_limited:
             return PIECE_BYTES
-        return int(min(PIECE_BYTES, max(MIN_PIECE_BYTES, PIECE_SECONDS * self.rate)))
+        queued = max(QUEUE_BYTES, QUEUE_SECONDS * self.rate)
+        waited = max(MIN_PIECE_BYTES, PIECE_SECONDS * self.rate)
+        return int(min(PIECE_BYTES, queued, waited))
 
     def limit(self, rate: float) -> None:
         """Set the limit, in bytes per second. Safe to call from another thread."""
@@ -181,19 +182,7 @@ class FairShare:
 
     def record_message(self, size: int) -> None:
         """Record a message of `size` bytes that went out without waiting for a turn."""
-        now = asyncio.get_running_loop().time()
-        self._bucket.consume(size, now)
-        self._message_bytes += size
-        self._messages.update(self._message_bytes, now)
-
-    @property
-    def message_rate(self) -> float:
-        """Bytes per second that messages have taken over MESSAGE_SECONDS.
-
-        The greetings of the first seconds count as what they are, a part of the window: a round's
-        length follows from this rate, and on a slow line it would be twice too long.
-        """
-        return self._messages.window_rate
+        self._bucket.consume(size, asyncio.get_running_loop().time())
 
     @property
     def measured_rate(self) -> float:

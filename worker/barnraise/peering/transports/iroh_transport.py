@@ -41,6 +41,7 @@ _LENGTH_BYTES = 4  # the length before each frame
 # Small frames are read several at once: a call into iroh costs more than copying this many bytes.
 _READ_AHEAD_BYTES = 1 << 13
 _MAX_UNACCEPTED = 64  # incoming channels that wait for `accept`
+_PACKET_BYTES = 28  # of IPv4 and UDP, before each packet
 
 
 class IrohTransport:
@@ -319,8 +320,18 @@ class IrohChannel:
         self._read_ahead = b""  # read from the stream and not returned yet
         self.peer = str(connection.remote_id())
         self.remote_address = _remote_address(connection)
-        self.bytes_sent = 0
-        self.bytes_received = 0
+
+    @property
+    def bytes_sent(self) -> int:
+        """All bytes of the connection's packets: frames, acknowledgements, what is sent again."""
+        stats = self._connection.stats()
+        return stats.udp_tx_bytes + _PACKET_BYTES * stats.udp_tx_datagrams
+
+    @property
+    def bytes_received(self) -> int:
+        """All bytes of the packets that have arrived."""
+        stats = self._connection.stats()
+        return stats.udp_rx_bytes + _PACKET_BYTES * stats.udp_rx_datagrams
 
     def refresh_remote_address(self) -> bool:
         """Look up the address; see `Channel.refresh_remote_address`."""
@@ -342,7 +353,6 @@ class IrohChannel:
             await self.send_stream.write_all(len(frame).to_bytes(_LENGTH_BYTES, "big") + frame)
         except iroh.IrohError as error:
             raise ChannelClosedError(self._close_reason(error)) from None
-        self.bytes_sent += _LENGTH_BYTES + len(frame)
 
     async def receive(self) -> bytes:
         """Return the next frame; see `Channel.receive`."""
@@ -355,7 +365,6 @@ class IrohChannel:
             frame = await self._read(length)
         except iroh.IrohError as error:
             raise ChannelClosedError(self._close_reason(error)) from None
-        self.bytes_received += _LENGTH_BYTES + length
         return frame
 
     async def _read(self, size: int) -> bytes:

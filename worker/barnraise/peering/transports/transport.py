@@ -35,8 +35,16 @@ class Channel(Protocol):
 
     peer: str  # the other side's key, proven
     remote_address: str  # the host:port at which this machine sees it; empty if it is unknown
-    bytes_sent: int
-    bytes_received: int
+
+    @property
+    def bytes_sent(self) -> int:
+        """The bytes that this machine has put on its line, with the protocol's own where known."""
+        ...
+
+    @property
+    def bytes_received(self) -> int:
+        """The same of what has arrived."""
+        ...
 
     def refresh_remote_address(self) -> bool:
         """Look up `remote_address`, which is another one once the peer changed networks.
