@@ -2,22 +2,29 @@
 
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 from django.utils import timezone
+from helpers.wait_for import wait_until
 from helpers.worker.command_line import invoke
 from helpers.worker.fake_coordinator import enrol
 
 from barnraise.cli.addresses import parse_run_address
 from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.coordinator_client.machine_requests import MachineRequests
-from barnraise.errors import CoordinatorError, CoordinatorUnreachableError, StateError
+from barnraise.errors import (
+    BarnraiseError,
+    CoordinatorError,
+    CoordinatorUnreachableError,
+    StateError,
+)
 from barnraise.protocol import reports
 from barnraise.protocol.verdicts import Verdict
 from barnraise.state_dir import StateDir
-from coordinator.accounts.models import Machine
+from coordinator.accounts.models import Enrolment, Machine
 from coordinator.audit.models import AuditEntry
 from coordinator.fleet.machine_state import MachinePause
 from coordinator.lib import site_identity
@@ -212,6 +219,42 @@ def test_machine_shows_runs_and_renames_itself_without_a_token(
         barnraise("machines", "rename", "a", "b", "c")
     with pytest.raises(StateError, match="create a token on the site"):
         barnraise("runs", "checkpoints", "dawn")
+
+
+def test_join_refuses_runs_and_shares_before_it_measures(barnraise, enrolled, launched_run):
+    dawn, _ = launched_run(barnraise.owner, name="Dawn")
+    dusk, _ = launched_run(barnraise.owner, name="Dusk", seed=7)
+    assert dusk.cancel()
+    for runs, sentence in (
+        (("dawn", "dusk"), "'Dusk' was cancelled by its owner"),
+        (("dawn", "dawn"), "'Dawn' is named twice"),
+        (("dawn", str(dawn.pk)), "'Dawn' is named twice"),
+        (("dawn", "nowhere"), "there is no run 'nowhere'"),
+        (("dawn", "dusk", "--share", "70"), "one number for each run"),
+        (("dawn", "dusk", "--share", "0,100"), "'0' is no share from 1 to 100"),
+    ):
+        with pytest.raises(BarnraiseError) as refused:
+            barnraise("join", *runs, "--eager")  # a polite one slows the tests' session down
+        assert sentence in str(refused.value)
+    home = StateDir(Path(os.environ["BARNRAISE_HOME"]))
+    assert not (home.path / "runs").exists() and not (home.path / "hardware.json").exists()
+
+
+def test_second_machine_that_logs_in_by_a_name_gets_a_number(
+    barnraise, live_server, volunteer, tmp_path
+):
+    volunteer(barnraise.owner)  # pc-1
+    arguments = ("login", live_server.url, "--name", "pc-1", "--home", str(tmp_path / "second"))
+    with ThreadPoolExecutor(1) as pool:
+        login = pool.submit(barnraise, *arguments)
+        wait_until(lambda: Enrolment.objects.exists() or login.done(), 60)
+        Enrolment.objects.get().approve(barnraise.owner)
+        output = login.result(60)
+    assert "is called pc-1 2 there" in output
+    assert {row.split("  ")[0] for row in barnraise("machines").splitlines()[1:]} == {
+        "pc-1",
+        "pc-1 2",
+    }
 
 
 def test_machine_changes_and_sees_no_other_machine(barnraise, enrolled, volunteer):
