@@ -181,6 +181,16 @@ class CrewDrill:
         self.members_stopping[name].set()
         self.threads[name].join(60)
 
+    def until_saved(self, times: int) -> None:
+        """Wait until the crew has saved its state, and then so often again."""
+        labels: set[int] = set()
+
+        def has_saved() -> bool:
+            labels.add(read_label(self.lead))
+            return len(labels - {0}) > times
+
+        self.until(has_saved)
+
     def until(self, condition, seconds: float = 60.0) -> None:
         """Wait until something holds."""
         ends_at = time.monotonic() + seconds
@@ -248,17 +258,16 @@ def test_member_that_restarts_comes_back_with_the_round_that_it_saved(drill, swa
     caplog.set_level("INFO")
     crew = drill(swarm(MODEL, token_budget=60_000, evaluate_every=20_000), members=2)
     code = crew.gather("ada", "ben")
-    crew.until(lambda: read_label(crew.lead) > 1)
+    crew.until_saved(1)
     crew.start_member("eve", replace(code, secret=bytes(16)))
     crew.until(lambda: "eve" in crew.failures)
     assert "copy the code that the lead prints now" in str(crew.failures.pop("eve"))
     crew.stop_member("ada")
-    label = crew.lead.engine.progress.label
     crew.start_member("ada", code)
     crew.until(lambda: "the crew begins again at its last saved round" in caplog.text)
     crew.until(lambda: "ada is back in the crew" in caplog.text)
     crew.until(lambda: caplog.text.count("the crew is connected") == 2)
-    crew.until(lambda: read_label(crew.lead) > label + 1)
+    crew.until_saved(2)
     assert not crew.failures, crew.failures
     assert "has not saved its part" not in caplog.text
 
@@ -268,12 +277,11 @@ def test_crew_goes_on_without_a_member_and_with_it_again(drill, swarm, caplog, m
     be_impatient(monkeypatch)
     crew = drill(swarm(MODEL, token_budget=150_000, evaluate_every=50_000), members=2)
     code = crew.gather("ada", "ben")
-    crew.until(lambda: read_label(crew.lead) > 1)
+    crew.until_saved(1)
     for change, names in ((crew.stop_member, {"ben"}), (crew.start_member, {"ada", "ben"})):
-        label = read_label(crew.lead)
         change("ada", *[code] * (change == crew.start_member))
         crew.until(lambda names=names: read_members(crew) == names)
-        crew.until(lambda label=label: read_label(crew.lead) > label + 1)
+        crew.until_saved(2)
     assert not crew.failures, crew.failures
     assert "ada of this crew is gone" in caplog.text or "ada has no channel" in caplog.text
     assert "dealing the blocks again, with 1 more machine\n" in caplog.text
@@ -301,8 +309,7 @@ def test_block_moves_from_a_machine_that_has_become_slow(drill, swarm, caplog, m
     assert sum(read_blocks(crew)) == sum(before) and "a block moves from" in caplog.text
     # From now on speeds are measured, which may move the block back.
     monkeypatch.setattr(crew_engine.CrewEngine, "pop_stage_seconds", pop_stage_seconds)
-    label = read_label(crew.lead)
-    crew.until(lambda: read_label(crew.lead) > label + 1)
+    crew.until_saved(2)
     assert not crew.failures, crew.failures
     assert "without Adam's moments" not in caplog.text
 
@@ -326,8 +333,7 @@ def test_member_that_sends_what_is_not_finite_is_left_out(drill, swarm, caplog, 
         crew.until(lambda: "ada" in crew.failures)
     crew.until(lambda: read_members(crew) == {"ben"})
     assert sum(read_blocks(crew)) == MODEL.layers
-    label = read_label(crew.lead)
-    crew.until(lambda: read_label(crew.lead) > label + 1)
+    crew.until_saved(2)
     first = str(crew.failures.pop("ada"))
     crew.start_member("ada", code)
     crew.until(lambda: "ada" in crew.failures)
@@ -369,7 +375,7 @@ def test_holder_killed_in_a_step_costs_no_round(drill, swarm, caplog, monkeypatc
     monkeypatch.setattr(crew_joining, "REDIAL_SECONDS", 1.0)  # else too often for the lead's door
     crew.start_member("ada", code, SLOW_MACHINE)
     crew.until(lambda: "dealing the blocks again, with 1 more machine" in caplog.text)
-    crew.until(lambda: read_label(crew.lead) > label + 2)
+    crew.until_saved(2)
     assert read_members(crew) == {"ada", "ben"} and not crew.failures, crew.failures
     assert "without Adam's moments" not in caplog.text and "begins again" not in caplog.text
 
@@ -395,8 +401,7 @@ def test_member_that_its_owner_pauses_counts_as_gone(drill, swarm, caplog, monke
     assert "a member paused by its owner" in caplog.text
     crew.members_pausing["ada"].clear()
     crew.until(lambda: read_members(crew) == {"ada", "ben"})
-    label = read_label(crew.lead)
-    crew.until(lambda: read_label(crew.lead) > label)
+    crew.until_saved(1)
     assert not crew.failures, crew.failures
 
 
@@ -446,8 +451,7 @@ def test_lead_that_takes_the_peers_anchor_goes_on_with_its_crew(drill, swarm, mo
     monkeypatch.setattr(Exchange, "resync", lambda exchange: resyncs.append(exchange))
     monkeypatch.setattr(Exchange, "needs_resync", property(lambda exchange: not resyncs))
     crew.until(lambda: resyncs)
-    label = read_label(crew.lead)
-    crew.until(lambda: read_label(crew.lead) > label + 1)
+    crew.until_saved(2)
     assert crew.threads["ada"].is_alive() and not crew.failures, crew.failures
 
 
@@ -461,7 +465,7 @@ def test_heir_trains_under_its_own_key_however_long_it_opens(drill, swarm, monke
     run.trust_peers()
     crew = drill(run, members=2)
     code = crew.gather("ada", "ben")
-    crew.until(lambda: read_label(crew.lead) > 1)
+    crew.until_saved(1)
     vera = run.start("vera", knows=["lead"])  # from her the heir gets updates and text
     LocalControl(vera.worker.joined.folder.path).pause()
     crew.until(lambda: vera.status.get("activity") == "paused")
@@ -478,7 +482,8 @@ def test_heir_trains_under_its_own_key_however_long_it_opens(drill, swarm, monke
     monkeypatch.setattr(Prefetch, "fetch_snapshot", fetch_slowly)
     crew.options = CrewOptions()
     crew.start_lead(name=heir, with_text=False, knows=["vera"])
-    crew.until(lambda: crew.lead is not None and read_label(crew.lead) > 1)
+    crew.until(lambda: crew.lead is not None)
+    crew.until_saved(1)
     vector = crew.lead.ledger.vector()
     assert crew.lead.key != code.lead and vector[crew.lead.exchange.author.name] > 0
     assert len(vector) == 2, "it goes on with what the lost lead had published"
@@ -502,7 +507,7 @@ def read_members(crew: CrewDrill) -> set[str]:
 
 
 def read_label(worker: CrewWorker) -> int:
-    """Return how often a crew has saved its state; 0 while its lead has no engine."""
+    """Return when a crew has saved its state; 0 while its lead has no engine."""
     engine = getattr(worker, "engine", None)
     return engine.progress.label if engine is not None else 0
 

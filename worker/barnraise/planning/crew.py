@@ -290,7 +290,6 @@ def deal_blocks(
         The best deal among at least two machines; None if there is none.
     """
     layers = shape.model.layers
-    longest = min(longest, _deal_greedily(machines, shape))
     partial = {0: [_Partial((), 0.0, 0.0)]}
     for index, machine in enumerate(machines):
         stages = _list_stages(machine, index, shape, longest)
@@ -344,32 +343,6 @@ def _drop_beaten(ways: list[_Partial]) -> list[_Partial]:
         if not any(o.filling <= way.filling and len(o.stages) <= members for o in best):
             best.append(way)
     return best
-
-
-def _deal_greedily(machines: Sequence[CrewMachine], shape: PipelineShape) -> float:
-    """Return the seconds of a good deal, so that spans that take longer need not be priced.
-
-    Each block goes to the machine whose stage is the shortest with it.
-    """
-    machines = machines[: shape.most_members]
-    counts = [0] * len(machines)
-    for _ in range(shape.model.layers):
-        seconds: dict[int, float] = {}
-        for index, machine in enumerate(machines):
-            stage = shape.lay_stage(machine, index, 1, counts[index] + 1)
-            if stage is not None:
-                seconds[index] = stage.price.step_seconds
-        if not seconds:
-            return math.inf
-        counts[0 if not counts[0] and 0 in seconds else min(seconds, key=seconds.__getitem__)] += 1
-    laid = [
-        shape.lay_stage(machine, index, 1, count)
-        for index, (machine, count) in enumerate(zip(machines, counts, strict=True))
-        if count
-    ]
-    stages = [stage for stage in laid if stage is not None]
-    is_crew = counts[0] > 0 and len(stages) > 1
-    return price_deal(stages, shape.micro_batches) if is_crew else math.inf
 
 
 def share_spans(machines: Sequence[CrewMachine], shape: PipelineShape, deal: Deal) -> Deal:

@@ -31,16 +31,16 @@ from barnraise.training.crew.crew_frames import PayloadId, PieceKind
 from barnraise.training.crew.crew_links import ChannelWatch
 from barnraise.training.crew.crew_messages import (
     SAVED_PARTS,
-    ApplyTask,
+    CallTask,
     EndRoundTask,
     EvaluateTask,
     FragmentTask,
     LeaveTask,
     LoadTask,
+    MethodName,
     PartName,
     ProgressTask,
     QueueTask,
-    ResetTask,
     SaveTask,
     StepTask,
 )
@@ -183,8 +183,12 @@ class CrewEngine:
 
     def flush(self) -> None:
         """Apply the pending update now."""
-        self._orders.request(ApplyTask(arrivals=False))
-        self._engine.flush()
+        self._call("flush")
+
+    def _call(self, method: MethodName) -> None:
+        """Have all machines call a method of their engines."""
+        self._orders.request(CallTask(method=method))
+        getattr(self._engine, method)()
 
     # ---- exchange ------------------------------------------------------------------------------
 
@@ -220,8 +224,7 @@ class CrewEngine:
 
     def apply_queued(self) -> None:
         """Apply all queued updates and the prediction now."""
-        self._orders.request(ApplyTask(arrivals=True))
-        self._engine.apply_queued()
+        self._call("apply_queued")
 
     def end_round(
         self,
@@ -291,25 +294,18 @@ class CrewEngine:
 
     def reset_round(self) -> None:
         """Set the replica to the anchor; drop what the round has learnt, and the prediction."""
-        self._reset("round")
+        self._prediction = None
+        self._call("reset_round")
 
     def reset_feedback(self) -> None:
         """Set the error feedback to zero, and drop the round."""
-        self._reset("feedback")
+        self._prediction = None
+        self._call("reset_feedback")
 
     def reset_momentum(self) -> None:
         """Set the outer momentum to zero."""
-        self._reset("momentum")
-
-    def _reset(self, what: str) -> None:
-        self._orders.request(ResetTask.model_validate({"what": what}))
         self._prediction = None
-        resets = {
-            "round": self._engine.reset_round,
-            "feedback": self._engine.reset_feedback,
-            "momentum": self._engine.reset_momentum,
-        }
-        resets[what]()
+        self._call("reset_momentum")
 
     def replace_fragment(self, index: int, units: Tensor) -> None:
         """Replace a fragment of the anchor by int32 [n] units, and drop the round."""
@@ -540,7 +536,7 @@ class CrewEngine:
             return
         task = ProgressTask(position=own.position, optimizer_steps=steps, warmup_steps_left=warmup)
         self._orders.request(task, [number])
-        self._orders.request(ResetTask(what="round"), [number])
+        self._orders.request(CallTask(method="reset_round"), [number])
 
     def close(self) -> None:
         """End the crew: the others leave, and the lead frees its memory."""

@@ -96,6 +96,7 @@ class CrewLinks:
         loop: asyncio.AbstractEventLoop,
         uplink: FairShare | None = None,
         faults: Counter[str] | None = None,
+        dropped: set[int] | None = None,
     ) -> None:
         """Expect channels; they are served on `loop`. Without `uplink` nothing limits them."""
         roster.validate()
@@ -116,7 +117,7 @@ class CrewLinks:
         self._sessions: dict[int, str] = {}  # of each machine, as its last channel has stated it
         self._accepted_sessions: dict[int, str] = {}
         self.is_recalled = False  # the lead deals the blocks again
-        self.dropped: set[int] = set()
+        self.dropped = set[int]() if dropped is None else dropped
         self._changed = threading.Condition()
         elements = max(fragment.size for fragment in roster.model.fragments())
         self._max_attachment = 2 * FP32_BYTES * elements + ATTACHMENT_OVERHEAD

@@ -16,8 +16,8 @@ from barnraise.training.crew.crew_frames import PayloadId, PieceKind
 from barnraise.training.crew.crew_links import ChannelWatch, CrewLinks
 from barnraise.training.crew.crew_messages import (
     SAVED_PARTS,
-    ApplyTask,
     Attachment,
+    CallTask,
     EndRoundTask,
     EvaluateTask,
     FragmentTask,
@@ -27,7 +27,6 @@ from barnraise.training.crew.crew_messages import (
     ProgressTask,
     QueueTask,
     Reply,
-    ResetTask,
     SaveTask,
     StepTask,
 )
@@ -254,16 +253,14 @@ class CrewMember:
         match task:
             case QueueTask():
                 self._queue_updates(task, order.attachments, payloads)
-            case ApplyTask():
-                self._apply(task)
+            case CallTask():
+                getattr(engine, task.method)()
             case EndRoundTask():
                 return self._end_round(task, payloads)
             case FragmentTask():
                 return self._exchange_fragment(task, payloads)
             case EvaluateTask():
                 return self._evaluate(order.number, task)
-            case ResetTask():
-                self._reset(task)
             case SaveTask():
                 self._state.save(engine, task.label, task.closing)
             case LoadTask():
@@ -274,11 +271,6 @@ class CrewMember:
             case _:
                 pass  # the lead leaves
         return _Result()
-
-    def _apply(self, task: ApplyTask) -> None:
-        self._engine.flush()
-        if task.arrivals:
-            self._engine.apply_queued()
 
     def _queue_updates(
         self, task: QueueTask, attachments: Sequence[Attachment], payloads: list[bytearray]
@@ -318,15 +310,6 @@ class CrewMember:
         )
         enclosures = [Enclosure(part.fragment, part.payload) for part in parts]
         return _Result([] if payloads else enclosures)
-
-    def _reset(self, task: ResetTask) -> None:
-        match task.what:
-            case "round":
-                self._engine.reset_round()
-            case "feedback":
-                self._engine.reset_feedback()
-            case "momentum":
-                self._engine.reset_momentum()
 
     def _set_progress(self, task: ProgressTask) -> None:
         progress = replace(self._engine.progress, position=task.position)

@@ -35,6 +35,7 @@ SchemeName = Annotated[str, Field(pattern=r"^(dense[248]|top\d{1,4}x[248])$")]
 Verdict = Literal["apply", "cancel", "abandon"]
 PartSize = Annotated[int, Field(ge=1, le=4096)]  # sequences
 PartName = Literal["anchor", "moments", "momentum", "feedback", "replica"]  # of a fragment
+MethodName = Literal["flush", "apply_queued", "reset_round", "reset_feedback", "reset_momentum"]
 SAVED_PARTS: tuple[PartName, ...] = ("anchor", "moments", "momentum", "feedback")
 
 
@@ -65,11 +66,11 @@ class QueueTask(Message):
     prediction: Units | None = None
 
 
-class ApplyTask(Message):
-    """Apply the pending step, and with `arrivals` what is queued."""
+class CallTask(Message):
+    """Call a method of the engine that needs nothing but its name; see `Engine`."""
 
-    kind: Literal["apply"] = "apply"
-    arrivals: bool
+    kind: Literal["call"] = "call"
+    method: MethodName
 
 
 class EndRoundTask(Message):
@@ -93,13 +94,6 @@ class EvaluateTask(Message):
     kind: Literal["evaluate"] = "evaluate"
     route: Annotated[list[SeatNumber], Field(max_length=16)]  # the machine of each span
     parts: Annotated[list[PartSize], Field(max_length=MAX_PARTS)]
-
-
-class ResetTask(Message):
-    """Reset a part of the state; see the methods of `Engine`."""
-
-    kind: Literal["reset"] = "reset"
-    what: Literal["round", "feedback", "momentum"]
 
 
 class FragmentTask(Message):
@@ -153,10 +147,9 @@ class LeaveTask(Message):
 Task = Annotated[
     StepTask
     | QueueTask
-    | ApplyTask
+    | CallTask
     | EndRoundTask
     | EvaluateTask
-    | ResetTask
     | FragmentTask
     | SaveTask
     | LoadTask

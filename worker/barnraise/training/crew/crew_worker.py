@@ -148,6 +148,7 @@ class CrewWorker(Worker):
         self._problems = 0  # since the last saved round
         self._has_saved = False  # and has trained nothing since
         self._faults = Counter[str]()  # of members, by key
+        self._dropped = set[int]()  # members without which the crew goes on
         self._balancer = CrewBalancer()
         self._has_fresh_anchor = True
         super().__init__(joined, leaving, *machine, on_status, transport)
@@ -205,7 +206,7 @@ class CrewWorker(Worker):
         """Open the channels to the members, who wait as long as they reach their lead."""
         thread = self.exchange.thread
         uplink = self.exchange.server.peers.uplink
-        links = CrewLinks(self.roster, LEAD, thread.loop, uplink, self._faults)
+        links = CrewLinks(self.roster, LEAD, thread.loop, uplink, self._faults, self._dropped)
         self._channels = CrewChannels(
             links,
             self._door,
@@ -332,7 +333,7 @@ class CrewWorker(Worker):
 
     def _seat(self, crew: FormedCrew) -> None:
         """Plan this machine's part of another deal."""
-        self.crew = crew
+        self.crew, self._dropped = crew, set()
         self.roster = CrewRoster(self.spec.model, crew.seating)
         self.plan = self.plan_training(*self._planned_on)
         self.metrics.plan = build_plan_view(self.plan, self._planned_on[0])

@@ -12,7 +12,7 @@ import torch
 
 from barnraise.errors import CrewError
 from barnraise.mixing.payloads import decode_weights, encode_weights
-from barnraise.training.crew.crew_messages import EndRoundTask, FragmentTask, ResetTask
+from barnraise.training.crew.crew_messages import CallTask, EndRoundTask, FragmentTask
 from barnraise.training.crew.crew_orders import CrewOrders, Enclosure
 from barnraise.training.crew.routing import RouteDealer, StepRoutes
 from barnraise.training.crew.step_protocol import LeadStep
@@ -69,7 +69,7 @@ class SpanHolders:
         """Drop the round at the machines that had no part in a step that was abandoned."""
         idle = set(self._orders.others) - set(routes.members)
         if idle:
-            self._orders.request(ResetTask(what="round"), idle)
+            self._orders.request(CallTask(method="reset_round"), idle)
 
     def merge_replicas(self, due: Collection[int], flushes: bool) -> None:
         """Give the holders of fragments whose round ends the mean of their replicas.
