@@ -1,4 +1,4 @@
-"""How soon a rule is obeyed, what training costs other programs, and how it begins and grows."""
+"""How soon a rule is obeyed, what training costs other programs, and how soon it begins."""
 
 import multiprocessing
 import shutil
@@ -12,27 +12,19 @@ from barnraise.planning.limits import Limits
 from barnraise.protocol.enums import Activity
 
 PROGRAM = "bench-program"  # copied from `sleep`, so that nothing else has its name
-SOAK_SECONDS = 1800.0
-SOAK_STEP_SECONDS = 2.0  # between two readings of the memory
-SOAK_PRINT_SECONDS = 300.0  # between two readings that are printed
 TURN_SECONDS = 1.0  # of another program's work, with and without the worker
 
 
 def measure(lab: WorkerLab) -> dict[str, Any]:
-    """Measure join_to_first_step_s, decision_s, foreground_loss and soak_rss_growth_mb_h.
-
-    A quick run has no time for the soak: what grows in the first minutes is no leak.
-    """
+    """Measure join_to_first_step_s, decision_s and foreground_loss."""
     home = lab.create_home("ruled")
     home.limits = Limits(pause_for=(PROGRAM,))
     worker = lab.start(home)
     seconds = worker.wait_until(lambda status: status.step >= 1, "the first step")
     results = {"join_to_first_step_s": round(seconds, 1)}
-    growth = None if lab.is_quick else round(_measure_growth(worker, SOAK_SECONDS), 1)
     results |= {
         "foreground_loss": round(max(0.0, _measure_loss(lab, worker)), 3),
         "decision_s": _measure_decision(lab, worker),
-        "soak_rss_growth_mb_h": growth,
     }
     worker.stop()
     return results
@@ -54,26 +46,6 @@ def _measure_decision(lab: WorkerLab, worker: TestedWorker) -> float:
             process.kill()
     assert worker.status is not None and PROGRAM in worker.status.reason
     return round(seconds, 2)
-
-
-def _measure_growth(worker: TestedWorker, seconds: float) -> float:
-    """Return by how many MB an hour the memory grows, after a first third that does not count."""
-    points: list[tuple[float, float]] = []
-    started = time.monotonic()
-    next_print = 0.0
-    while (past := time.monotonic() - started) < seconds:
-        rss = worker.rss_mb
-        if past >= next_print:
-            next_print += SOAK_PRINT_SECONDS
-            step = worker.status.step if worker.status else 0
-            print(f"after {past / 60:.0f} min and {step} steps: {rss:.1f} MB", flush=True)
-        if past > seconds / 3:
-            points.append((past / 3600, rss))
-        time.sleep(SOAK_STEP_SECONDS)
-    mean_x = sum(x for x, _ in points) / len(points)
-    mean_y = sum(y for _, y in points) / len(points)
-    spread = sum((x - mean_x) ** 2 for x, _ in points)
-    return sum((x - mean_x) * (y - mean_y) for x, y in points) / spread
 
 
 def _measure_loss(lab: WorkerLab, worker: TestedWorker) -> float:

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+AnyPath = str | os.PathLike[str]
+
 
 def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
     """Replace a file durably: after a crash it holds the old or the new bytes, all of them.
@@ -25,40 +27,45 @@ def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
         file = os.fdopen(os.open(temporary, exclusive, 0o600), "wb")
     else:
         file = temporary.open("wb")
-    _write_and_move(file, temporary, path, data)
-
-
-def _write_and_move(file: BinaryIO, temporary: Path, path: Path, data: bytes | memoryview) -> None:
     with file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    sync_folder(path.parent)
+        _write_durably(file, data)
+    _rename_durably(temporary, path)
 
 
-def write_into_place(temporary: Path, path: Path, data: bytes | memoryview) -> None:
+def _write_durably(file: BinaryIO, data: bytes | memoryview) -> None:
+    file.write(data)
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _rename_durably(temporary: AnyPath, path: AnyPath) -> None:
+    os.replace(temporary, path)
+    sync_folder(os.path.dirname(path) or ".")
+
+
+def write_into_place(temporary: AnyPath, path: AnyPath, data: bytes | memoryview) -> None:
     """Write a file durably under a temporary name, and give it its final one.
 
     After a crash it is whole or absent under its final name. Both are in one folder, which exists.
     """
-    _write_and_move(temporary.open("wb"), temporary, path, data)
+    with open(temporary, "wb") as file:
+        _write_durably(file, data)
+    _rename_durably(temporary, path)
 
 
-def move_into_place(temporary: Path, path: Path) -> None:
+def move_into_place(temporary: AnyPath, path: AnyPath) -> None:
     """Give a finished file its final name durably: after a crash it is whole or absent."""
     sync_file(temporary)
-    temporary.replace(path)
-    sync_folder(path.parent)
+    _rename_durably(temporary, path)
 
 
-def sync_file(path: Path) -> None:
+def sync_file(path: AnyPath) -> None:
     """Wait until a file's bytes are on the disk."""
-    with path.open("rb+") as file:
+    with open(path, "rb+") as file:
         os.fsync(file.fileno())
 
 
-def sync_folder(path: Path) -> None:
+def sync_folder(path: AnyPath) -> None:
     """Wait until a folder's entries are on the disk.
 
     Only POSIX systems can open a folder; Windows makes a rename durable together with the file.

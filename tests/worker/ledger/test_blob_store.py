@@ -3,6 +3,7 @@
 import errno
 import os
 import stat
+import sys
 import tempfile
 from pathlib import Path
 
@@ -35,21 +36,37 @@ def append_in_two_pieces(blobs: BlobStore) -> None:
 )
 def test_blob_is_fsynced_before_it_has_its_name(tmp_path, monkeypatch, store):
     blobs, events = BlobStore(tmp_path), []
-    fsync, replace = os.fsync, Path.replace
+    fsync, replace = os.fsync, os.replace
 
     def recorded_fsync(fd: int) -> None:
         status = os.fstat(fd)
         events.append("folder" if stat.S_ISDIR(status.st_mode) else status.st_size)
         fsync(fd)
 
-    def recorded_replace(source: Path, target: Path) -> Path:
+    def recorded_replace(source: str, target: str) -> None:
         events.append("name")
-        return replace(source, target)
+        replace(source, target)
 
     monkeypatch.setattr(os, "fsync", recorded_fsync)
-    monkeypatch.setattr(Path, "replace", recorded_replace)
+    monkeypatch.setattr(os, "replace", recorded_replace)
     store(blobs)
     assert events == ["folder", len(DATA), "name", "folder"] and blobs.read(NAME) == DATA
+
+
+def test_names_of_blobs_do_not_fill_pythons_table_of_strings(tmp_path, monkeypatch):
+    blobs, interned, intern = BlobStore(tmp_path), [], sys.intern
+
+    def recorded_intern(text: str) -> str:
+        interned.append(text)
+        return intern(text)
+
+    monkeypatch.setattr(sys, "intern", recorded_intern)
+    name = blobs.store(DATA)
+    append_in_two_pieces(blobs)
+    assert blobs.read(name) == DATA and blobs.size(name) == len(DATA) and blobs.has(name)
+    blobs.delete(name)
+    assert not [text for text in interned if name in text]
+    assert name in str(blobs.path(name)) and name in interned, "a path has the name as a part"
 
 
 def test_blob_store_full_disk_leaves_nothing_of_a_blob(tmp_path, monkeypatch):
@@ -195,9 +212,9 @@ def test_pinned_blobs_stay_until_they_are_unpinned_as_often(steps):
 def test_crash_before_a_blob_has_its_name_leaves_it_to_be_finished(
     tmp_path, monkeypatch, append, function, partial_size
 ):
-    def crash(temporary: Path, *arguments: object) -> None:
-        if not temporary.exists():
-            temporary.write_bytes(DATA[:100])
+    def crash(temporary: str, *arguments: object) -> None:
+        if not Path(temporary).exists():
+            Path(temporary).write_bytes(DATA[:100])
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:

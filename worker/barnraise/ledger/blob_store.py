@@ -8,6 +8,7 @@ there after an interruption. Concurrent writers of one blob are harmless: they w
 """
 
 import contextlib
+import os
 import secrets
 import shutil
 import threading
@@ -72,19 +73,27 @@ class BlobStore:
 
     def path(self, digest: str) -> Path:
         """Return where a blob is or would be stored."""
+        return Path(self._name(digest))
+
+    def _name(self, digest: str) -> str:
+        """Return the same as text.
+
+        A `Path` interns its parts: with new names in each round, Python's table of such strings
+        grows by megabytes in the midst of training.
+        """
         assert len(digest) == 64
-        return self.folder / digest[:2] / digest
+        return os.path.join(self.folder, digest[:2], digest)
 
     def has(self, digest: str) -> bool:
         """Return whether the complete blob is here."""
-        return digest == EMPTY_DIGEST or self.path(digest).exists()
+        return digest == EMPTY_DIGEST or os.path.exists(self._name(digest))
 
     def size(self, digest: str) -> int | None:
         """Return the blob's size in bytes; None if it is not here."""
         if digest == EMPTY_DIGEST:
             return 0
         try:
-            return self.path(digest).stat().st_size
+            return os.stat(self._name(digest)).st_size
         except FileNotFoundError:
             return None
 
@@ -96,7 +105,7 @@ class BlobStore:
         """
         if digest == EMPTY_DIGEST:
             return b""
-        with self.path(digest).open("rb") as file:
+        with open(self._name(digest), "rb") as file:
             file.seek(offset)
             return file.read(size)
 
@@ -111,7 +120,7 @@ class BlobStore:
     def partial_size(self, digest: str) -> int:
         """Return how many bytes of an incomplete blob have arrived."""
         try:
-            return self._part_path(digest).stat().st_size
+            return os.stat(self._part_name(digest)).st_size
         except FileNotFoundError:
             return 0
 
@@ -150,7 +159,7 @@ class BlobStore:
     ) -> AppendResult:
         if self.has(digest):
             return AppendResult.COMPLETE
-        part = self._part_path(digest)
+        part = self._part_name(digest)
         length = self.partial_size(digest)
         # Most updates of small models arrive in one piece.
         if offset == length == 0 and len(data) == total:
@@ -160,47 +169,47 @@ class BlobStore:
             return AppendResult.COMPLETE
         self._create_subfolder(digest)
         if offset <= length < offset + len(data):
-            with part.open("ab") as file:
+            with open(part, "ab") as file:
                 file.write(data[length - offset :])
             length = offset + len(data)
         if length < total:
             return AppendResult.INCOMPLETE
         if length > total or _compute_digest(part) != digest:
-            part.unlink()
+            os.unlink(part)
             return AppendResult.CORRUPT
-        move_into_place(part, self.path(digest))
+        move_into_place(part, self._name(digest))
         return AppendResult.COMPLETE
 
     def _write(self, digest: str, data: bytes | memoryview) -> None:
         """Write bytes that match their digest; leave nothing if the disk refuses them."""
-        path = self._create_subfolder(digest)
-        temporary = path.with_name(f"{digest}.{secrets.token_hex(4)}.new")
+        self._create_subfolder(digest)
+        name = self._name(digest)
+        temporary = f"{name}.{secrets.token_hex(4)}.new"
         try:
-            write_into_place(temporary, path, data)
+            write_into_place(temporary, name, data)
         except OSError:
-            temporary.unlink(missing_ok=True)
+            _delete_if_there(temporary)
             raise
 
-    def _create_subfolder(self, digest: str) -> Path:
-        """Create the folder of a blob durably and return the blob's path."""
-        path = self.path(digest)
-        if not path.parent.exists():
-            path.parent.mkdir(exist_ok=True)
+    def _create_subfolder(self, digest: str) -> None:
+        """Create the folder of a blob durably."""
+        folder = self.folder / digest[:2]
+        if not folder.exists():
+            folder.mkdir(exist_ok=True)
             sync_folder(self.folder)
-        return path
 
     def _part_lock(self, digest: str) -> threading.Lock:
         return self._part_locks[int(digest[:4], 16) % _PART_LOCKS]
 
-    def _part_path(self, digest: str) -> Path:
-        return self.path(digest).with_suffix(".part")
+    def _part_name(self, digest: str) -> str:
+        return f"{self._name(digest)}.part"
 
     # ---- removing
 
     def delete(self, digest: str) -> None:
         """Delete a blob, complete or not."""
-        self.path(digest).unlink(missing_ok=True)
-        self._part_path(digest).unlink(missing_ok=True)
+        _delete_if_there(self._name(digest))
+        _delete_if_there(self._part_name(digest))
 
     def pin(self, digests: Iterable[str]) -> None:
         """Keep `remove_unless_pinned` from removing these blobs, here already or not.
@@ -220,18 +229,23 @@ class BlobStore:
         with self._pin_lock:
             if self._pins[digest]:
                 return False
-            self.path(digest).unlink(missing_ok=True)
+            _delete_if_there(self._name(digest))
             return True
 
     def discard_partial(self, digest: str) -> None:
         """Remove what has arrived of an incomplete blob; a complete one stays."""
         with self._part_lock(digest):
-            self._part_path(digest).unlink(missing_ok=True)
+            _delete_if_there(self._part_name(digest))
 
 
-def _compute_digest(path: Path) -> str:
+def _delete_if_there(name: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(name)
+
+
+def _compute_digest(name: str) -> str:
     hasher = blake3()
-    with path.open("rb") as file:
+    with open(name, "rb") as file:
         while data := file.read(_READ_BYTES):
             hasher.update(data)
     return hasher.hexdigest()
