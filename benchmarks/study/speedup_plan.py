@@ -37,6 +37,9 @@ TOKENS_PER_SECOND = 24_000  # of each of their machines: 124 M parameters on a g
 # Steps of a round, by compression scheme, of four machines on a full line.
 GRID_LENGTHS = {"dense2": (860, 344, 166, 60, 20), "top64x2": (100, 40, 20, 10)}
 GRID_MACHINES, GRID_STEPS = 4, 2_000
+# The same of the mini model, from the many rounds of all values that the ladder prefers down; one
+# value in 64 has nine times as many at the same bytes, as far as there are steps.
+LIMIT_LENGTHS = {"dense2": (5, 10, 20, 40), "top64x2": (1, 2, 5)}
 DENSE = QuantizationScheme.parse("dense2")
 
 
@@ -146,6 +149,10 @@ class SpeedupPlan:
         cases = [alone_case(steps) for steps in ALONE_LENGTHS]
         cases += [cell.case() for cell in self.cells()]
         return [replace(case, seed=seed) for seed in SEEDS[1:] for case in cases]
+
+    def limit_cases(self, _results: Results) -> list[Case]:
+        """Return the trainings of the mini model."""
+        return [grid_case(form, h) for form, lengths in LIMIT_LENGTHS.items() for h in lengths]
 
     def quick_cases(self, _results: Results) -> list[Case]:
         """Return ten short trainings, which show little but that all of it runs."""

@@ -8,6 +8,9 @@ build/study/speedup-results.jsonl: a study that was interrupted continues where 
     --known   use the results in docs/benchmarks/speedup.jsonl, and train only what it lacks
     --report  train nothing; write the document and the worker's fit from the results there are
     --quick   five minutes; writes neither
+
+BARNRAISE_STUDY=mini trains instead, in ten minutes, what shows from how many rounds on all values
+are better than one in 64, and writes docs/benchmarks/speedup_limit.jsonl.
 """
 
 import json
@@ -16,13 +19,20 @@ import speedup_report
 import study_report
 from speedup_plan import SpeedupPlan
 from study_exchange import parse_arguments, read_results, run_stages
-from study_model import FOLDER, prepare_text
+from study_model import FOLDER, NAME, prepare_text
+
+LIMIT_RESULTS = speedup_report.RESULTS.with_name("speedup_limit.jsonl")
 
 
 def main() -> None:
     """Train what is missing and write the report."""
     arguments = parse_arguments((__doc__ or "").partition("\n")[0])
     plan = SpeedupPlan(quick=arguments.quick)
+    if NAME == "mini":
+        prepare_text()
+        results = read_results(LIMIT_RESULTS)
+        run_stages([plan.limit_cases], results, LIMIT_RESULTS, arguments)
+        return
     path = FOLDER / f"speedup-{'quick' if arguments.quick else 'results'}.jsonl"
     prepare_text()
     if arguments.quick:

@@ -12,7 +12,6 @@ from barnraise.planning.lines import Line
 
 UPDATE_SHARE = 0.8  # of the uplink, for updates and all else that is sent
 STATE_SHARE = 0.1  # of the uplink, for what peers send each other about their ledgers
-REST_SHARE = 0.1
 HEADER_SHARE = 0.1  # of the updates' share, for the headers of a round's parts
 # Of the uplink that updates have at least, however much else there is: where messages and
 # acknowledgements fill the rest of the line, rounds get longer, but they do not stop.

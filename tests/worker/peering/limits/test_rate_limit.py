@@ -9,12 +9,9 @@ from hypothesis import given
 
 from barnraise.peering.limits.rate_limit import (
     METER_SECONDS,
-    MIN_PIECE_BYTES,
     MIN_WAIT_SECONDS,
     PIECE_BYTES,
-    PIECE_SECONDS,
-    QUEUE_BYTES,
-    QUEUE_SECONDS,
+    PIECE_LIMITS,
     TURN_SECONDS,
     FairShare,
     Meter,
@@ -168,10 +165,10 @@ async def test_messages_on_an_unlimited_uplink_delay_nothing():
 @given(st.floats(1.0, 1e10))
 def test_piece_of_a_limited_uplink_is_waited_for_and_queued_whole(rate):
     """A message waits behind one piece, and a router loses what its queue cannot hold."""
-    piece = FairShare(rate).piece_bytes
-    assert piece <= max(MIN_PIECE_BYTES, rate * PIECE_SECONDS) and piece <= PIECE_BYTES
-    assert piece <= max(QUEUE_BYTES, rate * QUEUE_SECONDS)
-    assert piece >= min(QUEUE_BYTES, int(rate * PIECE_SECONDS)), "headers would take more"
+    piece, limits = FairShare(rate).piece_bytes, PIECE_LIMITS
+    assert piece <= max(limits.least, rate * limits.seconds) and piece <= PIECE_BYTES
+    assert piece <= max(limits.queued, rate * limits.queue_seconds)
+    assert piece >= min(limits.queued, int(rate * limits.seconds)), "headers would take more"
     assert FairShare().piece_bytes == PIECE_BYTES
 
 

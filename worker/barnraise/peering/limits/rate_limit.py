@@ -9,6 +9,7 @@ import math
 from collections import deque
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from barnraise.peering.limits.service_limits import Rate
 from barnraise.protocol.table_sizes import MANY, store_newest
@@ -19,11 +20,27 @@ CAPACITY_MEMORY_SECONDS = 60.0  # of sending after which a capacity measurement 
 MIN_MEASURED_SECONDS = 0.05  # of sending before a capacity is reported
 MIN_WAIT_SECONDS = 0.01  # that are waited for; the next frame waits for less in addition
 PIECE_BYTES = 1 << 17  # payload bytes in one frame; a message waits behind at most one frame
-MIN_PIECE_BYTES = 1 << 10
-PIECE_SECONDS = 1.0  # of a limited uplink that one frame may take
-QUEUE_SECONDS = 0.125  # the same above QUEUE_BYTES: a router's queue holds it, and loses nothing
-QUEUE_BYTES = 1 << 13
 TURN_SECONDS = 0.25  # of the uplink that a transfer may take before the next one's turn
+
+
+@dataclass(frozen=True)
+class PieceLimits:
+    """The payload in one frame on a limited uplink, which a router's queue holds whole.
+
+    Attributes:
+        least: bytes, at any rate.
+        seconds: of the uplink that one may take.
+        queued: bytes that any router queues.
+        queue_seconds: of the uplink that it queues, where that is more.
+    """
+
+    least: int = 1 << 10
+    seconds: float = 1.0
+    queued: int = 1 << 13
+    queue_seconds: float = 0.125
+
+
+PIECE_LIMITS = PieceLimits()
 
 
 class TokenBucket:
@@ -171,8 +188,9 @@ class FairShare:
         """The payload bytes in one frame: a message can wait for them, and a router queue them."""
         if not self.is_limited:
             return PIECE_BYTES
-        queued = max(QUEUE_BYTES, QUEUE_SECONDS * self.rate)
-        waited = max(MIN_PIECE_BYTES, PIECE_SECONDS * self.rate)
+        limits = PIECE_LIMITS
+        queued = max(limits.queued, limits.queue_seconds * self.rate)
+        waited = max(limits.least, limits.seconds * self.rate)
         return int(min(PIECE_BYTES, queued, waited))
 
     def limit(self, rate: float) -> None:
