@@ -372,6 +372,7 @@ def test_holder_killed_in_a_step_costs_no_round(drill, swarm, caplog, monkeypatc
     crew.until(lambda: read_label(crew.lead) > label)
     assert time.monotonic() - killed_at[0] < 20 and crew.lead.engine.holders is holders
     assert "ada of this crew is gone" in caplog.text and "the crew begins again" not in caplog.text
+    reopen(crew, monkeypatch)  # it does not wait for ada
     monkeypatch.setattr(crew_joining, "REDIAL_SECONDS", 1.0)  # else too often for the lead's door
     crew.start_member("ada", code, SLOW_MACHINE)
     crew.until(lambda: "dealing the blocks again, with 1 more machine" in caplog.text)
@@ -447,11 +448,7 @@ def test_lead_that_takes_the_peers_anchor_goes_on_with_its_crew(drill, swarm, mo
     crew = drill(swarm(MODEL, token_budget=150_000, evaluate_every=50_000), members=1)
     crew.gather("ada")
     crew.until(lambda: read_label(crew.lead) > 0)
-    resyncs: list[Exchange] = []
-    monkeypatch.setattr(Exchange, "resync", lambda exchange: resyncs.append(exchange))
-    monkeypatch.setattr(Exchange, "needs_resync", property(lambda exchange: not resyncs))
-    crew.until(lambda: resyncs)
-    crew.until_saved(2)
+    reopen(crew, monkeypatch)
     assert crew.threads["ada"].is_alive() and not crew.failures, crew.failures
 
 
@@ -488,6 +485,15 @@ def test_heir_trains_under_its_own_key_however_long_it_opens(drill, swarm, monke
     assert crew.lead.key != code.lead and vector[crew.lead.exchange.author.name] > 0
     assert len(vector) == 2, "it goes on with what the lost lead had published"
     assert not crew.failures, crew.failures
+
+
+def reopen(crew: CrewDrill, monkeypatch) -> None:
+    """Have the lead open its state again, as after taking its peers' anchor; wait for two saves."""
+    resyncs: list[Exchange] = []
+    monkeypatch.setattr(Exchange, "resync", lambda exchange: resyncs.append(exchange))
+    monkeypatch.setattr(Exchange, "needs_resync", property(lambda exchange: not resyncs))
+    crew.until(lambda: resyncs)
+    crew.until_saved(2)
 
 
 def be_impatient(monkeypatch) -> None:

@@ -165,21 +165,30 @@ class CrewEngine:
             self.last_problem = side.problem
             if side.broken is not None:
                 self.holders.skip(side.broken)
-            now = time.monotonic()
-            failed_at = failed_at or now
-            if now - failed_at > RETURN_SECONDS:
-                raise CrewError(f"the crew cannot go on: {side.problem}")
-            self._wait_for_channels(failed_at + RETURN_SECONDS - now, should_stop)
+            problem = f"the crew cannot go on: {side.problem}"
+            failed_at = self._wait_for_channels(failed_at, problem, should_stop)
 
     def pop_stage_seconds(self) -> list[dict[int, float]]:
         """Return the seconds of the machines' own work in each step since the last call."""
         seconds, self._step_seconds = self._step_seconds, []
         return seconds
 
-    def _wait_for_channels(self, seconds: float, should_stop: Callable[[], bool]) -> None:
-        """Wait until a holder of each span has a channel to the lead, or the time is over."""
+    def _wait_for_channels(
+        self, failed_at: float | None, problem: str, should_stop: Callable[[], bool]
+    ) -> float:
+        """Wait until a holder of each span has a channel; return since when attempts have failed.
+
+        Raises:
+            CrewError: with the problem, after RETURN_SECONDS.
+        """
+        now = time.monotonic()
+        failed_at = failed_at or now
+        left = failed_at + RETURN_SECONDS - now
+        if left < 0:
+            raise CrewError(problem)
         time.sleep(AGAIN_SECONDS)
-        self._links.wait(self.holders.are_connected, seconds, should_stop)
+        self._links.wait(self.holders.are_connected, left, should_stop)
+        return failed_at
 
     def flush(self) -> None:
         """Apply the pending update now."""
@@ -338,11 +347,8 @@ class CrewEngine:
             if outputs is not None:
                 return engine.measure_loss(parts, outputs)
             self._orders.check_members()
-            now = time.monotonic()
-            failed_at = failed_at or now
-            if now - failed_at > RETURN_SECONDS:
-                raise CrewError("the crew cannot validate: its channels break")
-            self._wait_for_channels(failed_at + RETURN_SECONDS - now, should_stop)
+            problem = "the crew cannot validate: its channels break"
+            failed_at = self._wait_for_channels(failed_at, problem, should_stop)
         return math.nan
 
     def _pass_others(

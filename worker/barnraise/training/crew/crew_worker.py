@@ -22,7 +22,6 @@ from barnraise.planning.crew_balance import CrewBalancer
 from barnraise.planning.crew_pricing import describe_machine
 from barnraise.planning.hardware import Hardware
 from barnraise.planning.limits import Limits
-from barnraise.planning.lines import Line
 from barnraise.planning.plan import Plan
 from barnraise.planning.render import build_plan_view
 from barnraise.planning.round_schedule import RoundSchedule
@@ -60,13 +59,11 @@ class CrewOptions:
     Attributes:
         members: how many machines to wait for besides the lead; None: those that come.
         boundary_bits: 32, 16 or 8; None to choose by the lines.
-        line: of the lead; None for that of its network.
         port: at which its members dial it; 0: any.
     """
 
     members: int | None = None
     boundary_bits: int | None = None
-    line: Line | None = None
     port: int = 0
 
 
@@ -103,7 +100,7 @@ def form_crew(
         record = CrewRecord.load(joined.folder.path)
         secret = bytes.fromhex(record.secret)
         code = CrewCode.create(joined.run, endpoint.key, endpoint.door.addresses(), secret)
-        lead = describe_machine("the lead", options.line or LAN_LINE, request)
+        lead = describe_machine("the lead", LAN_LINE, request)
         task = CrewTask(request.model, request.step_sequences, options.boundary_bits)
         on_code(str(code))
         expected = record.members if options.members is None else ()

@@ -32,7 +32,7 @@ class SpanHolders:
         self._orders, self._roster = orders, orders.links.roster
         self._dealer = RouteDealer(self._roster)
         self._skipped: dict[int, float] = {}  # machine → until when
-        self.dealt = dict.fromkeys(orders.others, 0)
+        self.dealt = dict.fromkeys(range(1, len(self._roster.seats)), 0)
         self._merged: dict[int, dict[int, int]] = {}  # fragment → what was dealt at its last merge
 
     @property
