@@ -116,10 +116,10 @@ bench-frontend: setup
 	@$(BIN)/python tests/helpers/browser/chromium.py
 	@PYTHONPATH=platform:worker $(BIN)/python benchmarks/frontend/bench_frontend.py $(if $(QUICK),--quick)
 
-# What a volunteer notices of a worker: pauses, memory, other programs, rules; 45 minutes. QUICK=1: five.
+# What a volunteer notices of a worker: pauses, memory, other programs, rules; 45 minutes. QUICK=1: five. ONLY=soak: a part.
 .PHONY: bench-worker
 bench-worker: .venv/.installed
-	@PYTHONPATH=worker $(BIN)/python benchmarks/worker/bench_worker.py $(if $(QUICK),--quick)
+	@PYTHONPATH=worker $(BIN)/python benchmarks/worker/bench_worker.py $(if $(QUICK),--quick) $(ONLY)
 
 # How fast text becomes tokens, against the plain tokenizers library, and in what memory; 15 minutes. QUICK=1: 2 minutes.
 bench-text: .venv/.installed
