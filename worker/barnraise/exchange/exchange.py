@@ -34,7 +34,6 @@ from barnraise.exchange.snapshots.snapshot_client import (
 from barnraise.exchange.stats import ExchangeStats
 from barnraise.exchange.trials.trial_receiver import ComparedTrial
 from barnraise.exchange.update_server import LocalState, UpdateConfig, UpdateServer
-from barnraise.exchange.updates.local_author import AuthorConfig, LocalAuthor
 from barnraise.exchange.updates.update_writer import UpdateWriter
 from barnraise.exchange.weights.contribution import ContributionMeter
 from barnraise.exchange.weights.peer_estimates import PeerEstimates
@@ -50,6 +49,7 @@ from barnraise.ledger.anchor_diff import anchor_retractions
 from barnraise.ledger.anchor_scrub import AnchorScrub
 from barnraise.ledger.author_pace import GrowthMeter, PaceLimits
 from barnraise.ledger.ledger import Ledger
+from barnraise.ledger.local_author import AuthorConfig, LocalAuthor
 from barnraise.ledger.update_queue import ReceivedUpdate, UpdateQueue, anchor_entry
 from barnraise.ledger.validation import UpdateRules
 from barnraise.mixing.mesh_links import MeshLinks

@@ -34,7 +34,6 @@ from barnraise.exchange.snapshots.snapshot_server import SnapshotServer
 from barnraise.exchange.stats import ChecksumView, ExchangeStats, NeighbourView
 from barnraise.exchange.trials.trial_receiver import ComparedTrial, TrialParts, TrialReceiver
 from barnraise.exchange.trials.trial_sender import TrialSender
-from barnraise.exchange.updates.local_author import LocalAuthor
 from barnraise.exchange.updates.payload_receiver import ReceiverParts
 from barnraise.exchange.updates.update_receiver import UpdateReceiver
 from barnraise.exchange.updates.update_sender import UpdateSender
@@ -43,6 +42,7 @@ from barnraise.ledger.anchor import Retraction
 from barnraise.ledger.anchor_scrub import ScrubFindings
 from barnraise.ledger.author_pace import AuthorPace, PaceLimits
 from barnraise.ledger.ledger import Ledger
+from barnraise.ledger.local_author import LocalAuthor
 from barnraise.ledger.update_queue import UpdateQueue
 from barnraise.ledger.validation import UpdateRules
 from barnraise.ledger.verdict_set import VerdictSet

@@ -24,9 +24,9 @@ from torch import Tensor
 
 from barnraise.errors import StateError
 from barnraise.exchange.snapshots.snapshot_client import load_base_snapshot
-from barnraise.exchange.updates.local_author import LocalAuthor
 from barnraise.ledger.anchor import Anchor, compute_sketch
 from barnraise.ledger.ledger import Ledger
+from barnraise.ledger.local_author import LocalAuthor
 from barnraise.planning.plan import REMOTE, Plan
 from barnraise.spec import ADAMW, ModelSpec, Recipe
 from barnraise.swap.engine import WARMUP_STEPS, Engine

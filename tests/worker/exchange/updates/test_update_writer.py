@@ -8,9 +8,9 @@ import torch
 from helpers.wait_for import wait_until
 
 from barnraise.exchange.updates import update_writer
-from barnraise.exchange.updates.local_author import AuthorConfig, LocalAuthor
 from barnraise.exchange.updates.update_writer import UpdateWriter
 from barnraise.ledger import blob_store
+from barnraise.ledger.local_author import AuthorConfig, LocalAuthor
 from barnraise.peering.transports.framing import unpack
 
 

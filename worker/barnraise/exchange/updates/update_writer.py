@@ -6,9 +6,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 from blake3 import blake3
 
-from barnraise.exchange.updates.local_author import LocalAuthor
 from barnraise.ledger.anchor import Withdrawal, compute_sketch
 from barnraise.ledger.blob_store import BlobStore
+from barnraise.ledger.local_author import LocalAuthor
 from barnraise.ledger.validation import EMPTY_PART
 from barnraise.protocol.messages import FragmentUpdate, Update
 

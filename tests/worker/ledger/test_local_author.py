@@ -9,8 +9,8 @@ import pytest
 from helpers.updates import tickets
 from hypothesis import given, settings
 
-from barnraise.exchange.updates.local_author import AuthorConfig, LocalAuthor
 from barnraise.ledger.ledger import Ledger
+from barnraise.ledger.local_author import AuthorConfig, LocalAuthor
 from barnraise.ledger.validation import UpdateRules, validate_claim, validate_header
 from barnraise.protocol import messages
 from barnraise.protocol.signing import Identity
