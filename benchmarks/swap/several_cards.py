@@ -40,7 +40,10 @@ def compare_one_card_twice(plan: Any, steps: int) -> Iterator[Row]:
     from barnraise.swap.device import SAME_CARD, choose_device
 
     os.environ[SAME_CARD] = "1"
-    choice = choose_device(f"{plan.device},{plan.device}")
+    try:
+        choice = choose_device(f"{plan.device},{plan.device}")
+    finally:
+        del os.environ[SAME_CARD]
     yield {"devices": (choice.name, *choice.others), "note": choice.note}
     for counts in DEALS:
         devices = tuple(DeviceShare(plan.device, count) for count in counts)
