@@ -68,6 +68,7 @@ from barnraise.training.training_engine import Encoder, TrainingEngine
 
 log = logging.getLogger("barnraise")
 
+FREED_POLL_SECONDS = 0.5  # in a pause that costs the machine nothing; loading a model takes longer
 FINISH_SECONDS = 120.0  # a finished worker waits this long for its peers to have every update
 # A leaving worker has left after this time, if the disk allows it: Docker and systemd end a program
 # that they have told to stop after ten seconds and more.
@@ -543,8 +544,7 @@ class Worker:
             if pause.is_offline != is_offline:
                 is_offline = pause.is_offline
                 self.exchange.set_offline(is_offline)
-            # A worker that has freed its memory shall cost its machine nothing.
-            poll_seconds = PERSON_POLL_SECONDS if self.is_freed else LOOP_POLL_SECONDS
+            poll_seconds = FREED_POLL_SECONDS if self.is_freed else LOOP_POLL_SECONDS
             if self.leaving.wait(poll_seconds) or self.status_publisher.run_ended:
                 break
             if self._frees_memory(pause, time.monotonic() - started):
