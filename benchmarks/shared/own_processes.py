@@ -14,6 +14,7 @@ import psutil
 VARIABLE = "BARNRAISE_DRILL"  # holds the folders of a drill and of those that run it
 SETTLED_SECONDS = 5.0  # age at which a process has the environment and folder that it works in
 END_SECONDS = 60.0  # within which killed processes must be gone
+START_SECONDS = 0.2  # in which a process that is just being started gets its environment
 Identity = tuple[int, float]  # of a process: a pid and a start time
 
 
@@ -81,9 +82,16 @@ class OwnProcesses:
     def end_all(self) -> list[psutil.Process]:
         """Kill all, those included that they start meanwhile; return what could not be ended."""
         deadline = time.monotonic() + END_SECONDS
-        while own := list(self.find().values()):
+        looks_without = 0  # in turn: the first may miss a process that is just being started
+        while looks_without < 2:
+            own = list(self.find().values())
+            if not own:
+                looks_without += 1
+                time.sleep(START_SECONDS)
+                continue
             if time.monotonic() > deadline:
                 return own
+            looks_without = 0
             for process in own:
                 try:
                     process.kill()
