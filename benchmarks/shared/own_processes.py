@@ -82,16 +82,16 @@ class OwnProcesses:
     def end_all(self) -> list[psutil.Process]:
         """Kill all, those included that they start meanwhile; return what could not be ended."""
         deadline = time.monotonic() + END_SECONDS
-        looks_without = 0  # in turn: the first may miss a process that is just being started
-        while looks_without < 2:
+        empty_looks = 0  # in turn: the first may miss a process that is just being started
+        while empty_looks < 2:
             own = list(self.find().values())
             if not own:
-                looks_without += 1
+                empty_looks += 1
                 time.sleep(START_SECONDS)
                 continue
             if time.monotonic() > deadline:
                 return own
-            looks_without = 0
+            empty_looks = 0
             for process in own:
                 try:
                     process.kill()

@@ -35,8 +35,8 @@ class ExchangeStats:
 
     updates_sent: int  # published by this machine, in all its incarnations
     updates_received: int  # of other authors, in the ledger
-    bytes_sent: int  # frames and their headers
-    bytes_received: int  # frames and their headers
+    bytes_sent: int  # of all connections; see `Channel`
+    bytes_received: int
     peers: int  # connected now
     updates_behind: int  # updates that connected peers have and we lack
     sent_rate: float  # bytes per second now

@@ -414,7 +414,7 @@ class UpdateServer:
             await asyncio.sleep(max(0.0, now + MIN_WAKE_SECONDS - self._loop.time()))
 
     def _measure_line(self, now: float) -> None:
-        """Record what the connections have sent and received, now and then."""
+        """Record what the connections have sent, but not at each wake: it asks iroh."""
         if now < self._measured_at + METER_STEP_SECONDS:
             return
         self._measured_at = now

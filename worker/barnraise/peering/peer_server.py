@@ -304,7 +304,7 @@ class PeerServer:
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes sent over all connections since the start, those of frames' headers, too."""
+        """Bytes sent over all connections since the start; see `Channel`."""
         open_now = list(self.connections.values())
         return self._closed_bytes_sent + sum(other.channel.bytes_sent for other in open_now)
 

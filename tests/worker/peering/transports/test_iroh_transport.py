@@ -50,6 +50,17 @@ def test_frames_arrive_whole_however_the_stream_is_split(sizes, piece_sizes):
     asyncio.run(send_in_pieces())
 
 
+async def test_bytes_of_a_closed_channel_are_still_counted():
+    async with start_transports("iroh") as (a, b):
+        dialled, accepted = await open_channel(a, b)
+        await dialled.send(bytes(50_000))
+        assert await asyncio.wait_for(accepted.receive(), 10) == bytes(50_000)
+        dialled.close("the end")
+        with pytest.raises(ChannelClosedError):
+            await asyncio.wait_for(accepted.receive(), 10)
+        assert dialled.bytes_sent > 50_000 and accepted.bytes_received > 50_000
+
+
 async def test_stream_that_ends_within_a_frame_raises_channel_closed():
     async with start_transports("iroh") as (a, b):
         dialled, accepted = await open_channel(a, b)

@@ -194,11 +194,15 @@ class CrewOrders:
 
     def _drop(self, number: int, error: CrewError) -> None:
         """Go on without a machine if another one holds its span; else raise the error."""
-        links = self.links
-        if not links.connected().intersection(links.roster.span_of(number)) - {number}:
+        if not self._has_substitute(number):
             raise error
-        links.drop(number)
+        self.links.drop(number)
         log.warning("%s: the crew goes on without it, because its blocks are elsewhere too", error)
+
+    def _has_substitute(self, number: int) -> bool:
+        """Return whether another machine that holds the same span has a channel."""
+        others = set(self.links.roster.span_of(number)) - {number}
+        return not others.isdisjoint(self.links.connected())
 
     def _send_pending(self, sent: SentOrder) -> None:
         """Send an order over each channel over which it was not sent yet.
@@ -214,8 +218,8 @@ class CrewOrders:
                 continue
             if number not in connected:
                 pending.gone_since = pending.gone_since or now
-                is_shared = bool(connected.intersection(roster.span_of(number)))
-                if now - pending.gone_since > (SHARED_SECONDS if is_shared else RETURN_SECONDS):
+                patience = SHARED_SECONDS if self._has_substitute(number) else RETURN_SECONDS
+                if now - pending.gone_since > patience:
                     problem = f"{roster.name_of(number)} of this crew is gone: "
                     self._drop(number, CrewError(problem + links.reason(number)))
                 continue
@@ -229,6 +233,7 @@ class CrewOrders:
                         f"times during one order: the last time because {links.reason(number)}"
                     )
                     self._drop(number, CrewError(problem))
+                    continue
                 self._send(number, sent.order, sent.task, pending.enclosures)
 
     def _send(self, number: int, order: int, task: Task, enclosures: Sequence[Enclosure]) -> None:
