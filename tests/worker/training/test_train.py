@@ -436,6 +436,17 @@ def test_status_file_counts_how_often_memory_ran_short(new_worker):
     assert status is not None and status.memory_shortages == 2
 
 
+@pytest.mark.parametrize(("seconds", "is_due"), [(0.0, True), (train.RETURN_SECONDS, False)])
+def test_freed_memory_is_returned_after_a_save_when_due(new_worker, monkeypatch, seconds, is_due):
+    returned: list[int] = []
+    monkeypatch.setattr(train, "RETURN_SECONDS", seconds)
+    monkeypatch.setattr(train, "return_freed_memory", lambda: returned.append(1))
+    worker = new_worker()
+    worker.run()
+    saves = [act for act in worker.acts if act.startswith("save")]
+    assert saves and len(returned) == (len(saves) if is_due else 0)
+
+
 def test_rest_after_a_step_is_no_part_of_its_seconds(new_worker, monkeypatch):
     monkeypatch.setattr(cpu_share, "SHORTEST_WORK", 0.0)
     worker = new_worker(ROUND_STEPS * STEP_TOKENS, limits=Limits(cpu=5))

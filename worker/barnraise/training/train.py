@@ -77,6 +77,9 @@ HAND_OVER_SECONDS = 3.0  # of these, to send its last update to a peer, at most
 LAST_REPORT_SECONDS = 2.0  # of these, for its last report
 SYNCHRONIZED_SECONDS = 1.0  # peers must have had the same updates for this long
 ALONE_SECONDS = 5.0  # a worker without peers waits this long for one to connect
+# Between two returns of the holes that activations leave in glibc's heap, which grows without end
+# otherwise. The next step touches the pages again: 1.4 ms a MiB, half a per cent with 2 GB.
+RETURN_SECONDS = 600.0
 
 QUOTA_PAUSE = TrainingDecision(PauseReason.DISK_WRITES, "today's disk writes are used up")
 OWNER_PAUSE = TrainingDecision(PauseReason.OWNER, "the run's owner must decide")
@@ -173,6 +176,7 @@ class Worker:
         self.is_freed = False  # a pause has closed the engine
         self._is_turn_over: Callable[[], bool] = lambda: False
         self._looked_for_pause_at = 0.0  # monotonic; in the middle of a step
+        self._returned_memory_at = time.monotonic()
         self._running_mark = RunningMark(joined.folder.path)
         self._leaving_since: float | None = None  # monotonic; when the loop noticed it
         log.info("the plan: %s", self.metrics.plan.sentence)
@@ -427,6 +431,10 @@ class Worker:
         header = self.state_header(self.engine.progress)
         self.saved_state.save(self.engine, header, closing)
         self.exchange.on_state_saved(self.anchor.vector)
+        now = time.monotonic()
+        if now - self._returned_memory_at >= RETURN_SECONDS:
+            self._returned_memory_at = now
+            return_freed_memory()
 
     # ---- between two steps --------------------------------------------------------------------
 
