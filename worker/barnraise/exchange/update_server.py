@@ -420,6 +420,7 @@ class UpdateServer:
         self._measured_at = now
         for connection in self.peers.connections.values():
             connection.update_meters(now)
+            connection.count_packets(self.peers.uplink)
         self._traffic.on_line(self.peers.bytes_sent, now)
 
     def _perform(self, action: Action) -> None:

@@ -199,7 +199,7 @@ class FairShare:
         self._bucket.rate = rate
 
     def record_message(self, size: int) -> None:
-        """Record a message of `size` bytes that went out without waiting for a turn."""
+        """Record `size` bytes of a message, or of packets, that went out without waiting."""
         self._bucket.consume(size, asyncio.get_running_loop().time())
 
     @property
