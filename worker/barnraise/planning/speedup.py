@@ -14,6 +14,7 @@ from pathlib import Path
 
 from barnraise.planning.compression_ladder import COMPRESSION_LADDER, MIN_SPARSE_ROUNDS
 from barnraise.planning.lines import HOME_LINE, LINES, Line
+from barnraise.planning.quantization_scheme import QuantizationScheme
 from barnraise.planning.round_schedule import choose_schedule
 from barnraise.planning.uplink_budget import alike_uplink
 from barnraise.spec import AUTO, RunSpec
@@ -41,11 +42,6 @@ class Fit:
 
     basis: str = ""
     curves: dict[tuple[bool, int], Points] = field(default_factory=dict[tuple[bool, int], Points])
-
-    @property
-    def most_machines(self) -> int:
-        """Return the most machines that were measured."""
-        return max((machines for _, machines in self.curves), default=1)
 
     def speedup(self, machines: int, rounds: float, is_dense: bool) -> float | None:
         """Return the speed-up of so many machines with so many rounds; None if not measured.
@@ -134,15 +130,22 @@ class _AlikeMachines:
     machines: int
     carrier_bytes: float = math.inf
 
-    def count_rounds(self) -> tuple[float, bool]:
-        """Return each machine's rounds in the run, and whether its updates hold all values."""
+    def count_rounds(self, scheme: QuantizationScheme, least_steps: int) -> float:
+        """Count each machine's rounds in the run, of so many steps or as the line carries them."""
+        tokens = self.spec.recipe.token_budget / self.machines
+        update_rate = alike_uplink(self.line, self.machines, self.carrier_bytes).update_rate
+        update_seconds = scheme.payload_size(self.spec.model.parameters) / update_rate
+        sent = tokens / self.tokens_per_second / update_seconds
+        return min(sent, tokens / self.spec.step_tokens / least_steps)
+
+    def choose_rounds(self) -> tuple[float, bool]:
+        """Return each machine's rounds as it chooses them, and whether they hold all values."""
         spec = self.spec
         run_steps = spec.recipe.token_budget / self.machines / spec.step_tokens
-        step_seconds = spec.step_tokens / self.tokens_per_second
         update_rate = alike_uplink(self.line, self.machines, self.carrier_bytes).update_rate
+        step_seconds = spec.step_tokens / self.tokens_per_second
         schedule = choose_schedule(spec, update_rate, step_seconds, run_steps)
-        steps = schedule.steps_until_sent(step_seconds, spec.model.parameters, update_rate)
-        return run_steps / steps, schedule.scheme.dense
+        return self.count_rounds(schedule.scheme, schedule.steps), schedule.scheme.dense
 
     def find_speedup(self, fit: Fit) -> float | None:
         """Return the speed-up over one machine; None if it was not measured.
@@ -151,16 +154,12 @@ class _AlikeMachines:
         so that what was measured with either is reached.
         """
         if self.spec.recipe.codec != AUTO:
-            return fit.speedup(self.machines, *self.count_rounds())
-        reached: list[float] = []
-        for level in LEVELS:
-            steps = min(level.min_steps, self.spec.max_round_steps)
-            recipe = replace(self.spec.recipe, codec=str(level.scheme), round_steps=steps)
-            rounds, is_dense = replace(self, spec=replace(self.spec, recipe=recipe)).count_rounds()
-            speedup = fit.speedup(self.machines, rounds, is_dense)
-            if speedup is not None and (is_dense or rounds >= MIN_SPARSE_ROUNDS):
-                reached.append(speedup)
-        return max(reached, default=None)
+            return fit.speedup(self.machines, *self.choose_rounds())
+        dense, sparse = (self.count_rounds(level.scheme, level.min_steps) for level in LEVELS)
+        reached = [fit.speedup(self.machines, dense, is_dense=True)]
+        if sparse >= MIN_SPARSE_ROUNDS:
+            reached.append(fit.speedup(self.machines, sparse, is_dense=False))
+        return max((speedup for speedup in reached if speedup is not None), default=None)
 
 
 def estimate_speedup(
@@ -175,7 +174,7 @@ def estimate_speedup(
     if machines < 2 or not is_known or spec.recipe.token_budget <= 0 or spec.recipe.mixes_weights:
         return SpeedupEstimate()
     alike = _AlikeMachines(spec, tokens_per_second, line, machines)
-    rounds, _ = alike.count_rounds()
+    rounds, _ = alike.choose_rounds()
     if rounds < 1:
         return SpeedupEstimate()
     fit = fit or read_fit()
@@ -184,7 +183,8 @@ def estimate_speedup(
     together = f"With {machines} machines on {name}"
     heard = f"{rounds:,.0f} times" if rounds >= 1.5 else "once"
     if speedup is None:
-        lack = "so many machines" if machines > fit.most_machines else "so few rounds"
+        most = max((count for _, count in fit.curves), default=1)
+        lack = "so many machines" if machines > most else "so few rounds"
         sentence = (
             f"{together} each is heard {heard} in the whole run: how much sooner it ends than "
             f"with one, at the same loss, was not measured for {lack}."
@@ -219,8 +219,7 @@ def _describe_remedies(alike: _AlikeMachines, fit: Fit) -> str:
 
     uplinks = [up for up in UPLINKS if up > line.up_megabits and pays(widen(up))]
     remedies = [f"with lines of {up} Mb/s up" for up in uplinks[:1]]
-    is_slower = line.up_bytes < CARRIER_LINE.up_bytes
-    if is_slower and pays(replace(alike, carrier_bytes=CARRIER_LINE.up_bytes)):
+    if pays(replace(alike, carrier_bytes=CARRIER_LINE.up_bytes)):
         remedies.append("with a member with 1 Gb/s that carries for others")
     present = spec.recipe.token_budget / spec.model.parameters
     budgets = [tokens for tokens in TOKENS_PER_PARAMETER if tokens > present]
