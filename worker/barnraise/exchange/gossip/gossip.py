@@ -155,7 +155,12 @@ class Gossip:
     # ---- events: this machine
 
     def set_uplink(self, allowed: float, measured: float = 0.0) -> None:
-        """Set how many bytes per second may be sent, inf: any, and are at most, 0: not measured."""
+        """Set the bytes per second that this machine may send, and that its line carries.
+
+        Args:
+            allowed: by the volunteer; inf: any.
+            measured: while something was sent; 0: not known.
+        """
         self._allowed_uplink = allowed
         self._own_uplink = min(allowed, measured or math.inf)
 

@@ -107,6 +107,7 @@ class Connection:
         self._own_update_waits = asyncio.Event()
         self._write_lock = asyncio.Lock()  # one frame at a time
         self._counted_bytes = 0  # sent, of those that the uplink's limit counts
+        self.update_meters(connected_at)
 
     @property
     def meeting(self) -> Meeting:
