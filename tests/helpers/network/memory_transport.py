@@ -32,6 +32,7 @@ class MemoryNetwork:
         bandwidth: Bytes per second of each channel.
         delay: Seconds that each frame takes.
         loss: Probability that a frame is lost and sent again.
+        packet_overhead: Bytes of packets beyond the frames, for each byte of a frame.
         seed: Of the random losses.
         uplinks: Bytes per second of each channel of one peer, by its key, in place of `bandwidth`.
         natted: Keys of peers behind routers: such a peer is reached only by whom it has dialled
@@ -42,6 +43,7 @@ class MemoryNetwork:
     bandwidth: float = float("inf")
     delay: float = 0.0
     loss: float = 0.0
+    packet_overhead: float = 0.0
     seed: int = 0
     uplinks: dict[str, float] = field(default_factory=dict)
     natted: set[str] = field(default_factory=set)
@@ -282,7 +284,7 @@ class MemoryChannel:
         due = self._line_free_at + network.delay + resend_delay
         self._last_due = max(self._last_due, due)
         _call_on_loop(self._other.owner.loop, self._other._expect, self._last_due, frame)
-        self.bytes_sent += len(frame)
+        self.bytes_sent += int(len(frame) * (1 + network.packet_overhead))
         await asyncio.sleep(max(0.0, self._line_free_at - loop.time()))
 
     async def receive(self) -> bytes:

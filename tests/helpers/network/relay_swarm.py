@@ -286,7 +286,7 @@ class RelaySwarm(Simulation):
         if (me := self.machines.get(key)) is None:
             return
         is_busy = self.now < self._traffic[key].free_at(self.use(key))
-        if is_busy or me.carriers.owes_update(self.now):
+        if is_busy or me.carriers.owes_update:
             self.schedule(TICK, self._end_round, key)
             return
         number = number_of(key)

@@ -166,7 +166,13 @@ def test_script_reads_machines_checkpoints_and_an_estimate(script, adas_run, gol
     body = {"preset": "gpt3-175b", "volunteers": 100}
     estimate = ada.send_request("POST", "/estimates", body).json()
     assert "does not fit" in estimate["needs"][0]["refusal"] and estimate["parameters"] > 170e9
-    assert ada.send_request("POST", "/estimates", {"fields": {"model.heads": 5}}).status_code == 422
+    fields = {"recipe.codec": "auto", "recipe.token_budget": 2_400_000_000}
+    body = {"preset": "gpt2-124m", "volunteers": 4, "fields": fields}
+    for need in ada.send_request("POST", "/estimates", body).json()["needs"]:
+        for pace in need["paces"]:
+            assert 1.0 < pace["speedup"] <= 4.0 and pace["rounds"] > 1 and pace["speedup_basis"]
+    for wrong in ({"fields": {"model.heads": 5}}, {"volunteers": 0}):
+        assert ada.send_request("POST", "/estimates", wrong).status_code == 422
     assert ada.send_request("POST", f"{path}/actions/pause").json()["paused"]
     assert MachinePause.objects.get().by == run.owner
 

@@ -162,6 +162,27 @@ def test_form_estimates_typical_and_own_machines(
 
 
 @pytest.mark.django_db
+def test_form_states_by_how_much_machines_end_sooner(request_estimate, person):
+    ada = person()
+    fields = {"preset": "gpt2-124m", "recipe.codec": "auto", "recipe.token_budget": "2.4B"}
+    html = request_estimate(ada, volunteers="4", **fields)
+    gain = r"With 4 machines on home lines this run ends \d\.\d × sooner than with one, at the same"
+    assert re.search(gain, html)
+    assert "not measured for so many machines" in request_estimate(ada, volunteers="32", **fields)
+    for nothing in ({"volunteers": "1"}, {"recipe.strategy": "decentralized-adam"}):
+        assert "sooner than with" not in request_estimate(
+            ada, **{**fields, "volunteers": "4", **nothing}
+        )
+
+
+@pytest.mark.django_db
+def test_run_page_states_what_one_more_machine_gains(person, launched_run):
+    run, _ = launched_run(person("owner@example.org"), spec=build_spec())
+    page = Client().get(f"/runs/{run.slug}/fits/").content.decode()
+    assert "With 2 machines on home lines" in page and "than with one, at the same loss" in page
+
+
+@pytest.mark.django_db
 def test_form_compares_both_optimizers_at_equal_loss(request_estimate, person):
     ada = person()
     fields = {"preset": "gpt2-124m", "recipe.token_budget": "2.4B"}

@@ -1,8 +1,10 @@
 """Join a run with a coordinator that is slow, lying or absent."""
 
+import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 from helpers.worker.fake_coordinator import MACHINE, RUN, FakeCoordinator, enrol
@@ -24,9 +26,9 @@ from barnraise.protocol.coordinator_messages import (
     TextManifest,
 )
 from barnraise.protocol.enums import Role, RunStatus, SigningRight
-from barnraise.protocol.messages import Ticket
+from barnraise.protocol.messages import Peer, Ticket
 from barnraise.protocol.signing import Identity, digest
-from barnraise.spec import ModelSpec, RunSpec, Start, TextSpec
+from barnraise.spec import ModelSpec, Recipe, RunSpec, Start, TextSpec
 from barnraise.state_dir import StateDir
 from barnraise.training import join
 
@@ -103,6 +105,21 @@ def join_without_waiting(home: StateDir, name: str = "a-run") -> join.JoinedRun:
     joined = join.join_run(home, name, threading.Event())
     joined.folder.close()
     return joined
+
+
+def test_joined_run_states_what_the_machines_gain_by_their_number(home, fake_site):
+    fake_site.spec["recipe"] = Recipe(token_budget=10**9, codec="auto")
+    alone = join_without_waiting(home)
+    assert alone.describe_gain(1000.0) == "" == replace(alone, peers=()).describe_gain(0.0)
+    others = tuple(
+        Peer(key=key, addresses=[]) for key in (OWNER.key, STRANGER.key, home.identity.key)
+    )
+    gain = replace(alone, peers=others).describe_gain(1000.0)
+    assert re.fullmatch(
+        r"With 4 machines on home lines this run ends \d\.\d × sooner than with one, at the same "
+        r"loss\.",
+        gain,
+    )
 
 
 def test_launched_run_is_joined_by_its_slug(home, fake_site):

@@ -482,7 +482,7 @@ class Exchange:
 
     def set_uplink_limit(self, bytes_per_second: float) -> None:
         """Limit the rate of what is sent, shared fairly among peers; inf sets no limit."""
-        self.server.set_uplink_limit(bytes_per_second)
+        self.server.peers.uplink.limit(bytes_per_second)
 
     def set_offline(self, is_offline: bool) -> None:
         """Leave all peers, or return to them."""

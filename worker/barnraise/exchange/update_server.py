@@ -238,11 +238,6 @@ class UpdateServer:
 
     # ---- calls from the exchange
 
-    def set_uplink_limit(self, bytes_per_second: float) -> None:
-        """Limit what is sent; inf sets no limit. Safe from any thread."""
-        self.peers.uplink.limit(bytes_per_second)
-        self.gossip.set_uplink(bytes_per_second)
-
     def uplink_use(self) -> UplinkUse:
         """Return what the uplink carries, as measured. Safe from any thread."""
         uplink = self.peers.uplink
@@ -252,9 +247,8 @@ class UpdateServer:
     @property
     def owes_update(self) -> bool:
         """Whether the line has no room for an update after the last one. Safe from any thread."""
-        now = time.monotonic()
-        is_busy = now < self._traffic.free_at(self.uplink_use())
-        return is_busy or self.gossip.carriers.owes_update(now)
+        is_busy = time.monotonic() < self._traffic.free_at(self.uplink_use())
+        return is_busy or self.gossip.carriers.owes_update
 
     def on_published(self, update: Update) -> None:
         """Spread an update of this machine."""
@@ -400,7 +394,7 @@ class UpdateServer:
         while True:
             self._wake_up.clear()
             self._measure_line(self._loop.time())
-            self.gossip.set_measured_uplink(self.peers.uplink.measured_rate)
+            self.gossip.set_uplink(self.peers.uplink.rate, self.peers.uplink.measured_rate)
             for action in self.gossip.next_actions(self._loop.time()):
                 self._perform(action)
             self.verdicts.send_due(self._loop.time())
@@ -420,6 +414,7 @@ class UpdateServer:
         self._measured_at = now
         for connection in self.peers.connections.values():
             connection.update_meters(now)
+            connection.count_packets(self.peers.uplink)
         self._traffic.on_line(self.peers.bytes_sent, now)
 
     def _perform(self, action: Action) -> None:
@@ -434,9 +429,8 @@ class UpdateServer:
                 connection.schedule_state()
             case PushUpdate(_, author, seq) if author == self._author.name:
                 # A peer that reports none of them may only request again and again.
-                uplink, is_reader = self.peers.uplink, author in self.gossip.links[action.to].vector
-                rank = uplink.next_rank() if is_reader else uplink.next_late_rank()
-                connection.send_own_update(author, seq, rank)
+                is_late = author not in self.gossip.links[action.to].vector
+                connection.send_own_update(author, seq, self.peers.uplink.next_rank(is_late))
             case PushUpdate(_, author, seq):
                 connection.send_update(author, seq)
             case ProbeAuthor(_, author, seq):

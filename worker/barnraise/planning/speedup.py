@@ -7,15 +7,17 @@ how often a machine is heard in the whole run. The site imports this module: no 
 import json
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
+from barnraise.planning.compression_ladder import COMPRESSION_LADDER, MIN_SPARSE_ROUNDS
 from barnraise.planning.lines import HOME_LINE, LINES, Line
+from barnraise.planning.quantization_scheme import QuantizationScheme
 from barnraise.planning.round_schedule import choose_schedule
 from barnraise.planning.uplink_budget import alike_uplink
-from barnraise.spec import RunSpec
+from barnraise.spec import AUTO, RunSpec
 
 FIT = Path(__file__).with_name("speedup_fit.json")
 FIT_VERSION = 1
@@ -23,6 +25,9 @@ PAYS_FROM = 1.05  # below it, machines together end no sooner than one, within c
 UPLINKS = (30, 60, 100, 250, 500, 1_000)  # Mb/s that are tried where joining does not pay
 TOKENS_PER_PARAMETER = (20, 40, 80, 160)
 CARRIER_LINE = LINES[-1]
+LEVELS = COMPRESSION_LADDER[0], COMPRESSION_LADDER[2]  # all values, and one in 64, when they fit
+
+Points = Sequence[tuple[float, float | None]]
 
 
 @dataclass(frozen=True)
@@ -32,11 +37,11 @@ class Fit:
     Attributes:
         basis: what was trained, in a phrase.
         curves: (whether updates hold all values, machines) → rounds in the run and the speed-up at
-            the same loss, in ascending order of rounds.
+            the same loss, in ascending order of rounds. More rounds have no lower one.
     """
 
-    basis: str
-    curves: dict[tuple[bool, int], tuple[tuple[float, float], ...]]
+    basis: str = ""
+    curves: dict[tuple[bool, int], Points] = field(default_factory=dict[tuple[bool, int], Points])
 
     def speedup(self, machines: int, rounds: float, is_dense: bool) -> float | None:
         """Return the speed-up of so many machines with so many rounds; None if not measured.
@@ -44,47 +49,54 @@ class Fit:
         Between measured points it is interpolated, linearly in the logarithms of rounds and of
         machines. More rounds than were measured count as the most that were.
         """
-        if machines == 1:
-            return 1.0
-        measured = {1: 1.0}
+        measured: dict[float, float | None] = {1: 1.0}
         for (dense, count), points in self.curves.items():
-            if dense == is_dense and rounds >= points[0][0]:
-                measured[count] = _interpolate(points, min(rounds, points[-1][0]))
+            if dense == is_dense:
+                measured[count] = _interpolate(points, rounds)
         if machines > max(measured):
             return None
-        below = max(count for count in measured if count <= machines)
-        above = min(count for count in measured if count >= machines)
-        return _interpolate(((below, measured[below]), (above, measured[above])), machines)
+        speedup = _interpolate(sorted(measured.items()), machines)
+        return speedup and min(speedup, machines)
 
 
-def _interpolate(points: Iterable[tuple[float, float]], x: float) -> float:
-    """Interpolate in the logarithm of `x`, which lies among the points."""
-    before_x, before_y = 0.0, 0.0
-    for point_x, point_y in points:
-        if x <= point_x:
-            if x == point_x or not before_x:
-                return point_y
-            part = math.log(x / before_x) / math.log(point_x / before_x)
-            return before_y + part * (point_y - before_y)
-        before_x, before_y = point_x, point_y
-    return before_y
+def _interpolate(points: Points, x: float) -> float | None:
+    """Interpolate in the logarithm of `x`: None before the first, the last beyond it."""
+    before_x, before = 0.0, None
+    for after_x, after in points:
+        if x == after_x:
+            return after
+        if x < after_x:
+            if before is None or after is None:
+                return None
+            part = math.log(x / before_x) / math.log(after_x / before_x)
+            return before + part * (after - before)
+        before_x, before = after_x, after
+    return before
 
 
 @cache
-def read_fit(path: Path = FIT) -> Fit | None:
-    """Read the committed fit; None if it is missing, or of another version of the program."""
+def read_fit(path: Path = FIT) -> Fit:
+    """Read the committed fit; an empty one if it is missing, or of another program version.
+
+    A speed-up that chance put above one with more rounds counts as that.
+    """
     try:
         raw = json.loads(path.read_text())
         if raw["version"] != FIT_VERSION:
-            return None
-        curves = defaultdict[tuple[bool, int], list[tuple[float, float]]](list)
+            return Fit()
+        measured = defaultdict[tuple[bool, int], list[tuple[float, float]]](list)
         for point in raw["points"]:
             key = bool(point["dense"]), int(point["machines"])
-            curves[key].append((float(point["rounds"]), float(point["speedup"])))
-        sorted_curves = {key: tuple(sorted(points)) for key, points in curves.items()}
-        return Fit(str(raw["basis"]), sorted_curves)
+            measured[key].append((float(point["rounds"]), float(point["speedup"])))
+        curves = {
+            key: [
+                (rounds, min(y for x, y in points if x >= rounds)) for rounds, _ in sorted(points)
+            ]
+            for key, points in measured.items()
+        }
+        return Fit(str(raw["basis"]), {**curves})
     except (OSError, ValueError, KeyError, TypeError):
-        return None
+        return Fit()
 
 
 @dataclass(frozen=True)
@@ -105,97 +117,113 @@ class SpeedupEstimate:
     sentence: str = ""
 
 
+@dataclass(frozen=True)
+class _AlikeMachines:
+    """Several machines that train so many tokens per second each, on alike lines.
+
+    `carrier_bytes` is the uplink of a member that carries for others; inf: there is none.
+    """
+
+    spec: RunSpec
+    tokens_per_second: float
+    line: Line
+    machines: int
+    carrier_bytes: float = math.inf
+
+    def count_rounds(self, scheme: QuantizationScheme, least_steps: int) -> float:
+        """Count each machine's rounds in the run, of so many steps or as the line carries them."""
+        tokens = self.spec.recipe.token_budget / self.machines
+        update_rate = alike_uplink(self.line, self.machines, self.carrier_bytes).update_rate
+        update_seconds = scheme.payload_size(self.spec.model.parameters) / update_rate
+        sent = tokens / self.tokens_per_second / update_seconds
+        return min(sent, tokens / self.spec.step_tokens / least_steps)
+
+    def choose_rounds(self) -> tuple[float, bool]:
+        """Return each machine's rounds as it chooses them, and whether they hold all values."""
+        spec = self.spec
+        run_steps = spec.recipe.token_budget / self.machines / spec.step_tokens
+        update_rate = alike_uplink(self.line, self.machines, self.carrier_bytes).update_rate
+        step_seconds = spec.step_tokens / self.tokens_per_second
+        schedule = choose_schedule(spec, update_rate, step_seconds, run_steps)
+        return self.count_rounds(schedule.scheme, schedule.steps), schedule.scheme.dense
+
+    def find_speedup(self, fit: Fit) -> float | None:
+        """Return the speed-up over one machine; None if it was not measured.
+
+        With the codec "auto" machines choose the better of few values often and all values rarely,
+        so that what was measured with either is reached.
+        """
+        if self.spec.recipe.codec != AUTO:
+            return fit.speedup(self.machines, *self.choose_rounds())
+        dense, sparse = (self.count_rounds(level.scheme, level.min_steps) for level in LEVELS)
+        reached = [fit.speedup(self.machines, dense, is_dense=True)]
+        if sparse >= MIN_SPARSE_ROUNDS:
+            reached.append(fit.speedup(self.machines, sparse, is_dense=False))
+        return max((speedup for speedup in reached if speedup is not None), default=None)
+
+
 def estimate_speedup(
     spec: RunSpec, tokens_per_second: float, line: Line, machines: int, fit: Fit | None = None
 ) -> SpeedupEstimate:
     """Estimate what alike machines on alike lines gain in a run, and where they would gain more.
 
     `tokens_per_second` is of each machine, 0 if it is not known; `fit` is the measured speed-ups.
+    Nothing is known of machines that average their weights.
     """
-    if machines < 2 or tokens_per_second <= 0 or spec.recipe.token_budget <= 0:
+    is_known = math.isfinite(tokens_per_second) and tokens_per_second > 0
+    if machines < 2 or not is_known or spec.recipe.token_budget <= 0 or spec.recipe.mixes_weights:
         return SpeedupEstimate()
-    rounds, is_dense = _count_rounds(spec, tokens_per_second, line, machines)
+    alike = _AlikeMachines(spec, tokens_per_second, line, machines)
+    rounds, _ = alike.choose_rounds()
     if rounds < 1:
         return SpeedupEstimate()
     fit = fit or read_fit()
-    speedup = fit.speedup(machines, rounds, is_dense) if fit else None
+    speedup = alike.find_speedup(fit)
     name = "home lines" if line == HOME_LINE else f"lines of {line}"
+    together = f"With {machines} machines on {name}"
     heard = f"{rounds:,.0f} times" if rounds >= 1.5 else "once"
-    if fit is None or speedup is None:
+    if speedup is None:
+        most = max((count for _, count in fit.curves), default=1)
+        lack = "so many machines" if machines > most else "so few rounds"
         sentence = (
-            f"With {machines} machines on {name} each is heard {heard} in the whole run: how much "
-            "sooner it ends than with one, at the same loss, was not measured for that."
+            f"{together} each is heard {heard} in the whole run: how much sooner it ends than "
+            f"with one, at the same loss, was not measured for {lack}."
         )
         return SpeedupEstimate(rounds, sentence=sentence)
     if speedup >= PAYS_FROM:
         sentence = (
-            f"With {machines} machines on {name} this run ends {speedup:.1f} × sooner than with "
-            "one, at the same loss."
+            f"{together} this run ends {speedup:.1f} × sooner than with one, at the same loss."
         )
     else:
-        remedies = _describe_remedies(spec, tokens_per_second, line, machines, fit)
         sentence = (
-            f"With {machines} machines on {name} each would be heard {heard} in the whole run: it "
-            f"would not end sooner than with one.{remedies}"
+            f"{together} each would be heard {heard} in the whole run: it would not end sooner "
+            f"than with one.{_describe_remedies(alike, fit)}"
         )
     return SpeedupEstimate(rounds, speedup, fit.basis, sentence)
 
 
-def _count_rounds(
-    spec: RunSpec,
-    tokens_per_second: float,
-    line: Line,
-    machines: int,
-    carrier_bytes: float = math.inf,
-) -> tuple[float, bool]:
-    """Return each machine's rounds in the run, and whether its updates hold all values.
-
-    `carrier_bytes` is the uplink of a member that carries for others; inf: there is none.
-    """
-    run_steps = spec.recipe.token_budget / machines / spec.step_tokens
-    step_seconds = spec.step_tokens / tokens_per_second
-    update_rate = alike_uplink(line, machines, carrier_bytes).update_rate
-    schedule = choose_schedule(spec, update_rate, step_seconds, run_steps)
-    steps = schedule.steps_until_sent(step_seconds, spec.model.parameters, update_rate)
-    return run_steps / steps, schedule.scheme.dense
-
-
-def _describe_remedies(
-    spec: RunSpec, tokens_per_second: float, line: Line, machines: int, fit: Fit
-) -> str:
+def _describe_remedies(alike: _AlikeMachines, fit: Fit) -> str:
     """Return what would make the machines end sooner than one, as a sentence; "" if nothing."""
+    spec, line = alike.spec, alike.line
 
-    def pays(other_spec: RunSpec, other_line: Line = line, carrier_bytes: float = math.inf) -> bool:
-        rounds, is_dense = _count_rounds(
-            other_spec, tokens_per_second, other_line, machines, carrier_bytes
-        )
-        return (fit.speedup(machines, rounds, is_dense) or 0.0) >= PAYS_FROM
+    def pays(other: _AlikeMachines) -> bool:
+        return (other.find_speedup(fit) or 0.0) >= PAYS_FROM
 
-    def widen(megabits: int) -> Line:
-        return replace(line, up_megabits=megabits, down_megabits=max(megabits, line.down_megabits))
+    def widen(megabits: int) -> _AlikeMachines:
+        down = max(megabits, line.down_megabits)
+        return replace(alike, line=replace(line, up_megabits=megabits, down_megabits=down))
 
-    def lengthen(tokens: int) -> RunSpec:
-        budget = tokens * spec.model.parameters
-        return replace(spec, recipe=replace(spec.recipe, token_budget=budget))
+    def lengthen(tokens: int) -> _AlikeMachines:
+        recipe = replace(spec.recipe, token_budget=tokens * spec.model.parameters)
+        return replace(alike, spec=replace(spec, recipe=recipe))
 
-    uplink = _find_first(UPLINKS, lambda megabits: pays(spec, widen(megabits)))
-    present = spec.recipe.token_budget / spec.model.parameters
-    longer = [tokens for tokens in TOKENS_PER_PARAMETER if tokens > present]
-    tokens = _find_first(longer, lambda tokens: pays(lengthen(tokens)))
-    remedies: list[str] = []
-    if uplink and uplink > line.up_megabits:
-        remedies.append(f"with lines of {uplink} Mb/s up")
-    if (
-        machines > 2
-        and line.up_bytes < CARRIER_LINE.up_bytes
-        and pays(spec, carrier_bytes=CARRIER_LINE.up_bytes)
-    ):
+    uplinks = [up for up in UPLINKS if up > line.up_megabits and pays(widen(up))]
+    remedies = [f"with lines of {up} Mb/s up" for up in uplinks[:1]]
+    if pays(replace(alike, carrier_bytes=CARRIER_LINE.up_bytes)):
         remedies.append("with a member with 1 Gb/s that carries for others")
-    if tokens:
-        remedies.append(f"at {tokens} tokens a parameter")
+    present = spec.recipe.token_budget / spec.model.parameters
+    budgets = [tokens for tokens in TOKENS_PER_PARAMETER if tokens > present]
+    longer = [tokens for tokens in budgets if pays(lengthen(tokens))]
+    remedies += [f"at {tokens} tokens a parameter" for tokens in longer[:1]]
     *others, last = remedies or [""]
     return f" It would {', '.join(others)}{' or ' if others else ''}{last}." if remedies else ""
-
-
-def _find_first(values: Iterable[int], condition: Callable[[int], bool]) -> int | None:
-    return next((value for value in values if condition(value)), None)

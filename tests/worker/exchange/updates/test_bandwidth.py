@@ -8,7 +8,7 @@ import pytest
 from helpers.network.raw_peer import build_hello, connect_raw_peer
 from helpers.wait_for import wait_until
 
-from barnraise.peering.limits.rate_limit import PIECE_BYTES
+from barnraise.peering.limits.rate_limit import METER_STEP_SECONDS, PIECE_BYTES
 from barnraise.planning.round_schedule import DEFAULT_SCHEME, RoundSchedule
 from barnraise.planning.uplink_budget import UPDATE_SHARE
 from barnraise.protocol.messages import BlobRequest, PeerState
@@ -72,6 +72,19 @@ def test_limited_uplink_is_shared_fairly_and_delays_no_message(large):
     received = [machine.exchange.stats.bytes_received for machine in (b, c)]
     assert sum(received) < 1.3e6 * (time.monotonic() - started_at) + 500_000
     assert abs(received[0] - received[1]) <= 2 * PIECE_BYTES + 10_000
+
+
+def test_limited_uplink_counts_the_bytes_of_packets(large):
+    a, b = large.start_linked(1, 2)
+    blob = a.ledger.blobs.store(bytes(1_500_000))
+    large.network.packet_overhead = 1.0
+    a.exchange.set_uplink_limit(1_000_000.0)
+    before, started_at = a.exchange.stats.bytes_sent, time.monotonic()
+    assert b.exchange.fetch_blobs({blob: 1_500_000}, 60)
+    sent, seconds = a.exchange.stats.bytes_sent - before, time.monotonic() - started_at
+    assert sent >= 3_000_000
+    # What was sent since the packets were last counted is not yet waited for.
+    assert sent <= 1_000_000.0 * (seconds + 2 * METER_STEP_SECONDS) + PIECE_BYTES
 
 
 @pytest.mark.parametrize("codec", ["auto", "dense2"])

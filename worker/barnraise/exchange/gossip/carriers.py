@@ -68,21 +68,20 @@ class Spread:
     Attributes:
         author: This machine's name as an author.
         seq: The update's sequence number.
-        published_at: When it was published, in seconds.
+        started_at: When this machine began to send it, in seconds.
         targets: How many peers lacked it, the carrier not counted.
         waiting: Keys of those that have not reported it.
         carrier: Key of the peer that carries it; empty if it spreads along the tree.
         volunteer: Digest of the carrier's volunteer.
-        deadline: When the carrier has failed, in seconds.
+        deadline: When the carrier has failed, or a failed one's update is given up, in seconds.
         is_sent: Whether all of it was sent to the carrier, maybe only to a buffer.
         has_carrier_it: Whether the carrier has it, so that the others are told.
-        is_reported: Whether the carrier, or a peer that received it there, reports that it has it.
-        is_repair: Whether a carrier failed to deliver it.
+        is_owed: Whether this machine may have to send it to everybody yet.
     """
 
     author: str
     seq: int
-    published_at: float
+    started_at: float
     targets: int
     waiting: set[str]
     carrier: str = ""
@@ -90,8 +89,7 @@ class Spread:
     deadline: float = math.inf
     is_sent: bool = False
     has_carrier_it: bool = False
-    is_reported: bool = False
-    is_repair: bool = False
+    is_owed: bool = False
 
     @property
     def carried_share(self) -> float:
@@ -104,21 +102,6 @@ class Spread:
         return bool(self.carrier) and not self.has_carrier_it
 
 
-@dataclass(frozen=True)
-class Review:
-    """What has changed of the updates under way.
-
-    Attributes:
-        told: The authors and carriers of updates that the other peers are told of from now on.
-        failed: The updates that their carriers did not deliver to all.
-        distrusted: The volunteers whose machines delivered them to few.
-    """
-
-    told: list[tuple[str, str]]
-    failed: list[Spread]
-    distrusted: list[str]
-
-
 class Carriers:
     """The carriers of one machine, and its updates under way."""
 
@@ -127,7 +110,6 @@ class Carriers:
         self._records: dict[str, _CarrierRecord] = {}  # by volunteer
         self._spreads: dict[tuple[str, int], Spread] = {}  # by author and seq
         self._usual_seconds = self._rules.first_seconds  # until an update has reached all
-        self._has_changed = False  # whether a review may find something before a deadline
 
     # ---- who can carry
 
@@ -168,18 +150,18 @@ class Carriers:
         Returns:
             Whether it is sent to the carrier alone.
         """
-        if len(self._spreads) >= UPDATE_WINDOW:
-            return False
         others = lacking - {carrier.key} if carrier else lacking
-        spread = Spread(*update, now, len(others), others, is_repair=is_repair)
-        is_carried = carrier is not None and bool(others)
-        if carrier is not None and is_carried:
+        if len(self._spreads) >= UPDATE_WINDOW or not others:
+            return False
+        spread = self._spreads[update] = Spread(*update, now, len(others), others)
+        if carrier:
             spread.carrier, spread.volunteer = carrier.key, carrier.volunteer
             seconds = max(self._rules.min_seconds, self._rules.patience * self._usual_seconds)
             spread.deadline = now + 2 * seconds  # this machine has to send it first
-        self._spreads[update] = spread
-        self._has_changed = True
-        return is_carried
+        elif is_repair:
+            spread.deadline = now + self._rules.repair_seconds
+        spread.is_owed = carrier is not None or is_repair
+        return carrier is not None
 
     def on_sent(self, key: str, author: str, seq: int, now: float) -> bool:
         """Record that all of an update was sent to a peer; return whether others are told now."""
@@ -187,18 +169,13 @@ class Carriers:
         if spread is None or spread.carrier != key or not spread.is_withheld:
             return False
         spread.is_sent = True
-        spread.deadline = now + 0.5 * (spread.deadline - spread.published_at)
-        self._has_changed = True
+        spread.deadline = now + 0.5 * (spread.deadline - spread.started_at)
         return True
 
     def is_carried(self, key: str, author: str, seq: int) -> bool:
         """Return whether a peer is to receive an update from its carrier and not from here."""
         spread = self._spreads.get((author, seq))
         return spread is not None and bool(spread.carrier) and spread.carrier != key
-
-    def on_vector(self, vector: Mapping[str, int]) -> None:
-        """Record that a peer reported what it has."""
-        self._has_changed |= any(spread.author in vector for spread in self._spreads.values())
 
     def withheld(self, key: str) -> dict[str, int]:
         """Return, by author, the first update of this machine that a peer is not told of yet."""
@@ -210,21 +187,17 @@ class Carriers:
 
     @property
     def next_wakeup(self) -> float:
-        """When the next carrier has failed, in seconds; inf if none is waited for."""
+        """When the next update is given up, in seconds; inf if none is waited for."""
         return min((spread.deadline for spread in self._spreads.values()), default=math.inf)
 
-    def owes_update(self, now: float) -> bool:
+    @property
+    def owes_update(self) -> bool:
         """Return whether this machine may have to send an update to everybody yet.
 
         Its carrier is being sent it, or nobody reports it, or peers lack it since a carrier
         failed. Safe from any thread.
         """
-        return any(self._is_owed(spread, now) for spread in list(self._spreads.values()))
-
-    def _is_owed(self, spread: Spread, now: float) -> bool:
-        if spread.is_repair:
-            return now < spread.published_at + self._rules.repair_seconds
-        return bool(spread.carrier) and not spread.is_reported
+        return any(spread.is_owed for spread in list(self._spreads.values()))
 
     def release_all(self) -> list[Spread]:
         """Return the updates that others were not told of, and withhold nothing any longer."""
@@ -232,46 +205,46 @@ class Carriers:
         self._spreads.clear()
         return withheld
 
-    def review(self, links: Links, now: float) -> Review:
-        """Find out what the linked peers have by now, and which carriers have failed."""
-        review = Review([], [], [])
+    def review(self, links: Links, now: float) -> tuple[list[Spread], list[Spread]]:
+        """Find out what the linked peers have by now, and which carriers have failed.
+
+        Returns:
+            The updates that the other peers are told of from now on, and those that their carriers
+            did not deliver.
+        """
+        told: list[Spread] = []
+        failed: list[Spread] = []
         oldest = now - self._rules.silent_seconds
-        carriers = {spread.carrier for spread in self._spreads.values()}
-        here = {key for key in carriers & links.keys() if links[key].last_received_at > oldest}
-        if not self._has_changed and now < self.next_wakeup and here == carriers - {""}:
-            return review
-        self._has_changed = False
         for name, spread in list(self._spreads.items()):
             spread.waiting = {
                 key
                 for key in spread.waiting
                 if key in links and links[key].vector.get(spread.author, 0) < spread.seq
             }
-            has_failed = spread.carrier not in here or now >= spread.deadline
-            has_arrived = len(spread.waiting) < spread.targets
-            spread.is_reported = has_arrived or (not has_failed and self._has(links, spread))
-            if not spread.waiting or (spread.carrier and has_failed):
-                del self._spreads[name]
-                is_trusted = not spread.carrier or self._judge(spread, now)
-                if not is_trusted:
-                    review.distrusted.append(spread.volunteer)
-                if spread.waiting and not (is_trusted and spread.carrier in here):
-                    review.failed.append(spread)
-                    continue
-                # Peers that are late know of it, and request it. The next update may take longer.
-                seconds = now - spread.published_at
-                self._usual_seconds += 0.5 * (seconds - self._usual_seconds)
-                if spread.is_withheld:
-                    review.told.append((spread.author, spread.carrier))
-            elif spread.is_withheld and (spread.is_sent or self._has(links, spread)):
-                spread.has_carrier_it = True
-                review.told.append((spread.author, spread.carrier))
-        return review
+            carrier = links.get(spread.carrier)
+            is_here = carrier is not None and carrier.last_received_at > oldest
+            has_it = carrier is not None and carrier.vector.get(spread.author, 0) >= spread.seq
+            if spread.waiting and now < spread.deadline and (is_here or not spread.carrier):
+                has_arrived = len(spread.waiting) < spread.targets
+                if spread.carrier and (has_arrived or has_it):
+                    spread.is_owed = False
+                if spread.is_withheld and (spread.is_sent or has_it):
+                    spread.has_carrier_it = True
+                    told.append(spread)
+                continue
+            del self._spreads[name]
+            is_trusted = not spread.carrier or self._judge(spread, links, now)
+            if spread.waiting and not (is_trusted and is_here):
+                if spread.carrier:
+                    failed.append(spread)
+                continue
+            # Peers that are late know of it, and request it. The next update may take longer.
+            self._usual_seconds += 0.5 * (now - spread.started_at - self._usual_seconds)
+            if spread.is_withheld:
+                told.append(spread)
+        return told, failed
 
-    def _has(self, links: Links, spread: Spread) -> bool:
-        return links[spread.carrier].vector.get(spread.author, 0) >= spread.seq
-
-    def _judge(self, spread: Spread, now: float) -> bool:
+    def _judge(self, spread: Spread, links: Links, now: float) -> bool:
         """Let a carrier count for as much as it delivered; return whether it is still trusted."""
         record = self._records.pop(spread.volunteer, None) or _CarrierRecord()
         share = spread.carried_share
@@ -279,6 +252,9 @@ class Carriers:
         if not is_trusted:
             record.failures += 1
             record.paused_until = now + self._rules.pauses.pause_seconds(record.failures - 1)
+            for link in links.values():
+                if link.volunteer == spread.volunteer:
+                    link.relayed = 0  # it has to be seen to relay again
         elif share < 1.0:
             record.credit = max(self._rules.min_credit, share * record.credit)
         else:

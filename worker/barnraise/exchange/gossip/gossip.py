@@ -150,23 +150,19 @@ class Gossip:
         # Author and seq of this machine's updates that are not on their way yet.
         self._fresh: list[tuple[str, int]] = []
         self._random = random.Random(seed)
-        self._uplink = math.inf  # bytes per second that the volunteer allows
-        self._measured_uplink = math.inf  # bytes per second
+        self.set_uplink(math.inf)
 
     # ---- events: this machine
 
-    def set_uplink(self, bytes_per_second: float) -> None:
-        """Set what this machine may send; inf: as much as it can. Safe from any thread."""
-        self._uplink = bytes_per_second
+    def set_uplink(self, allowed: float, measured: float = 0.0) -> None:
+        """Set the bytes per second that this machine may send, and that its line carries.
 
-    def set_measured_uplink(self, bytes_per_second: float) -> None:
-        """Set what the uplink was measured to carry; 0: it was not."""
-        self._measured_uplink = bytes_per_second or math.inf
-
-    @property
-    def _own_uplink(self) -> float:
-        """Bytes per second that this machine sends at most; inf if that is not known."""
-        return min(self._uplink, self._measured_uplink)
+        Args:
+            allowed: by the volunteer; inf: any.
+            measured: while something was sent; 0: not known.
+        """
+        self._allowed_uplink = allowed
+        self._own_uplink = min(allowed, measured or math.inf)
 
     def start(self, vector: dict[str, int], pruned: dict[str, int], now: float) -> None:
         """Start, or start again, from what the ledger holds; request missing updates since."""
@@ -340,7 +336,6 @@ class Gossip:
         link.uplink = state.uplink
         link.anchor_vector = state.anchor_vector
         link.anchor_digest = state.anchor_digest
-        self.carriers.on_vector(state.vector)
         self._compare_anchors(link)
         if state.full:
             self.authors.on_full_state(key, state.vector)
@@ -552,24 +547,22 @@ class Gossip:
         """Push this machine's updates to the peer that carries them, or along the tree."""
         uplink = self._own_uplink
         carriers = self.carriers
+        released = carriers.release_all() if self.complete else []
+        told, failed = carriers.review(self.links, now)
+        for spread in told:
+            self._announce(spread.author, {spread.carrier})
+        for spread in (*released, *failed):
+            self._start_spread(spread.author, spread.seq, now, failed=spread.carrier)
+        for author, seq in self._fresh:
+            self._start_spread(author, seq, now)
+        self._fresh = []
+        best = None
         if math.isfinite(uplink):
             for link in self.links.values():
                 link.is_fast = carriers.is_far_above(link.uplink, uplink)
                 link.carries = carriers.carries(link, uplink, now)
             self.membership.set_carrying(self._is_fast_for_others, now)
-        released = carriers.release_all() if self.complete else []
-        review = carriers.review(self.links, now)
-        for author, carrier in review.told:
-            self._announce(author, {carrier})
-        for link in self.links.values():
-            if link.volunteer in review.distrusted:  # it has to be seen to relay again
-                link.relayed, link.carries = 0, False
-        for spread in (*released, *review.failed):
-            self._start_spread(spread.author, spread.seq, now, failed=spread.carrier)
-        for author, seq in self._fresh:
-            self._start_spread(author, seq, now)
-        self._fresh = []
-        best = carriers.choose(self.links, uplink, now) if math.isfinite(uplink) else None
+            best = carriers.choose(self.links, uplink, now)
         self.carrier_rate = carriers.rate(best, now) if best else math.inf
 
     def _start_spread(self, author: str, seq: int, now: float, failed: str = "") -> None:
@@ -681,7 +674,7 @@ class Gossip:
         Where the uplink is limited to a few kilobytes per second, States would fill it: there they
         are sent less often.
         """
-        seconds = len(self.links) * STATE_BYTES / (STATE_SHARE * max(self._uplink, 1.0))
+        seconds = len(self.links) * STATE_BYTES / (STATE_SHARE * max(self._allowed_uplink, 1.0))
         return min(STATE_INTERVALS.longest_seconds, max(STATE_INTERVALS.usual_seconds, seconds))
 
     @property

@@ -165,13 +165,12 @@ class FairShare:
         self._bytes = 0.0  # sent while somebody was sending, fading
         self._seconds = 0.0  # of those bytes, fading
 
-    def next_rank(self) -> float:
-        """Return the rank of an urgent transfer that goes out after those before it."""
-        return next(self._ranks)
+    def next_rank(self, is_late: bool = False) -> float:
+        """Return the rank of an urgent transfer after those before it, a late one after all others.
 
-    def next_late_rank(self) -> float:
-        """Return the rank of an urgent transfer that goes out after those with `next_rank`."""
-        return 2.0**50 + next(self._ranks)  # no machine has published so many updates
+        No machine publishes 2⁵⁰ updates.
+        """
+        return next(self._ranks) + (2.0**50 if is_late else 0)
 
     @property
     def rate(self) -> float:
@@ -199,7 +198,7 @@ class FairShare:
         self._bucket.rate = rate
 
     def record_message(self, size: int) -> None:
-        """Record a message of `size` bytes that went out without waiting for a turn."""
+        """Record `size` bytes of a message, or of packets, that went out without waiting."""
         self._bucket.consume(size, asyncio.get_running_loop().time())
 
     @property

@@ -106,6 +106,8 @@ class Connection:
         self._payload_waits = asyncio.Event()
         self._own_update_waits = asyncio.Event()
         self._write_lock = asyncio.Lock()  # one frame at a time
+        self._counted_bytes = 0  # sent, of those that the uplink's limit counts
+        self.update_meters(connected_at)
 
     @property
     def meeting(self) -> Meeting:
@@ -226,6 +228,12 @@ class Connection:
         self.sent_meter.update(self.channel.bytes_sent, now)
         self.received_meter.update(self.channel.bytes_received, now)
 
+    def count_packets(self, uplink: FairShare) -> None:
+        """Count what packets had beyond frames, since the last call, in the uplink's limit."""
+        overhead = max(0, self.channel.bytes_sent - self._counted_bytes)
+        self._counted_bytes += overhead
+        uplink.record_message(overhead)
+
     async def run_writers(self, sources: MessageSources) -> None:
         """Send what waits, until cancelled.
 
@@ -295,9 +303,11 @@ class Connection:
             await sender.wait_for_turn(len(frame))
             with uplink.measure_sending(len(frame)):
                 await self._send(frame)
+            self.count_packets(uplink)
 
     async def _send(self, frame: bytes) -> None:
         async with self._write_lock:
+            self._counted_bytes += len(frame)
             await self.channel.send(frame)
 
 
