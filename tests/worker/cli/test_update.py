@@ -62,9 +62,7 @@ def test_update_shows_the_line_with_digest_and_tested_versions(home, site):
     wheel = f"{site.url}/download/barnraise-99.0.0-py3-none-any.whl"
     constraints = home.path / "constraints.txt"
     assert constraints.read_text().splitlines() == PINS
-    line = (
-        f"/p/python -m pip install --upgrade --constraint {constraints} '{wheel}#sha256={SHA256}'"
-    )
+    line = f"--upgrade --constraint {constraints} '{wheel}#sha256={SHA256}'"
     assert f"/p/python -m pip install {line}" in output
 
 

@@ -3,7 +3,6 @@
 One class for each system behind the protocol `SystemFacts`. Only what a rule needs is read.
 """
 
-import contextlib
 import ctypes
 import os
 import re
@@ -45,17 +44,14 @@ class LinuxFacts:
 
     no_idle_reason = "there is no X display here, and logind knows no graphical session"
 
-    def __init__(self) -> None:
-        self._screen_saver: _XScreenSaver | None = None
-        if os.environ.get("DISPLAY") and os.environ.get("XDG_SESSION_TYPE") != "wayland":
-            with contextlib.suppress(OSError):
-                self._screen_saver = _XScreenSaver()
-
     def read_idle_seconds(self) -> float | None:
         """Return the seconds since the last input; see `SystemFacts`."""
-        if self._screen_saver is not None:
-            return self._screen_saver.read_idle_seconds()
-        return parse_sessions(_read_program(SESSIONS_COMMAND), time.time())
+        idle = None
+        if os.environ.get("DISPLAY") and os.environ.get("XDG_SESSION_TYPE") != "wayland":
+            idle = read_x_idle_seconds()
+        if idle is None:
+            idle = parse_sessions(_read_program(SESSIONS_COMMAND), time.time())
+        return idle
 
 
 # All sessions with their properties, one block of lines for each.
@@ -95,32 +91,27 @@ class _XScreenSaverInfo(ctypes.Structure):
     ]
 
 
-class _XScreenSaver:
-    """The idle time of an X display, by the extension MIT-SCREEN-SAVER."""
+def read_x_idle_seconds() -> float | None:
+    """Return the idle seconds of this session's X display, by the extension MIT-SCREEN-SAVER.
 
-    def __init__(self) -> None:
-        """Open the display of this session; raise OSError if there is none, or no extension."""
-        xlib, self._extension = ctypes.CDLL("libX11.so.6"), ctypes.CDLL("libXss.so.1")
-        xlib.XOpenDisplay.restype = ctypes.c_void_p
-        xlib.XDefaultRootWindow.argtypes = [ctypes.c_void_p]
-        xlib.XDefaultRootWindow.restype = ctypes.c_ulong
-        self._extension.XScreenSaverQueryInfo.argtypes = [
-            ctypes.c_void_p,
-            ctypes.c_ulong,
-            ctypes.POINTER(_XScreenSaverInfo),
-        ]
-        self._display = xlib.XOpenDisplay(None)
-        if not self._display:
-            raise OSError("there is no display")
-        self._root = xlib.XDefaultRootWindow(self._display)
-        if self.read_idle_seconds() is None:
-            raise OSError("the display has no such extension")
+    The display is opened for each look: Xlib ends a program whose open display goes away.
 
-    def read_idle_seconds(self) -> float | None:
-        """Return the seconds since the last input."""
-        info = _XScreenSaverInfo()
-        query = self._extension.XScreenSaverQueryInfo
-        return info.idle / 1000 if query(self._display, self._root, ctypes.byref(info)) else None
+    Returns:
+        None where there is no display, or it has no such extension.
+    """
+    try:
+        xlib, extension = ctypes.CDLL("libX11.so.6"), ctypes.CDLL("libXss.so.1")
+    except OSError:
+        return None
+    xlib.XOpenDisplay.restype = ctypes.c_void_p
+    xlib.XDefaultRootWindow.restype = ctypes.c_ulong
+    display = ctypes.c_void_p(xlib.XOpenDisplay(None))
+    if not display:
+        return None
+    root, info = ctypes.c_ulong(xlib.XDefaultRootWindow(display)), _XScreenSaverInfo()
+    has_answered = extension.XScreenSaverQueryInfo(display, root, ctypes.byref(info))
+    xlib.XCloseDisplay(display)
+    return info.idle / 1000 if has_answered else None
 
 
 class MacFacts:
