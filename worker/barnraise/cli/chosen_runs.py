@@ -37,15 +37,10 @@ class TurnOptions:
 
 @dataclass(frozen=True)
 class ChosenRun:
-    """A run to train.
+    """A run to train."""
 
-    Attributes:
-        name: as a person named it.
-        view: as the site describes it; None while no site answers.
-    """
-
-    name: str
-    view: RunView | None = None
+    name: str  # as a person named it
+    view: RunView | None = None  # as the site describes it; None while no site answers
 
     @property
     def id(self) -> str:

@@ -13,17 +13,11 @@ PACKAGE = "barnraise"
 
 @dataclass(frozen=True)
 class Installation:
-    """How this program was installed.
+    """How this program was installed."""
 
-    Attributes:
-        tool: "uv tool", "pipx", "uv pip", "pip", or "clone" for the sources themselves.
-        python: the interpreter of its environment.
-        torch_backend: the build of PyTorch there, as uv names it; "" for the usual one.
-    """
-
-    tool: str
-    python: str
-    torch_backend: str = ""
+    tool: str  # "uv tool", "pipx", "uv pip", "pip", or "clone" for the sources themselves
+    python: str  # the interpreter of its environment
+    torch_backend: str = ""  # the build of PyTorch there, as uv names it; "" for the usual one
 
     @property
     def uninstall_command(self) -> list[str]:

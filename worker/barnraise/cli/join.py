@@ -446,7 +446,7 @@ class StatusDisplay:
             if key == "p":
                 self.control.pause()
             elif key == "P":
-                self.control.pause(LocalPause(time.time() + KEY_PAUSE_SECONDS))
+                self.control.pause(LocalPause(until=time.time() + KEY_PAUSE_SECONDS))
             else:
                 self.control.resume()
             if self.last_status is not None:

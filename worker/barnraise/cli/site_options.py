@@ -35,11 +35,6 @@ class SiteOptions:
     as_json: JsonOption = False
 
     @property
-    def has_token(self) -> bool:
-        """Return whether there is a personal token."""
-        return bool(os.environ.get(TOKEN_VARIABLE, "").strip())
-
-    @property
     def enrolled_machine(self) -> str:
         """Return this machine's id at the site; "" if it is not enrolled there."""
         state_dir = open_state_dir(self.home)
@@ -72,7 +67,7 @@ class SiteOptions:
         if named and site and named != site:
             raise StateError(f"that run is at {named}, and not at {site}: choose with --site")
         is_own_site = state_dir.is_enrolled and site == state_dir.membership.url
-        if as_machine and is_own_site and not self.has_token:
+        if as_machine and is_own_site and not os.environ.get(TOKEN_VARIABLE, "").strip():
             return MachineRequests(state_dir)
         token = read_token()
         return TokenClient(site or named or state_dir.membership.url, token)

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import psutil
+from pydantic import BaseModel, ValidationError
 
 from barnraise.durable_io import write_atomically
 from barnraise.errors import StateError
@@ -60,17 +61,11 @@ class WorkerProcess:
             return False
 
 
-@dataclass(frozen=True)
-class LocalPause:
-    """A pause that somebody ordered on this machine.
+class LocalPause(BaseModel, frozen=True):
+    """A pause that somebody ordered on this machine."""
 
-    Attributes:
-        until: seconds since 1970 at which it ends by itself; None: with `resume`.
-        is_offline: whether the worker leaves its peers meanwhile.
-    """
-
-    until: float | None = None
-    is_offline: bool = False
+    until: float | None = None  # seconds since 1970 at which it ends by itself; None: by `resume`
+    is_offline: bool = False  # whether the worker leaves its peers meanwhile
 
 
 class LocalControl:
@@ -90,21 +85,16 @@ class LocalControl:
         A file that a crash cut off, or an older version wrote, is a pause until `resume`.
         """
         try:
-            text = (self.folder / PAUSE_FILE).read_text()
+            pause = LocalPause.model_validate_json((self.folder / PAUSE_FILE).read_bytes())
         except OSError:
             return None
-        try:
-            fields = json.loads(text)
-            until = fields["until"]
-            pause = LocalPause(None if until is None else float(until), bool(fields["offline"]))
-        except (ValueError, TypeError, KeyError):
+        except ValidationError:
             return LocalPause()
         return pause if pause.until is None or now < pause.until else None
 
     def pause(self, pause: LocalPause = LocalPause()) -> None:
         """Let the worker pause after its current step, in place of a pause before."""
-        fields = {"until": pause.until, "offline": pause.is_offline}
-        write_atomically(self.folder / PAUSE_FILE, json.dumps(fields).encode())
+        write_atomically(self.folder / PAUSE_FILE, pause.model_dump_json().encode())
 
     def resume(self) -> None:
         """Let the worker go on."""
