@@ -92,9 +92,10 @@ class LocalControl:
             return LocalPause()
         return pause if pause.until is None or now < pause.until else None
 
-    def pause(self, pause: LocalPause = LocalPause()) -> None:
+    def pause(self, pause: LocalPause | None = None) -> None:
         """Let the worker pause after its current step, in place of a pause before."""
-        write_atomically(self.folder / PAUSE_FILE, pause.model_dump_json().encode())
+        text = (pause or LocalPause()).model_dump_json()
+        write_atomically(self.folder / PAUSE_FILE, text.encode())
 
     def resume(self) -> None:
         """Let the worker go on."""
