@@ -68,7 +68,6 @@ PASSED_VARIABLES = (
 )
 
 service = HelpfulTyper(no_args_is_help=True, help="Train whenever this computer runs.")
-service.command()(logs)
 
 
 @service.command()
@@ -226,6 +225,9 @@ def status(home: HomeOption = None) -> None:
     out.print(table)
     if folders and not is_running and all(map(_has_ended, folders)):
         out.print("Its run has ended: barnraise service remove, or install it for another run.")
+
+
+service.command()(logs)
 
 
 def _describe_state(state: ServiceState, is_running: bool) -> str:
