@@ -36,7 +36,8 @@ def _print_machines(answer: list[dict[str, Any]]) -> None:
     table = new_table("machine", "id", "system", "state")
     table.columns[1].no_wrap = True  # other commands take it
     for machine in answer:
-        row = (machine["name"], machine["id"], machine["system"], _describe_state(machine))
+        system = machine["system"].partition(" ")[0]  # the kernel's release has no room
+        row = (machine["name"], machine["id"], system, _describe_state(machine))
         table.add_row(*map(escape, row))
     out.print(table if answer else "You have no machines here: run `barnraise login` on one.")
 
