@@ -139,8 +139,5 @@ def fetch_all_runs(site: MachineRequests) -> list[RunSummary]:
 
 def choose_next(runs: Sequence[RunSummary], done: Collection[str]) -> RunSummary | None:
     """Return the run to join next: one that trains before one that waits for machines. Pure."""
-    for status in OPEN_STATUSES:
-        for run in runs:
-            if run.status is status and run.id not in done:
-                return run
-    return None
+    open_runs = [run for run in runs if run.status in OPEN_STATUSES and run.id not in done]
+    return min(open_runs, key=lambda run: OPEN_STATUSES.index(run.status), default=None)
