@@ -47,6 +47,25 @@ def test_idle_time_of_login_sessions():
     assert parse_sessions("", 0.0) is None
 
 
+@pytest.mark.parametrize(
+    ("environment", "idle"),
+    [
+        ({"DISPLAY": ":0", "XDG_SESSION_TYPE": "x11"}, 5.0),
+        ({"DISPLAY": ":0", "XDG_SESSION_TYPE": "wayland"}, None),
+        ({"DISPLAY": ":0", "WAYLAND_DISPLAY": "wayland-0"}, None),
+        ({}, None),
+    ],
+)
+def test_x_display_is_asked_where_it_sees_all_input(monkeypatch, environment, idle):
+    for name in ("DISPLAY", "XDG_SESSION_TYPE", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(machine_facts, "read_x_idle_seconds", lambda: 5.0)
+    monkeypatch.setattr(machine_facts, "read_program", lambda command, period: "")
+    assert LinuxFacts().read_idle_seconds() == idle
+
+
 def test_idle_time_of_macos_and_windows():
     assert parse_input_registry(REGISTRY) == 4.2
     assert parse_input_registry("") is None

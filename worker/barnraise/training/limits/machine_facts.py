@@ -26,13 +26,9 @@ PROGRAM_LIMIT_SECONDS = 5.0  # for such a program
 
 
 class SystemFacts(Protocol):
-    """What a system reveals of the machine.
+    """What a system reveals of the machine."""
 
-    Attributes:
-        no_idle_reason: why no idle time is revealed, as a part of a sentence.
-    """
-
-    no_idle_reason: str
+    no_idle_reason: str  # why no idle time is revealed, as a part of a sentence
 
     def read_idle_seconds(self) -> float | None:
         """Return the seconds since somebody used keyboard or mouse; None: it is not revealed."""
@@ -47,7 +43,9 @@ class LinuxFacts:
     def read_idle_seconds(self) -> float | None:
         """Return the seconds since the last input; see `SystemFacts`."""
         idle = None
-        if os.environ.get("DISPLAY") and os.environ.get("XDG_SESSION_TYPE") != "wayland":
+        # Wayland's own X display sees the input of its programs alone.
+        is_wayland = os.environ.get("XDG_SESSION_TYPE") == "wayland"
+        if os.environ.get("DISPLAY") and not (is_wayland or os.environ.get("WAYLAND_DISPLAY")):
             idle = read_x_idle_seconds()
         if idle is None:
             idle = parse_sessions(_read_program(SESSIONS_COMMAND), time.time())
