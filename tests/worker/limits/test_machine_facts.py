@@ -1,5 +1,6 @@
 """Test what is read of a machine, with answers of each system and with this one's processes."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -99,6 +100,15 @@ def test_running_programs_are_found_by_name(tmp_path):
     finally:
         process.kill()
         process.wait()
+
+
+def test_worker_does_not_pause_for_itself(tmp_path):
+    python = tmp_path / "a-python-of-its-own"
+    python.symlink_to(sys.executable)
+    code = "from barnraise.training.limits.machine_facts import list_running; "
+    code += "print(list_running(['a-python-of-its-own']))"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    assert subprocess.check_output([python, "-c", code], env=environment, text=True) == "()\n"
 
 
 def test_other_programs_use_of_the_cpu_excludes_this_one():

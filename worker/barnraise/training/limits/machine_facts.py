@@ -229,8 +229,9 @@ class FactsReader:
 
 
 def list_running(names: Iterable[str]) -> tuple[str, ...]:
-    """Return those of these programs that run now, whatever the case of their letters."""
-    running = {_plain_name(process.info["name"] or "") for process in psutil.process_iter(["name"])}
+    """Return those of these programs that run besides this one, whatever the case of letters."""
+    others = (each for each in psutil.process_iter(["name"]) if each.pid != os.getpid())
+    running = {_plain_name(each.info["name"] or "") for each in others}
     return tuple(name for name in names if _plain_name(name) in running)
 
 
@@ -240,9 +241,8 @@ def _plain_name(name: str) -> str:
 
 def is_on_battery() -> bool:
     """Return whether the machine runs on its battery; one without a battery does not."""
-    read = getattr(psutil, "sensors_battery", None)  # absent on some systems
     try:
-        battery = read() if read is not None else None
+        battery = psutil.sensors_battery()
     except (OSError, RuntimeError, ValueError):  # drivers may answer nonsense
         return False
     return battery is not None and battery.power_plugged is False
