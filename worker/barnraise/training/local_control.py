@@ -3,12 +3,10 @@
 Files work alike on every system and between users' sessions, where signals do not.
 """
 
-import json
 import os
 import threading
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import psutil
@@ -24,33 +22,30 @@ PAUSE_FILE = "paused"  # the worker pauses while it exists; a `LocalPause`, or e
 STOP_FILE = "stop.json"  # the process that is to stop
 
 
-@dataclass(frozen=True)
-class WorkerProcess:
+class WorkerProcess(BaseModel, frozen=True):
     """A worker's process. A process id is used again; together with its start it is unique."""
 
     pid: int
     started: float  # seconds since 1970
-    trains: bool = field(default=True, compare=False)  # or else it serves or fetches weights
+    trains: bool = True  # or else it serves or fetches weights
 
     @classmethod
     def current(cls, trains: bool = True) -> "WorkerProcess":
         """Return this process."""
         process = psutil.Process()
-        return cls(process.pid, process.create_time(), trains)
+        return cls(pid=process.pid, started=process.create_time(), trains=trains)
 
     @classmethod
     def load(cls, path: Path) -> "WorkerProcess | None":
         """Load a process from a file; None if there is none, or a crash cut the file off."""
         try:
-            fields = json.loads(path.read_bytes())
-            pid, started = int(fields["pid"]), float(fields["started"])
-            return cls(pid, started, bool(fields.get("trains", True)))
-        except (OSError, ValueError, TypeError, KeyError):
+            return cls.model_validate_json(path.read_bytes())
+        except (OSError, ValidationError):
             return None
 
     def save(self, path: Path) -> None:
         """Store the process in a file."""
-        write_atomically(path, json.dumps(asdict(self)).encode())
+        write_atomically(path, self.model_dump_json().encode())
 
     @property
     def is_running(self) -> bool:
@@ -115,8 +110,9 @@ class LocalControl:
         process.save(self.folder / STOP_FILE)
 
     def watch_stop(self, folder: RunDir, leaving: threading.Event) -> None:
-        """Set `leaving` once this process is requested to stop, as long as the folder is open."""
-        own = WorkerProcess.current()
+        """Set `leaving` once this registered process is to stop, as long as the folder is open."""
+        own = self.find_worker()
+        assert own is not None, "it is registered"
 
         def watch() -> None:
             while folder.is_open and not leaving.wait(PERSON_POLL_SECONDS):
