@@ -102,9 +102,10 @@ def install(
         manager.remove()
         raise
     titles = ", ".join(escape(run.title) for run in chosen)
-    out.print(f"The service is installed and trains [bold]{titles}[/].", soft_wrap=True)
-    starts = f"It starts when you log in. {manager.linger_sentence}"
-    out.print(starts, "Look: barnraise service status", sep="\n", soft_wrap=True)
+    out.print_sentence(
+        f"The service is installed and trains [bold]{titles}[/]. It starts when you log in. "
+        f"{manager.linger_sentence}\nLook: barnraise service status"
+    )
 
 
 def _choose_runs(
