@@ -14,7 +14,6 @@ from helpers.worker.fake_coordinator import enrol
 
 from barnraise.cli.addresses import parse_run_address
 from barnraise.coordinator_client.client import CoordinatorClient
-from barnraise.coordinator_client.machine_requests import MachineRequests
 from barnraise.errors import (
     BarnraiseError,
     CoordinatorError,
@@ -259,7 +258,7 @@ def test_second_machine_that_logs_in_by_a_name_gets_a_number(
 def test_machine_changes_and_sees_no_other_machine(barnraise, enrolled, volunteer):
     other = volunteer(barnraise.owner).machine
     home = StateDir(Path(os.environ["BARNRAISE_HOME"]))
-    with closing(MachineRequests(home)) as site:
+    with closing(CoordinatorClient.from_state_dir(home)) as site:
         for method, path in (("GET", ()), ("PATCH", ()), ("POST", ("actions", "revoke"))):
             with pytest.raises(CoordinatorError, match="itself alone"):
                 site.request_json(method, "machines", str(other.pk), *path, body={"name": "x"})

@@ -8,7 +8,7 @@ from typing import Annotated
 from barnraise.cli.addresses import RunAddress, run_argument
 from barnraise.cli.option_groups import option
 from barnraise.cli.site_access import check_trainable, find_run
-from barnraise.coordinator_client.machine_requests import MachineRequests
+from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.errors import RunEndedError, StateError
 from barnraise.protocol.coordinator_messages import RunSummary, RunView
 from barnraise.protocol.enums import RunStatus
@@ -122,12 +122,12 @@ def find_next_run(state_dir: StateDir, done: Collection[str]) -> ChosenRun | Non
     Raises:
         CoordinatorError: the site does not answer.
     """
-    with closing(MachineRequests(state_dir)) as site:
+    with closing(CoordinatorClient.from_state_dir(state_dir)) as site:
         found = choose_next(fetch_all_runs(site), done)
         return None if found is None else ChosenRun(found.id, site.fetch_run(found.id))
 
 
-def fetch_all_runs(site: MachineRequests) -> list[RunSummary]:
+def fetch_all_runs(site: CoordinatorClient) -> list[RunSummary]:
     """Fetch all pages of the list of runs."""
     page = site.fetch_runs(None)
     runs = [*page.runs]

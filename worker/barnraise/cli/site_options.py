@@ -15,7 +15,6 @@ from barnraise.cli.console import print_json
 from barnraise.cli.machine_options import HomeOption, JsonOption, open_state_dir
 from barnraise.cli.option_groups import option
 from barnraise.coordinator_client.client import CoordinatorClient
-from barnraise.coordinator_client.machine_requests import MachineRequests
 from barnraise.coordinator_client.token_client import (
     TOKEN_VARIABLE,
     TokenClient,
@@ -68,7 +67,7 @@ class SiteOptions:
             raise StateError(f"that run is at {named}, and not at {site}: choose with --site")
         is_own_site = state_dir.is_enrolled and site == state_dir.membership.url
         if as_machine and is_own_site and not os.environ.get(TOKEN_VARIABLE, "").strip():
-            return MachineRequests(state_dir)
+            return CoordinatorClient.from_state_dir(state_dir)
         token = read_token()
         return TokenClient(site or named or state_dir.membership.url, token)
 

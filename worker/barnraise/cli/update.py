@@ -11,7 +11,7 @@ from barnraise import __version__
 from barnraise.cli.console import out
 from barnraise.cli.installation import find_installation, join_command
 from barnraise.cli.machine_options import HomeOption, open_state_dir
-from barnraise.coordinator_client.machine_requests import MachineRequests
+from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.durable_io import write_atomically
 from barnraise.errors import StateError
 
@@ -31,7 +31,7 @@ def update(
     """
     state_dir = open_state_dir(home)
     url = state_dir.membership.url
-    with closing(MachineRequests(state_dir)) as site:
+    with closing(CoordinatorClient.from_state_dir(state_dir)) as site:
         release = site.fetch_release()
     out.print(f"Installed:  {__version__}")
     out.print(f"The site:   {release.version}  sha256 {release.sha256}", soft_wrap=True)
