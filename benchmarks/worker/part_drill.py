@@ -42,7 +42,7 @@ def measure(lab: WorkerLab) -> dict[str, Any]:
 
     # Both rest until they have the same updates.
     for worker in (always, ruled):
-        worker.control.pause(LocalPause(time.time() + SHORT_PAUSE_SECONDS))
+        worker.control.pause(LocalPause(until=time.time() + SHORT_PAUSE_SECONDS))
     lab.children.wait_until(
         lambda: _has_digest_at_one_vector(always, ruled), "the same updates", SHORT_PAUSE_SECONDS
     )

@@ -20,6 +20,7 @@ from barnraise.cli.service.command import SYSTEMD_MARK
 from barnraise.cli.service.managers import choose_manager, choose_service_name
 from barnraise.planning.limits import Limits
 from barnraise.state_dir import StateDir
+from barnraise.training.local_control import find_other_worker
 
 PATIENCE_SECONDS = 300.0  # other programs may use the machine
 
@@ -49,7 +50,7 @@ def can_run_services() -> bool:
 def _has_user_systemd() -> bool:
     if sys.platform != "linux" or os.geteuid() == 0 or not SYSTEMD_MARK.is_dir():
         return False
-    return choose_manager("barnraise", Path(), is_system=False).is_reachable
+    return choose_manager(Path()).is_reachable
 
 
 def drill_service() -> ServiceReturn:
@@ -81,17 +82,19 @@ def _drill(home: StateDir, site: TrainingSite) -> ServiceReturn:
     installed = run_barnraise(home.path, "service", "install", "one")
     assert installed.returncode == 0, installed.stderr
     name = choose_service_name(home.path)
-    manager = choose_manager(name, home.path, is_system=False)
+    manager = choose_manager(home.path)
     try:
         _wait_until(lambda: site.is_training("one"), "the service trains")
-        before = manager.read_state()
+        before = find_other_worker(home.run_folders())
+        assert before is not None and manager.read_state().is_running
         niceness = os.getpriority(os.PRIO_PROCESS, before.pid)
         session = site.sessions["one"]
         started = time.monotonic()
         os.kill(before.pid, signal.SIGKILL)
         _wait_until(lambda: site.is_training("one", session), "another worker trains")
         seconds = time.monotonic() - started
-        assert manager.read_state().pid not in (0, before.pid)
+        assert manager.read_state().is_running
+        assert find_other_worker(home.run_folders()) not in (None, before)
     finally:
         removed = run_barnraise(home.path, "service", "remove")
     assert removed.returncode == 0, removed.stderr

@@ -108,7 +108,8 @@ def test_damaged_worker_file_means_that_none_is_running(home, folder, content):
 
 def test_process_id_that_is_used_again_is_no_worker(home, folder):
     own = WorkerProcess.current()
-    WorkerProcess(own.pid, own.started - 100).save(folder / "worker.json")
+    before = WorkerProcess(pid=own.pid, started=own.started - 100)
+    before.save(folder / "worker.json")
     assert LocalControl(folder).find_worker() is None
 
 

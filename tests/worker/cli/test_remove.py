@@ -126,14 +126,13 @@ def test_no_file_is_left_after_training_and_removal():
 @pytest.mark.parametrize(
     ("facts", "tool"),
     [
-        (("uv", '{"url": "https://site/x.whl", "archive_info": {}}', True, False), "uv tool"),
-        (("pip", "", False, True), "pipx"),
-        (("uv", "", False, False), "uv pip"),
-        (("pip", '{"url": "https://site/x.whl"}', False, False), "pip"),
-        (("", "", False, False), "pip"),
-        (("pip", '{"url": "file:///x", "dir_info": {"editable": true}}', False, False), "clone"),
-        (("pip", '{"url": "file:///x", "dir_info": {}}', False, False), "pip"),
-        (("pip", "{not json", False, True), "pipx"),
+        (("uv", '{"url": "https://site/x.whl"}', ["bin", "uv-receipt.toml"]), "uv tool"),
+        (("pip", "{}", ["bin", "pipx_metadata.json"]), "pipx"),
+        (("uv", "{}", ["bin"]), "uv pip"),
+        (("pip", '{"url": "https://site/x.whl"}', []), "pip"),
+        (("", "{}", []), "pip"),
+        (("pip", '{"url": "file:///x", "dir_info": {"editable": true}}', []), "clone"),
+        (("pip", '{"url": "file:///x", "dir_info": {}}', []), "pip"),
     ],
 )
 def test_tool_that_installed_the_program_is_found(facts, tool):

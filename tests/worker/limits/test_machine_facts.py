@@ -1,5 +1,6 @@
 """Test what is read of a machine, with answers of each system and with this one's processes."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -47,6 +48,25 @@ def test_idle_time_of_login_sessions():
     assert parse_sessions("", 0.0) is None
 
 
+@pytest.mark.parametrize(
+    ("environment", "idle"),
+    [
+        ({"DISPLAY": ":0", "XDG_SESSION_TYPE": "x11"}, 5.0),
+        ({"DISPLAY": ":0", "XDG_SESSION_TYPE": "wayland"}, None),
+        ({"DISPLAY": ":0", "WAYLAND_DISPLAY": "wayland-0"}, None),
+        ({}, None),
+    ],
+)
+def test_x_display_is_asked_where_it_sees_all_input(monkeypatch, environment, idle):
+    for name in ("DISPLAY", "XDG_SESSION_TYPE", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(machine_facts, "read_x_idle_seconds", lambda: 5.0)
+    monkeypatch.setattr(machine_facts, "read_program", lambda command, period: "")
+    assert LinuxFacts().read_idle_seconds() == idle
+
+
 def test_idle_time_of_macos_and_windows():
     assert parse_input_registry(REGISTRY) == 4.2
     assert parse_input_registry("") is None
@@ -80,6 +100,15 @@ def test_running_programs_are_found_by_name(tmp_path):
     finally:
         process.kill()
         process.wait()
+
+
+def test_worker_does_not_pause_for_itself(tmp_path):
+    python = tmp_path / "a-python-of-its-own"
+    python.symlink_to(sys.executable)
+    code = "from barnraise.training.limits.machine_facts import list_running; "
+    code += "print(list_running(['a-python-of-its-own']))"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    assert subprocess.check_output([python, "-c", code], env=environment, text=True) == "()\n"
 
 
 def test_other_programs_use_of_the_cpu_excludes_this_one():

@@ -75,6 +75,14 @@ def test_facts_are_remembered_between_two_looks(watch, reader, clock):
     assert watch.refresh().may_train
 
 
+def test_pause_of_a_clock_that_was_ahead_ends_when_it_is_set_back(home, watch, clock):
+    home.limits = Limits(hours="12:00-13:00")
+    clock[0] += timedelta(days=900, hours=8)
+    assert watch.refresh().kind is PauseReason.HOURS
+    clock[0] -= timedelta(days=900, hours=8)
+    assert watch.refresh().may_train
+
+
 BROKEN = [
     (b'{"hours": "sat-s', "is damaged or cut short"),
     (b'{"phase_of_the_moon": "full"}', "has the limit 'phase_of_the_moon', which only a newer"),

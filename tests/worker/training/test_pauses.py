@@ -34,7 +34,7 @@ PAUSED = RunStatus.PAUSED
     [
         (LocalPause(), BY_HOURS, directive(PAUSED), PauseReason.HERE, "paused on this machine"),
         (
-            LocalPause(IN_AN_HOUR),
+            LocalPause(until=IN_AN_HOUR),
             TRAIN,
             directive(),
             PauseReason.HERE,

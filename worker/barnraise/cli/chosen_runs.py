@@ -8,7 +8,7 @@ from typing import Annotated
 from barnraise.cli.addresses import RunAddress, run_argument
 from barnraise.cli.option_groups import option
 from barnraise.cli.site_access import check_trainable, find_run
-from barnraise.coordinator_client.machine_requests import MachineRequests
+from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.errors import RunEndedError, StateError
 from barnraise.protocol.coordinator_messages import RunSummary, RunView
 from barnraise.protocol.enums import RunStatus
@@ -37,15 +37,10 @@ class TurnOptions:
 
 @dataclass(frozen=True)
 class ChosenRun:
-    """A run to train.
+    """A run to train."""
 
-    Attributes:
-        name: as a person named it.
-        view: as the site describes it; None while no site answers.
-    """
-
-    name: str
-    view: RunView | None = None
+    name: str  # as a person named it
+    view: RunView | None = None  # as the site describes it; None while no site answers
 
     @property
     def id(self) -> str:
@@ -127,12 +122,12 @@ def find_next_run(state_dir: StateDir, done: Collection[str]) -> ChosenRun | Non
     Raises:
         CoordinatorError: the site does not answer.
     """
-    with closing(MachineRequests(state_dir)) as site:
+    with closing(CoordinatorClient.from_state_dir(state_dir)) as site:
         found = choose_next(fetch_all_runs(site), done)
         return None if found is None else ChosenRun(found.id, site.fetch_run(found.id))
 
 
-def fetch_all_runs(site: MachineRequests) -> list[RunSummary]:
+def fetch_all_runs(site: CoordinatorClient) -> list[RunSummary]:
     """Fetch all pages of the list of runs."""
     page = site.fetch_runs(None)
     runs = [*page.runs]
@@ -144,8 +139,5 @@ def fetch_all_runs(site: MachineRequests) -> list[RunSummary]:
 
 def choose_next(runs: Sequence[RunSummary], done: Collection[str]) -> RunSummary | None:
     """Return the run to join next: one that trains before one that waits for machines. Pure."""
-    for status in OPEN_STATUSES:
-        for run in runs:
-            if run.status is status and run.id not in done:
-                return run
-    return None
+    open_runs = [run for run in runs if run.status in OPEN_STATUSES and run.id not in done]
+    return min(open_runs, key=lambda run: OPEN_STATUSES.index(run.status), default=None)

@@ -50,7 +50,7 @@ def pause(
     now = local_now()
     end = find_pause_end(duration.strip(), until.strip(), now)
     for folder in _select(home, run):
-        folder.control.pause(LocalPause(end, offline))
+        folder.control.pause(LocalPause(until=end, is_offline=offline))
         suffix = "after its current step" if folder.is_running else "from its next start on"
         if end is not None:
             suffix += f", until {format_until(end, now)}"

@@ -8,15 +8,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Disclosure:
-    """What is sent on one occasion.
+    """What is sent on one occasion."""
 
-    Attributes:
-        occasion: when, or for whom.
-        fields: a description → the fields that it describes, as "Message: field field; Message: …".
-    """
-
-    occasion: str
-    fields: dict[str, str]
+    occasion: str  # when, or for whom
+    fields: dict[str, str]  # a description → "Message: field field; Message: …"
 
 
 TO_SITE = (

@@ -14,7 +14,7 @@ from barnraise.cli.progress import show_progress
 from barnraise.cli.run_folders import refuse_unknown_run
 from barnraise.cli.sample import MemoryOption
 from barnraise.cli.site_access import open_site
-from barnraise.coordinator_client.machine_requests import MachineRequests
+from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.errors import CoordinatorError, TextError
 from barnraise.formats import format_bytes, format_share, parse_bytes
 from barnraise.protocol.evaluation import (
@@ -97,7 +97,7 @@ def request_of_run(
 ) -> Any:
     """Send a message about a run to the site of this machine, and return the answer's JSON."""
     body = message and message.model_dump(mode="json")
-    with closing(MachineRequests(state_dir)) as site:
+    with closing(CoordinatorClient.from_state_dir(state_dir)) as site:
         return site.request_json(method, "runs", run, part, body=body)
 
 

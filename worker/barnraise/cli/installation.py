@@ -4,6 +4,7 @@ import json
 import shlex
 import subprocess
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -13,17 +14,11 @@ PACKAGE = "barnraise"
 
 @dataclass(frozen=True)
 class Installation:
-    """How this program was installed.
+    """How this program was installed."""
 
-    Attributes:
-        tool: "uv tool", "pipx", "uv pip", "pip", or "clone" for the sources themselves.
-        python: the interpreter of its environment.
-        torch_backend: the build of PyTorch there, as uv names it; "" for the usual one.
-    """
-
-    tool: str
-    python: str
-    torch_backend: str = ""
+    tool: str  # "uv tool", "pipx", "uv pip", "pip", or "clone" for the sources themselves
+    python: str  # the interpreter of its environment
+    torch_backend: str = ""  # the build of PyTorch there, as uv names it; "" for the usual one
 
     @property
     def uninstall_command(self) -> list[str]:
@@ -61,40 +56,28 @@ def join_command(command: list[str]) -> str:
 
 def find_installation() -> Installation:
     """Find how this program was installed, by what its tool has left in its environment."""
-    prefix = Path(sys.prefix)
-    has_uv_receipt = (prefix / "uv-receipt.toml").exists()
-    has_pipx_metadata = (prefix / "pipx_metadata.json").exists()
     try:
         distribution = metadata.distribution(PACKAGE)
     except metadata.PackageNotFoundError:
         return Installation("clone", sys.executable)
     installer = (distribution.read_text("INSTALLER") or "").strip()
-    origin = distribution.read_text("direct_url.json") or ""
-    tool = choose_tool(installer, origin, has_uv_receipt, has_pipx_metadata)
-    try:
-        torch_version = metadata.version("torch")
-    except metadata.PackageNotFoundError:
-        torch_version = ""
-    return Installation(tool, sys.executable, torch_version.partition("+")[2])
+    origin = distribution.read_text("direct_url.json") or "{}"
+    tool = choose_tool(installer, origin, [path.name for path in Path(sys.prefix).iterdir()])
+    return Installation(tool, sys.executable, metadata.version("torch").partition("+")[2])
 
 
-def choose_tool(installer: str, origin: str, has_uv_receipt: bool, has_pipx_metadata: bool) -> str:
+def choose_tool(installer: str, origin: str, files: Collection[str]) -> str:
     """Return the tool that installed the program. Pure.
 
     Args:
         installer: the file INSTALLER of the package's metadata.
-        origin: its file direct_url.json; "" if there is none.
-        has_uv_receipt: whether the environment holds a receipt of `uv tool`.
-        has_pipx_metadata: whether it holds pipx's.
+        origin: its file direct_url.json.
+        files: the names in the folder of the environment.
     """
-    try:
-        folder = json.loads(origin or "{}").get("dir_info", {})
-    except (ValueError, AttributeError):
-        folder = {}
-    if folder.get("editable"):
+    if json.loads(origin).get("dir_info", {}).get("editable"):
         return "clone"
-    if has_uv_receipt:
+    if "uv-receipt.toml" in files:
         return "uv tool"
-    if has_pipx_metadata:
+    if "pipx_metadata.json" in files:
         return "pipx"
     return "uv pip" if installer == "uv" else "pip"

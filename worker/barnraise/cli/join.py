@@ -155,27 +155,21 @@ def join(
     run_first_checkup(state_dir)
     display = StatusDisplay(summarise_limits(new_limits))
     by_name = dict(zip(names, shares, strict=True))
-    done = [run.id for run in chosen]
+    found = {run.id: run for run in chosen}
 
     def train_runs(session: TrainingSession) -> None:
-        following = chosen
+        def train(run: str, turn: Turn) -> None:
+            session.train(found[run], turn)
+
+        time_shares = {run.id: by_name[run.name] for run in chosen}
         with display.open(), session.rules.running():
-            while True:
-                found = {run.id: run for run in following}
-                time_shares = {run.id: by_name.get(run.name, 1.0) for run in following}
-                have_ended = train_in_turns(
-                    time_shares,
-                    leaving,
-                    lambda run, turn, found=found: session.train(found[run], turn),
-                )
-                if not (have_ended and turns.follow_next):
-                    return
-                next_run = find_next_run(state_dir, done)
+            while train_in_turns(time_shares, leaving, train) and turns.follow_next:
+                next_run = find_next_run(state_dir, found)
                 if next_run is None:
                     log.info("no other run is open on %s", memberships[0].mirror.name)
                     return
-                done.append(next_run.id)
-                following = [next_run]
+                found[next_run.id] = next_run
+                time_shares = {next_run.id: 1.0}
                 _announce_run(next_run, memberships[0])
 
     from barnraise.training.card_restart import run_with_restarts  # imports torch
@@ -446,7 +440,7 @@ class StatusDisplay:
             if key == "p":
                 self.control.pause()
             elif key == "P":
-                self.control.pause(LocalPause(time.time() + KEY_PAUSE_SECONDS))
+                self.control.pause(LocalPause(until=time.time() + KEY_PAUSE_SECONDS))
             else:
                 self.control.resume()
             if self.last_status is not None:

@@ -65,17 +65,12 @@ def decrypt_backup(content: bytes, passphrase: str) -> KeyBackup:
 
 
 def check_backup(content: bytes) -> None:
-    """Refuse what cannot be a backup, before a passphrase is typed.
-
-    Raises:
-        StateError: it is no such file, or cut short.
-    """
-    if not content.startswith(HEADER[: len(content)]) or len(content) > MAX_FILE_BYTES:
+    """Raise StateError for what cannot be a backup, before a passphrase is typed."""
+    if not content.startswith(HEADER) or not MIN_FILE_BYTES <= len(content) <= MAX_FILE_BYTES:
         raise StateError(
-            "the file is no key that `barnraise key export` wrote; nothing is imported"
+            "the file is no key that `barnraise key export` wrote, or it is cut short; nothing is "
+            "imported"
         )
-    if len(content) < MIN_FILE_BYTES:
-        raise StateError("the file is cut short; nothing is imported")
 
 
 def _derive_key(passphrase: str, salt: bytes) -> bytes:

@@ -17,7 +17,7 @@ from barnraise.errors import PlanError
 from barnraise.formats import format_bytes
 from barnraise.planning.budgets import DRIVE_WRITES_PER_DAY, daily_write_limit
 from barnraise.planning.hardware import Hardware
-from barnraise.planning.limit_texts import TEXTS, describe_limit
+from barnraise.planning.limit_texts import RULES, TEXTS, describe_limit
 from barnraise.planning.limits import UNLIMITED, Limits
 from barnraise.planning.search import make_plan
 from barnraise.protocol.reports import LimitsView
@@ -64,13 +64,16 @@ def limits(resources: LimitOptions, home: HomeOption = None, as_json: JsonOption
         print_json(dataclasses.asdict(new_limits))
         return
     warn_of_misfits(state_dir, new_limits)
-    table = new_table(show_header=False)
     texts = {name: describe_limit(name, getattr(new_limits, name)) for name in TEXTS}
     label, _ = texts["disk_writes_per_day"]
     drive = shutil.disk_usage(state_dir.path).total
     texts["disk_writes_per_day"] = (label, _describe_daily_writes(new_limits, drive))
-    for row in texts.values():
-        table.add_row(*row)
+    table = new_table(show_header=False)
+    for title, are_rules in (("When it trains", True), ("What it may use", False)):
+        table.add_row(f"[bold]{title}[/]")
+        for name, (label, value) in texts.items():
+            if (name in RULES) == are_rules:
+                table.add_row(f"  {label}", escape(value))
     out.print(table)
 
 

@@ -36,7 +36,8 @@ def _print_machines(answer: list[dict[str, Any]]) -> None:
     table = new_table("machine", "id", "system", "state")
     table.columns[1].no_wrap = True  # other commands take it
     for machine in answer:
-        row = (machine["name"], machine["id"], machine["system"], _describe_state(machine))
+        system = machine["system"].partition(" ")[0]  # the kernel's release has no room
+        row = (machine["name"], machine["id"], system, _describe_state(machine))
         table.add_row(*map(escape, row))
     out.print(table if answer else "You have no machines here: run `barnraise login` on one.")
 
@@ -69,12 +70,9 @@ def rename(
     own_id = site.enrolled_machine
     if not machine and not own_id:
         raise StateError("this machine is not enrolled: name one of yours, and then its new name")
-    if not machine or (own_id and _is_own(site, own_id, machine[0])):
-        machine_id = own_id
-    else:
-        machine_id = _find_machine(site, machine[0])
+    machine_id = _find_machine(site, machine[0]) if machine else own_id
     answer = site.request(
-        "PATCH", "machines", machine_id, body={"name": name}, as_machine=machine_id == own_id
+        "PATCH", "machines", machine_id, body={"name": name}, as_machine=not machine
     )
     site.print_answer(
         answer, lambda found: out.print(f"The machine is now called {escape(found['name'])}.")
@@ -89,14 +87,6 @@ def _describe_state(machine: dict[str, Any]) -> str:
     is_online = bool(seen) and (datetime.now(UTC) - seen).total_seconds() < ONLINE_SECONDS
     state = "online" if is_online else "offline"
     return f"{state}, paused" if machine["paused"] else state
-
-
-def _is_own(site: SiteOptions, own_id: str, machine: str) -> bool:
-    """Return whether a name or an id, given without a token, is this machine's."""
-    if site.has_token:
-        return False  # the list of all machines decides, which finds two of one name
-    own = site.request("GET", "machines", own_id, as_machine=True)
-    return machine in (own["id"], own["name"])
 
 
 def _find_machine(site: SiteOptions, machine: str) -> str:

@@ -8,17 +8,11 @@ import psutil
 
 @dataclass(frozen=True)
 class Mount:
-    """Where a drive is mounted.
+    """Where a drive is mounted."""
 
-    Attributes:
-        point: the folder of the mount.
-        kind: the file system.
-        options: as the system lists them; Windows lists whether a drive is removable or remote.
-    """
-
-    point: str
-    kind: str
-    options: str = ""
+    point: str  # the folder of the mount
+    kind: str  # the file system
+    options: str = ""  # as the system lists them; Windows lists whether a drive is removable
 
 
 def find_mount(folder: Path) -> Mount | None:

@@ -16,7 +16,7 @@ from barnraise.cli.run_folders import RunFolder, count_disk_bytes, list_run_fold
 from barnraise.cli.service.command import find_service, remove_service
 from barnraise.cli.service.managers import ServiceManager
 from barnraise.cli.update import CONSTRAINTS
-from barnraise.coordinator_client.machine_requests import MachineRequests
+from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.errors import CoordinatorError
 from barnraise.formats import format_bytes
 from barnraise.state_dir import StateDir
@@ -90,7 +90,7 @@ def _revoke(state_dir: StateDir, *, yes: bool) -> None:
         out.print_sentence(f"It stays in your list there: {escape(page)}")
         return
     try:
-        with contextlib.closing(MachineRequests(state_dir)) as site:
+        with contextlib.closing(CoordinatorClient.from_state_dir(state_dir)) as site:
             site.request_json("POST", "machines", membership.machine, "actions", "revoke")
     except CoordinatorError as error:
         if error.status in (401, 403):  # the site has revoked or forgotten it before

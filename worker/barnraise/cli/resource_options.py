@@ -105,6 +105,7 @@ class LimitOptions(ResourceOptions):
     """All limits: also those of the network, and the rules that say when a machine trains."""
 
     uplink: Text = _limit("Bytes a second its updates may use of the uplink.")
+    download: Text = _limit("Bytes a second that it may receive from peers.")
     announce: list[str] | None = _limit(
         "HOST:PORT at which peers reach this machine, where a router or container forwards the "
         "port; repeatable; 'auto': none."
@@ -125,7 +126,6 @@ class LimitOptions(ResourceOptions):
     cpu: Text = _rule("Percent of the time in which it computes.")
     max_temperature: Text = _rule("Degrees Celsius of CPU or GPU from which it pauses.")
     month_up: Text = _rule("Bytes that it may send to peers in a month, like 20GB.")
-    download: Text = _rule("Bytes a second that it may receive from peers.")
 
     def apply_to(self, limits: Limits) -> Limits:
         """Return the limits with those replaced that an option gives.

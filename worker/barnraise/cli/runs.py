@@ -19,7 +19,7 @@ from barnraise.cli.help_format import HelpfulTyper
 from barnraise.cli.machine_options import HomeOption, JsonOption, open_state_dir
 from barnraise.cli.option_groups import option
 from barnraise.cli.site_options import SiteOptions
-from barnraise.coordinator_client.machine_requests import MachineRequests
+from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.errors import StateError
 from barnraise.formats import format_duration, format_share, parse_bytes
 from barnraise.planning.lines import LINES
@@ -114,7 +114,7 @@ def list_runs(context: typer.Context, home: HomeOption = None, as_json: JsonOpti
     """List the runs that this machine could join, or run one of the commands below."""
     if context.invoked_subcommand:
         return
-    with closing(MachineRequests(open_state_dir(home))) as site:
+    with closing(CoordinatorClient.from_state_dir(open_state_dir(home))) as site:
         views = fetch_all_runs(site)
     if as_json:
         print_json(

@@ -13,7 +13,6 @@ from barnraise.cli.browser import open_page
 from barnraise.cli.console import errors, out
 from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.coordinator_client.failover import FailoverClient
-from barnraise.coordinator_client.machine_requests import MachineRequests
 from barnraise.errors import (
     CoordinatorError,
     CoordinatorUnreachableError,
@@ -67,7 +66,7 @@ def enrol_machine(state_dir: StateDir, site: str, name: str = "") -> SiteMembers
 
 def _rename_machine(state_dir: StateDir, membership: SiteMembership, name: str) -> str:
     """Rename this machine on the site, and return what the site calls it."""
-    with closing(MachineRequests(state_dir)) as site:
+    with closing(CoordinatorClient.from_state_dir(state_dir)) as site:
         answer = site.request_json("PATCH", "machines", membership.machine, body={"name": name})
     return str(answer["name"])
 

@@ -15,7 +15,6 @@ from barnraise.cli.console import print_json
 from barnraise.cli.machine_options import HomeOption, JsonOption, open_state_dir
 from barnraise.cli.option_groups import option
 from barnraise.coordinator_client.client import CoordinatorClient
-from barnraise.coordinator_client.machine_requests import MachineRequests
 from barnraise.coordinator_client.token_client import (
     TOKEN_VARIABLE,
     TokenClient,
@@ -33,11 +32,6 @@ class SiteOptions:
     )
     home: HomeOption = None
     as_json: JsonOption = False
-
-    @property
-    def has_token(self) -> bool:
-        """Return whether there is a personal token."""
-        return bool(os.environ.get(TOKEN_VARIABLE, "").strip())
 
     @property
     def enrolled_machine(self) -> str:
@@ -72,8 +66,8 @@ class SiteOptions:
         if named and site and named != site:
             raise StateError(f"that run is at {named}, and not at {site}: choose with --site")
         is_own_site = state_dir.is_enrolled and site == state_dir.membership.url
-        if as_machine and is_own_site and not self.has_token:
-            return MachineRequests(state_dir)
+        if as_machine and is_own_site and not os.environ.get(TOKEN_VARIABLE, "").strip():
+            return CoordinatorClient.from_state_dir(state_dir)
         token = read_token()
         return TokenClient(site or named or state_dir.membership.url, token)
 

@@ -132,7 +132,8 @@ def _describe_next_step(state_dir: StateDir) -> str:
     try:
         _ = state_dir.membership
     except StateError as error:
-        return str(error)
+        sentence = str(error)
+        return sentence[:1].upper() + sentence[1:]
     return "This machine has not trained yet: [bold]barnraise join RUN[/]"
 
 

@@ -42,6 +42,7 @@ from barnraise.protocol.signed_http import (
 )
 from barnraise.protocol.signing import Identity, open_signed
 from barnraise.protocol.versions import describe_other_versions, find_common_version
+from barnraise.state_dir import StateDir
 
 TIMEOUT_SECONDS = 15.0  # an answer that takes longer counts as none
 SESSION = secrets.token_hex(8)  # of this process: a copied key on two machines shows by it
@@ -75,6 +76,12 @@ class CoordinatorClient(SignedHttpClient):
             clock=clock,
         )
         super().__init__(url, identity, mirror, options=options)
+
+    @staticmethod
+    def from_state_dir(state_dir: StateDir) -> "CoordinatorClient":
+        """Return the client of the coordinator where this machine is enrolled."""
+        membership = state_dir.membership
+        return CoordinatorClient(membership.url, state_dir.identity, membership.mirror.key)
 
     @property
     def mirror(self) -> str:

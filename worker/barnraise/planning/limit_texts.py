@@ -39,6 +39,11 @@ TEXTS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "month_up": ("upload per month", format_bytes),
     "download": ("download", format_byte_rate),
 }
+# Those that say when a machine trains.
+RULES = (
+    *("hours", "idle", "on_battery", "busy_cpu"),
+    *("pause_for", "cpu", "max_temperature", "month_up"),
+)
 # What holds without a limit, where "no limit" does not say it.
 UNLIMITED_TEXTS = {
     "announce": "none",

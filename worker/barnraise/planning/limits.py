@@ -37,69 +37,45 @@ RANGES = {
 
 @dataclass(frozen=True)
 class Limits:
-    """What a worker may use; None means all there is, less what the system itself needs.
+    """What a worker may use; None means all there is, less what the system itself needs."""
 
-    Attributes:
-        memory: bytes of RAM for the model and its state. The program takes some 300 MB besides,
-            with CUDA's libraries up to 2 GB.
-        device_memory: bytes of GPU memory, with what CUDA's libraries allocate there. On a machine
-            without a GPU: the layers that are being computed stay in so much of the RAM.
-        disk: bytes of disk for a run's text and for state that memory has no room for.
-        disk_writes_per_day: bytes a day. None means 0.3 times the drive's size, because a consumer
-            SSD wears out after some hundred times its size; UNLIMITED means no limit.
-        uplink: bytes a second that updates may take of the line.
-        clipping: gradients are clipped by the global norm ("exact"), by each layer's own norm
-            ("layer"), or not at all ("none").
-        crash_safety: what a crash costs with state on disk: the step ("exact", twice the space) or
-            the round ("restart"). "auto" takes "exact" where it hardly costs time and writes.
-        moments_bits: 32, or 8: a quarter of Adam's memory, slightly other results.
-        precision: "float32", "bfloat16" or what pays on this machine ("auto").
-        deterministic: whether a GPU gives the same bits each time, which takes longer.
-        compiled: whether torch.compile joins a block's kernels; the first step takes minutes.
-        engine: how several cards work: over one copy of the state in RAM ("swap"), each with a part
-            of the state ("sharded"), or as the planner chooses ("auto"), which so far is "swap".
-        tensor: how many cards split each block with "sharded"; None: as the planner chooses.
-        announce: HOST:PORT at which peers reach this machine: of a port that is forwarded.
-        port_mapping: whether the router is asked to forward the port.
-        relay: whether others' updates are passed on before they are requested.
-        hours: the hours of a week in which it may train, see `weekly_hours`; "" for all.
-        idle: minutes without keyboard and mouse before it trains.
-        on_battery: whether it trains while the machine runs on its battery.
-        busy_cpu: percentage of the CPU; it pauses while other programs use more.
-        pause_for: programs by name; it pauses while one of them runs.
-        threads: CPU threads to train with, at most.
-        cpu: percentage of the time in which it computes.
-        max_temperature: degrees Celsius of CPU or GPU from which it pauses.
-        month_up: bytes that it may send to peers in a calendar month.
-        download: bytes a second that it may receive from peers.
-    """
-
+    # Bytes of RAM for the model and its state. The program takes some 300 MB besides, with CUDA's
+    # libraries up to 2 GB.
     memory: int | None = None
+    # Bytes of GPU memory, with what CUDA's libraries allocate there. On a machine without a GPU:
+    # the layers that are being computed stay in so much of the RAM.
     device_memory: int | None = None
-    disk: int | None = None
+    disk: int | None = None  # bytes for a run's text and for state that memory has no room for
+    # Bytes a day. None means 0.3 times the drive's size, because a consumer SSD wears out after
+    # some hundred times its size; UNLIMITED means no limit.
     disk_writes_per_day: int | None = None
-    uplink: int | None = None
+    uplink: int | None = None  # bytes a second that updates may take of the line
+    # Gradients are clipped by the global norm ("exact"), by each layer's own ("layer"), or not.
     clipping: str = "auto"
+    # What a crash costs with state on disk: the step ("exact", twice the space) or the round
+    # ("restart"). "auto" takes "exact" where it hardly costs time and writes.
     crash_safety: str = "auto"
-    moments_bits: int = 32
-    precision: str = "auto"
-    deterministic: bool = False
-    compiled: bool = False
+    moments_bits: int = 32  # or 8: a quarter of Adam's memory, slightly other results
+    precision: str = "auto"  # "float32", "bfloat16" or what pays on this machine
+    deterministic: bool = False  # whether a GPU gives the same bits each time: it takes longer
+    compiled: bool = False  # whether torch.compile joins kernels: the first step takes minutes
+    # How several cards work: over one copy of the state in RAM ("swap"), each with a part of the
+    # state ("sharded"), or as the planner chooses ("auto"), which so far is "swap".
     engine: str = "auto"
-    tensor: int | None = None
-    announce: tuple[str, ...] = ()
-    port_mapping: bool = True
-    relay: bool = True
-    hours: str = ""
-    idle: int | None = None
-    on_battery: bool = False
-    busy_cpu: int | None = None
-    pause_for: tuple[str, ...] = ()
-    threads: int | None = None
-    cpu: int | None = None
-    max_temperature: int | None = None
-    month_up: int | None = None
-    download: int | None = None
+    tensor: int | None = None  # cards that split each block with "sharded"; None: the planner's
+    announce: tuple[str, ...] = ()  # HOST:PORT at which peers reach it: of a forwarded port
+    port_mapping: bool = True  # whether the router is asked to forward the port
+    relay: bool = True  # whether others' updates are passed on before they are requested
+    hours: str = ""  # of a week in which it may train, see `weekly_hours`; "" for all
+    idle: int | None = None  # minutes without keyboard and mouse before it trains
+    on_battery: bool = False  # whether it trains while the machine runs on its battery
+    busy_cpu: int | None = None  # percentage of the CPU; it pauses while other programs use more
+    pause_for: tuple[str, ...] = ()  # programs by name; it pauses while one of them runs
+    threads: int | None = None  # CPU threads to train with, at most
+    cpu: int | None = None  # percentage of the time in which it computes
+    max_temperature: int | None = None  # degrees Celsius of CPU or GPU from which it pauses
+    month_up: int | None = None  # bytes that it may send to peers in a calendar month
+    download: int | None = None  # bytes a second that it may receive from peers
 
     @property
     def has_sizes(self) -> bool:

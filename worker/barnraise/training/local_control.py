@@ -3,15 +3,14 @@
 Files work alike on every system and between users' sessions, where signals do not.
 """
 
-import json
 import os
 import threading
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import psutil
+from pydantic import BaseModel, ValidationError
 
 from barnraise.durable_io import write_atomically
 from barnraise.errors import StateError
@@ -23,33 +22,30 @@ PAUSE_FILE = "paused"  # the worker pauses while it exists; a `LocalPause`, or e
 STOP_FILE = "stop.json"  # the process that is to stop
 
 
-@dataclass(frozen=True)
-class WorkerProcess:
+class WorkerProcess(BaseModel, frozen=True):
     """A worker's process. A process id is used again; together with its start it is unique."""
 
     pid: int
     started: float  # seconds since 1970
-    trains: bool = field(default=True, compare=False)  # or else it serves or fetches weights
+    trains: bool = True  # or else it serves or fetches weights
 
     @classmethod
     def current(cls, trains: bool = True) -> "WorkerProcess":
         """Return this process."""
         process = psutil.Process()
-        return cls(process.pid, process.create_time(), trains)
+        return cls(pid=process.pid, started=process.create_time(), trains=trains)
 
     @classmethod
     def load(cls, path: Path) -> "WorkerProcess | None":
         """Load a process from a file; None if there is none, or a crash cut the file off."""
         try:
-            fields = json.loads(path.read_bytes())
-            pid, started = int(fields["pid"]), float(fields["started"])
-            return cls(pid, started, bool(fields.get("trains", True)))
-        except (OSError, ValueError, TypeError, KeyError):
+            return cls.model_validate_json(path.read_bytes())
+        except (OSError, ValidationError):
             return None
 
     def save(self, path: Path) -> None:
         """Store the process in a file."""
-        write_atomically(path, json.dumps(asdict(self)).encode())
+        write_atomically(path, self.model_dump_json().encode())
 
     @property
     def is_running(self) -> bool:
@@ -60,17 +56,11 @@ class WorkerProcess:
             return False
 
 
-@dataclass(frozen=True)
-class LocalPause:
-    """A pause that somebody ordered on this machine.
+class LocalPause(BaseModel, frozen=True):
+    """A pause that somebody ordered on this machine."""
 
-    Attributes:
-        until: seconds since 1970 at which it ends by itself; None: with `resume`.
-        is_offline: whether the worker leaves its peers meanwhile.
-    """
-
-    until: float | None = None
-    is_offline: bool = False
+    until: float | None = None  # seconds since 1970 at which it ends by itself; None: by `resume`
+    is_offline: bool = False  # whether the worker leaves its peers meanwhile
 
 
 class LocalControl:
@@ -90,21 +80,17 @@ class LocalControl:
         A file that a crash cut off, or an older version wrote, is a pause until `resume`.
         """
         try:
-            text = (self.folder / PAUSE_FILE).read_text()
+            pause = LocalPause.model_validate_json((self.folder / PAUSE_FILE).read_bytes())
         except OSError:
             return None
-        try:
-            fields = json.loads(text)
-            until = fields["until"]
-            pause = LocalPause(None if until is None else float(until), bool(fields["offline"]))
-        except (ValueError, TypeError, KeyError):
+        except ValidationError:
             return LocalPause()
         return pause if pause.until is None or now < pause.until else None
 
-    def pause(self, pause: LocalPause = LocalPause()) -> None:
+    def pause(self, pause: LocalPause | None = None) -> None:
         """Let the worker pause after its current step, in place of a pause before."""
-        fields = {"until": pause.until, "offline": pause.is_offline}
-        write_atomically(self.folder / PAUSE_FILE, json.dumps(fields).encode())
+        text = (pause or LocalPause()).model_dump_json()
+        write_atomically(self.folder / PAUSE_FILE, text.encode())
 
     def resume(self) -> None:
         """Let the worker go on."""
@@ -124,8 +110,9 @@ class LocalControl:
         process.save(self.folder / STOP_FILE)
 
     def watch_stop(self, folder: RunDir, leaving: threading.Event) -> None:
-        """Set `leaving` once this process is requested to stop, as long as the folder is open."""
-        own = WorkerProcess.current()
+        """Set `leaving` once this registered process is to stop, as long as the folder is open."""
+        own = self.find_worker()
+        assert own is not None, "it is registered"
 
         def watch() -> None:
             while folder.is_open and not leaving.wait(PERSON_POLL_SECONDS):

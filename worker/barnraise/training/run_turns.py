@@ -24,17 +24,12 @@ PREPARE_SECONDS = 900.0  # in which a run must begin to train, or pass its turn 
 
 
 class Turn:
-    """One turn of a run.
-
-    Attributes:
-        leaving: ends the worker, as Ctrl-C does.
-        has_waited: whether the run waited, so that the turn was passed on.
-    """
+    """One turn of a run."""
 
     def __init__(self, seconds: float, stop: threading.Event) -> None:
         """Begin a turn of so many seconds. `stop` ends it as well, and with it the worker."""
-        self.leaving = threading.Event()
-        self.has_waited = False
+        self.leaving = threading.Event()  # ends the worker, as Ctrl-C does
+        self.has_waited = False  # whether the run waited, so that the turn was passed on
         self._seconds = seconds
         self._patience = min(WAIT_SECONDS, seconds)
         self._waits_since: float | None = time.monotonic()  # for the launch, at first

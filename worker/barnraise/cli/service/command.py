@@ -1,9 +1,7 @@
 """Run `barnraise service …`: start training with the computer."""
 
-import getpass
 import logging
 import os
-import platform
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -54,7 +52,6 @@ from barnraise.training.local_control import find_other_worker, refuse_other_wor
 log = logging.getLogger("barnraise")
 
 SYSTEMD_MARK = Path("/run/systemd/system")  # exists where systemd has started the machine
-CONTAINER_MARKS = (Path("/.dockerenv"), Path("/run/.containerenv"))
 MOUNT_TABLE = Path("/etc/fstab")
 NEXT = "--next"  # the option of `TurnOptions`, as the service's command has it
 # What a worker needs of the environment in which the service is installed.
@@ -71,7 +68,6 @@ PASSED_VARIABLES = (
 )
 
 service = HelpfulTyper(no_args_is_help=True, help="Train whenever this computer runs.")
-service.command()(logs)
 
 
 @service.command()
@@ -83,37 +79,33 @@ def install(
     *,
     turns: TurnOptions,
     machine: MachineOptions,
-    as_system: Annotated[
-        bool, typer.Option("--system", help="Install for the whole machine, as root, on Linux.")
-    ] = False,
 ) -> None:
     """Start training when you log in, with a low priority, and again after a crash.
 
     Example: barnraise service install first-barn --next
     """
     state_dir = open_state_dir(machine.home)
-    manager = _choose_manager(state_dir, is_system=as_system)
-    refusal = find_refusal(gather_facts(state_dir.path, manager, wants_system=as_system))
-    if refusal:
+    manager = choose_manager(state_dir.path)
+    if refusal := find_refusal(gather_facts(state_dir.path, manager)):
         raise StateError(refusal)
-    installed = find_service(state_dir)
-    if installed is not None and installed.read_state().is_installed:
+    if manager.path.exists() and manager.read_state().is_installed:
         raise StateError(
-            f"a service is installed already ({installed.place}): `barnraise service status` shows "
+            f"a service is installed already ({manager.place}): `barnraise service status` shows "
             "it, and `barnraise service remove` removes it"
         )
     refuse_other_worker(state_dir, "; the service then starts one")
     chosen = _choose_runs(state_dir, runs or [], turns)
     arguments = _list_arguments(chosen, turns, machine)
     try:
-        manager.install(describe_service(state_dir.path, arguments, is_system=as_system))
+        manager.install(describe_service(state_dir.path, arguments))
     except StateError:
         manager.remove()
         raise
     titles = ", ".join(escape(run.title) for run in chosen)
-    out.print(f"The service is installed and trains [bold]{titles}[/].", soft_wrap=True)
-    starts = f"It starts {manager.starts}. {manager.linger_sentence}"
-    out.print(starts, "Look: barnraise service status", sep="\n", soft_wrap=True)
+    out.print_sentence(
+        f"The service is installed and trains [bold]{titles}[/]. It starts when you log in. "
+        f"{manager.linger_sentence}\nLook: barnraise service status"
+    )
 
 
 def _choose_runs(
@@ -159,16 +151,13 @@ def _list_arguments(
     return [*(run.id for run in runs), *given, *([NEXT] if turns.follow_next else [])]
 
 
-def describe_service(home: Path, arguments: list[str], *, is_system: bool) -> ServiceText:
+def describe_service(home: Path, arguments: list[str]) -> ServiceText:
     """Return what the service manager starts for a state directory."""
     program = Path(sys.executable)
     windowless = program.with_name("pythonw.exe")
     if sys.platform == "win32" and windowless.exists():
         program = windowless
     path = home.resolve()
-    user = path.owner() if is_system else ""
-    if sys.platform == "win32":
-        user = getpass.getuser()
     command = (str(program), "-m", "barnraise", "service", "run")
     return ServiceText(
         name=choose_service_name(home),
@@ -176,26 +165,22 @@ def describe_service(home: Path, arguments: list[str], *, is_system: bool) -> Se
         command=(*command, *arguments, "--home", str(path)),
         folder=str(path),
         environment={name: os.environ[name] for name in PASSED_VARIABLES if name in os.environ},
-        user=user,
+        user=os.environ.get("USERNAME", ""),
     )
 
 
-def gather_facts(home: Path, manager: ServiceManager, *, wants_system: bool) -> ServiceFacts:
+def gather_facts(home: Path, manager: ServiceManager) -> ServiceFacts:
     """Gather what decides whether a service can be installed."""
-    mount = find_mount(Path.home())
+    # Where a person's own home is, it is mounted before the person's services start.
+    persons = find_mount(Path.home())
+    table = MOUNT_TABLE.read_text(errors="replace") if MOUNT_TABLE.exists() else ""
     return ServiceFacts(
         system=sys.platform,
         is_root=sys.platform != "win32" and os.geteuid() == 0,
-        wants_system=wants_system,
         has_systemd=SYSTEMD_MARK.is_dir(),
         is_manager_reachable=manager.is_reachable,
-        is_container=any(mark.exists() for mark in CONTAINER_MARKS) or "container" in os.environ,
-        kernel=platform.release(),
         home=find_mount(home),
-        person_home=mount.point if mount is not None else "/",
-        mounted_at_boot=read_boot_mounts(
-            MOUNT_TABLE.read_text(errors="replace") if MOUNT_TABLE.exists() else ""
-        ),
+        boot_mounts=["/", *([persons.point] if persons else []), *read_boot_mounts(table)],
     )
 
 
@@ -224,7 +209,8 @@ def status(home: HomeOption = None) -> None:
     manager = _require_service(state_dir)
     state = manager.read_state()
     worker = find_other_worker(state_dir.run_folders())
-    is_running = state.is_running or (worker is not None and state.pid == 0)
+    # Windows does not say whether the task's program runs.
+    is_running = state.is_running or (worker is not None and sys.platform == "win32")
     text = manager.read_text()
     folders = [folder for folder in list_run_folders(state_dir) if folder.path.name in text]
     titles = [folder.name for folder in folders]
@@ -232,14 +218,17 @@ def status(home: HomeOption = None) -> None:
         titles.append("then the site's next open run")
     table = new_table(show_header=False)
     table.add_row("Service", _describe_state(state, is_running))
-    if state.pid:
-        table.add_row("Process", str(state.pid))
+    if worker is not None:
+        table.add_row("Worker", f"process {worker.pid}")
     table.add_row("Runs", escape(", ".join(titles)))
-    table.add_row("Starts", manager.starts)
+    table.add_row("Starts", "when you log in")
     table.add_row("Place", escape(manager.place))
     out.print(table)
     if folders and not is_running and all(map(_has_ended, folders)):
         out.print("Its run has ended: barnraise service remove, or install it for another run.")
+
+
+service.command()(logs)
 
 
 def _describe_state(state: ServiceState, is_running: bool) -> str:
@@ -277,8 +266,8 @@ def remove_service(state_dir: StateDir) -> None:
 
 def find_service(state_dir: StateDir) -> ServiceManager | None:
     """Return the manager of this state directory's service; None if no service is installed."""
-    managers = [_choose_manager(state_dir, is_system=is_system) for is_system in (False, True)]
-    return next((manager for manager in managers if manager.path.exists()), None)
+    manager = choose_manager(state_dir.path)
+    return manager if manager.path.exists() else None
 
 
 def _require_service(state_dir: StateDir) -> ServiceManager:
@@ -286,8 +275,3 @@ def _require_service(state_dir: StateDir) -> ServiceManager:
     if manager is None:
         raise StateError("no service is installed here: barnraise service install RUN")
     return manager
-
-
-def _choose_manager(state_dir: StateDir, *, is_system: bool) -> ServiceManager:
-    name = choose_service_name(state_dir.path)
-    return choose_manager(name, state_dir.path, is_system=is_system)

@@ -19,7 +19,6 @@ from barnraise.durable_io import write_atomically
 from barnraise.errors import StateError
 from barnraise.state_dir import StateDir
 
-SYSTEM_UNITS = Path("/etc/systemd/system")
 CALL_SECONDS = 60.0  # for one command of the system: stopping waits until the worker has left
 RUNNING_STATES = ("active", "activating", "reloading", "deactivating", "running")
 Command = tuple[str, ...]
@@ -27,19 +26,11 @@ Command = tuple[str, ...]
 
 @dataclass(frozen=True)
 class ServiceState:
-    """What the system says of a service.
+    """What the system says of a service."""
 
-    Attributes:
-        is_installed: whether the system knows it.
-        is_running: whether its worker runs.
-        has_failed: whether the system has given up starting it.
-        pid: the worker's process; 0 without one, or where the system does not name it.
-    """
-
-    is_installed: bool
+    is_installed: bool  # whether the system knows it
     is_running: bool = False
-    has_failed: bool = False
-    pid: int = 0
+    has_failed: bool = False  # whether the system has given up starting it
 
 
 @dataclass(frozen=True)
@@ -47,30 +38,17 @@ class ServiceManager:
     """The system's service manager, for one service.
 
     Methods raise StateError with the system's own words when it refuses.
-
-    Attributes:
-        path: the file that describes the service to the system.
-        render: writes that file.
-        state: the command that shows the service; it fails where there is none.
-        start: the commands that install the service and start it.
-        stop: those that stop and remove it, before the file is deleted.
-        forget: those after that, which may fail.
-        lists_missing: whether `state` also answers where there is no such service.
-        place: where the system has the service.
-        starts: when the service starts.
-        linger_sentence: how to start it before that.
     """
 
-    path: Path
-    render: Callable[[ServiceText], bytes]
-    state: Command
-    start: tuple[Command, ...]
-    stop: tuple[Command, ...]
-    forget: tuple[Command, ...] = ()
-    lists_missing: bool = False
-    place: str = ""
-    starts: str = "when you log in"
-    linger_sentence: str = ""
+    path: Path  # the file that describes the service to the system
+    render: Callable[[ServiceText], bytes]  # writes that file
+    state: Command  # shows the service; it fails where there is none
+    start: tuple[Command, ...]  # install the service and start it
+    stop: tuple[Command, ...]  # stop and remove it, before the file is deleted
+    forget: tuple[Command, ...] = ()  # after that; they may fail
+    lists_missing: bool = False  # whether `state` also answers where there is no such service
+    place: str = ""  # where the system has the service
+    linger_sentence: str = ""  # how to start it before its person logs in
 
     def install(self, service: ServiceText) -> None:
         """Install the service and start it. Its file may hold a proxy's password."""
@@ -98,11 +76,8 @@ class ServiceManager:
             return ServiceState(is_installed=False)
 
     def read_text(self) -> str:
-        """Return the file that describes the service; "" where only the system may read it."""
-        try:
-            return self.path.read_bytes().replace(b"\0", b"").decode(errors="replace")  # UTF-16 too
-        except OSError:
-            return ""
+        """Return the file that describes the service."""
+        return self.path.read_bytes().replace(b"\0", b"").decode(errors="replace")  # UTF-16 too
 
     @property
     def is_reachable(self) -> bool:
@@ -126,12 +101,10 @@ def parse_state(text: str) -> ServiceState:
     state = values.get("ActiveState") or values.get("state", "")
     is_running = state in RUNNING_STATES
     has_exit_code = values.get("last exit code", "0") != "0"
-    pid = values.get("MainPID") or values.get("pid", "0")
     return ServiceState(
         is_installed=values.get("LoadState", "loaded") == "loaded",
         is_running=is_running,
         has_failed=state == "failed" or (has_exit_code and not is_running),
-        pid=int(pid) if pid.isdecimal() else 0,
     )
 
 
@@ -160,40 +133,31 @@ def choose_service_name(folder: Path) -> str:
     return f"barnraise-{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:8]}"
 
 
-def choose_manager(
-    name: str, folder: Path, *, is_system: bool, system: str = sys.platform
-) -> ServiceManager:
-    """Return the service manager of a system for the service of this name.
-
-    Args:
-        name: the service's.
-        folder: for files that the system reads once.
-        is_system: whether it is a service of the system, which only systemd has.
-        system: as `sys.platform` names it.
-    """
+def choose_manager(folder: Path, system: str = sys.platform) -> ServiceManager:
+    """Return the service manager of a system, as `sys.platform` names it, for a state directory."""
+    name = choose_service_name(folder)
     if system == "darwin":
         return _describe_launchd(f"org.barnraise.{name}")
     if system == "win32":
         return _describe_task_scheduler(name, folder / "service.xml")
-    return _describe_systemd(f"{name}.service", is_system)
+    return _describe_systemd(f"{name}.service")
 
 
-def _describe_systemd(unit: str, is_system: bool) -> ServiceManager:
+def _describe_systemd(unit: str) -> ServiceManager:
     configuration = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    path = (SYSTEM_UNITS if is_system else configuration / "systemd" / "user") / unit
-    call: Command = ("systemctl",) if is_system else ("systemctl", "--user")
-    linger = "To start it with the machine, before anybody logs in: loginctl enable-linger"
+    path = configuration / "systemd" / "user" / unit
+    call: Command = ("systemctl", "--user")
     return ServiceManager(
         path=path,
         render=render_systemd_unit,
-        state=(*call, "show", "--property=LoadState,ActiveState,MainPID", unit),
+        state=(*call, "show", "--property=LoadState,ActiveState", unit),
         start=((*call, "daemon-reload"), (*call, "enable", "--now", unit)),
         stop=((*call, "disable", "--now", unit),),
         forget=((*call, "daemon-reload"), (*call, "reset-failed", unit)),
         lists_missing=True,
         place=str(path),
-        starts="with this machine" if is_system else "when you log in",
-        linger_sentence="" if is_system else linger,
+        linger_sentence="To start it with the machine, before anybody logs in: "
+        "loginctl enable-linger",
     )
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from barnraise.cli.mounts import Mount
 
-FROM_LOGIN = "start `barnraise join RUN` from your login instead"
 # File systems that their drives mount at the start, though no table of mounts names them.
 BOOT_FILE_SYSTEMS = ("zfs", "btrfs", "overlay", "9p", "drvfs", "apfs")
 REMOVABLE_FOLDERS = ("/media", "/run/media", "/Volumes")
@@ -16,71 +15,42 @@ REMOVABLE_FOLDERS = ("/media", "/run/media", "/Volumes")
 
 @dataclass(frozen=True)
 class ServiceFacts:
-    """What decides whether a service can be installed.
+    """What decides whether a service can be installed."""
 
-    Attributes:
-        system: as `sys.platform` names it.
-        is_root: whether the command runs as root.
-        wants_system: whether a service of the system is wanted.
-        has_systemd: whether systemd has started this Linux.
-        is_manager_reachable: whether the service manager answers.
-        is_container: whether this is a container.
-        kernel: the kernel's release.
-        home: the mount of the state directory; None if it is not known.
-        person_home: the folder where the user's own home is mounted.
-        mounted_at_boot: the folders that the system mounts when it starts.
-    """
-
-    system: str
+    system: str  # as `sys.platform` names it
     is_root: bool = False
-    wants_system: bool = False
-    has_systemd: bool = True
-    is_manager_reachable: bool = True
-    is_container: bool = False
-    kernel: str = ""
-    home: Mount | None = None
-    person_home: str = "/"
-    mounted_at_boot: Sequence[str] = ()
+    has_systemd: bool = True  # whether it has started this Linux
+    is_manager_reachable: bool = True  # whether the service manager answers
+    home: Mount | None = None  # of the state directory; None if it is not known
+    boot_mounts: Sequence[str] = ("/",)  # the folders that the system mounts when it starts
 
 
 def find_refusal(facts: ServiceFacts) -> str:
     """Return why no service can be installed, as a sentence; "" if it can."""
-    is_linux, is_windows = facts.system == "linux", facts.system == "win32"
-    is_wsl = "microsoft" in facts.kernel.lower()
-    has_no_systemd = is_linux and not facts.has_systemd
-    home = facts.home
-    refusals = {
-        "--system is for Linux: leave it out": facts.wants_system and not is_linux,
-        f"barnraise knows no service manager of {facts.system}: {FROM_LOGIN}": (
-            facts.system not in ("linux", "darwin", "win32")
-        ),
-        f"this container has no systemd: {FROM_LOGIN}, or let the container's own command be "
-        "`barnraise join RUN`": has_no_systemd and facts.is_container,
-        f"this Windows Subsystem for Linux has no systemd: {FROM_LOGIN}, or, in its version 2, "
-        "enable systemd in /etc/wsl.conf": has_no_systemd and is_wsl,
-        f"systemd does not run on this machine: {FROM_LOGIN}": has_no_systemd,
-        "a service of root would train with root's rights: run this as your own user"
-        + (", or install a service of the system with --system" if is_linux else ""): (
-            facts.is_root and not facts.wants_system
-        ),
-        "--system installs for all users, which only root may: use sudo, or leave it out": (
-            facts.wants_system and not facts.is_root
-        ),
-        "your user's systemd does not answer: log in as this user, on the desktop or by ssh, and "
-        f"not with su or sudo; or {FROM_LOGIN}": not facts.is_manager_reachable,
-        f"{home.point if home else ''}, where this machine's state is, may not be mounted when the "
-        "service starts: name a home on a drive that always is with --home FOLDER"
-        + ("" if is_windows else ", or add the drive to /etc/fstab"): (
-            home is not None and not _is_mounted_at_boot(home, facts)
-        ),
-    }
-    return next((sentence for sentence, applies in refusals.items() if applies), "")
+    if facts.system not in ("darwin", "win32") and not facts.has_systemd:
+        return (
+            "systemd does not run here: start `barnraise join RUN` from your login instead (in a "
+            "container as its own command; WSL 2 runs systemd if /etc/wsl.conf says so)"
+        )
+    if facts.is_root:
+        return "a service of root would train with root's rights: run this as your own user"
+    if not facts.is_manager_reachable:
+        return (
+            "your user's systemd does not answer: log in as this user, on the desktop or by ssh, "
+            "and not with su or sudo"
+        )
+    if facts.home is not None and not _is_mounted_at_boot(facts.home, facts):
+        return (
+            f"{facts.home.point}, where this machine's state is, may not be mounted when the "
+            "service starts: name a home on a drive that always is with --home FOLDER"
+        )
+    return ""
 
 
 def _is_mounted_at_boot(home: Mount, facts: ServiceFacts) -> bool:
     if facts.system == "win32":
         return not {"removable", "remote", "cdrom"} & set(home.options.split(","))
-    if home.point in ("/", facts.person_home) or home.point in facts.mounted_at_boot:
+    if home.point in facts.boot_mounts:
         return True
     if any(home.point.startswith(f"{folder}/") for folder in REMOVABLE_FOLDERS):
         return False

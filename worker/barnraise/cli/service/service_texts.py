@@ -6,7 +6,7 @@ worker whose run has ended, or whom the site refuses, ends in order and is not s
 
 import plistlib
 import subprocess
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
 NICENESS = 19
@@ -21,27 +21,18 @@ TASK_NAMESPACE = "http://schemas.microsoft.com/windows/2004/02/mit/task"
 
 @dataclass(frozen=True)
 class ServiceText:
-    """What a service starts.
+    """What a service starts."""
 
-    Attributes:
-        name: of the service, "barnraise" or one with the digest of its home behind it.
-        description: for people.
-        command: the program and its arguments.
-        folder: in which it starts.
-        environment: variables that it needs besides those of its session.
-        user: whose service it is; on Linux only a service of the system names it.
-    """
-
-    name: str
-    description: str
-    command: tuple[str, ...]
-    folder: str
-    environment: dict[str, str] = field(default_factory=dict)
-    user: str = ""
+    name: str  # "barnraise", or with the digest of its home behind it
+    description: str  # for people
+    command: tuple[str, ...]  # the program and its arguments
+    folder: str  # in which it starts
+    environment: dict[str, str]  # variables that it needs besides those of its session
+    user: str = ""  # whose session starts it; only Windows needs the name
 
 
 def render_systemd_unit(service: ServiceText) -> bytes:
-    """Write a unit of systemd, of the user or, if a user is named, of the system.
+    """Write a unit of a user's systemd.
 
     Between control groups only their weights count, and a unit is one: niceness is not enough.
     """
@@ -50,18 +41,15 @@ def render_systemd_unit(service: ServiceText) -> bytes:
         for name, value in sorted(service.environment.items())
     )
     command = " ".join(_quote_for_systemd(part, is_command=True) for part in service.command)
-    user = f"User={service.user}\n" if service.user else ""
-    target = "multi-user.target" if service.user else "default.target"
-    network = "Wants=network-online.target\nAfter=network-online.target\n" if service.user else ""
     return f"""\
 [Unit]
 Description={service.description.replace("%", "%%")}
-{network}StartLimitIntervalSec={RESTART_WINDOW_SECONDS}
+StartLimitIntervalSec={RESTART_WINDOW_SECONDS}
 StartLimitBurst={RESTARTS}
 
 [Service]
 Type=exec
-{user}ExecStart={command}
+ExecStart={command}
 WorkingDirectory={_escape_for_systemd(service.folder)}
 {environment}Nice={NICENESS}
 CPUWeight=1
@@ -71,7 +59,7 @@ RestartSec={RESTART_SECONDS}
 TimeoutStopSec={STOP_SECONDS}
 
 [Install]
-WantedBy={target}
+WantedBy=default.target
 """.encode()
 
 

@@ -21,20 +21,14 @@ HEAT_MARGIN = 5.0  # °C below the limit at which a hot machine counts as cool a
 
 @dataclass(frozen=True)
 class TrainingDecision:
-    """Whether a machine may train, and why it pauses.
+    """Whether a machine may train, and why it pauses."""
 
-    Attributes:
-        kind: why not, for everybody who sees the run; None while it may.
-        reason: the same as a sentence for its owner; "" while it may.
-        until: seconds since 1970 before which it does not train again; None while it may, and in
-            a pause whose end is not known.
-        is_offline: whether it leaves its peers meanwhile.
-    """
-
-    kind: PauseReason | None = None
-    reason: str = ""
+    kind: PauseReason | None = None  # why not, for everybody who sees the run; None while it may
+    reason: str = ""  # the same as a sentence for its owner; "" while it may
+    # Seconds since 1970 before which it does not train again; None while it may, and in a pause
+    # whose end is not known.
     until: float | None = None
-    is_offline: bool = False
+    is_offline: bool = False  # whether it leaves its peers meanwhile
 
     @property
     def may_train(self) -> bool:
@@ -52,25 +46,15 @@ TRAIN = TrainingDecision()
 
 @dataclass(frozen=True)
 class Facts:
-    """What a machine is like now. None: the system does not reveal it, or no rule needs it.
+    """What a machine is like now. None: the system does not reveal it, or no rule needs it."""
 
-    Attributes:
-        idle_seconds: since somebody used keyboard or mouse.
-        on_battery: whether the machine runs on its battery.
-        other_cpu: percentage of all cores that other programs used lately.
-        programs: those of the rule `pause_for` that run.
-        celsius: the highest temperature of CPU and GPU.
-        month_sent: bytes sent to peers in this calendar month.
-        last: what was decided last under the same rules.
-    """
-
-    idle_seconds: float | None = None
+    idle_seconds: float | None = None  # since somebody used keyboard or mouse
     on_battery: bool = False
-    other_cpu: float | None = None
-    programs: tuple[str, ...] = ()
-    celsius: float | None = None
-    month_sent: int = 0
-    last: TrainingDecision = TRAIN
+    other_cpu: float | None = None  # percentage of all cores that other programs used lately
+    programs: tuple[str, ...] = ()  # those of the rule `pause_for` that run
+    celsius: float | None = None  # the highest temperature of CPU and GPU
+    month_sent: int = 0  # bytes sent to peers in this calendar month
+    last: TrainingDecision = TRAIN  # what was decided last under the same rules
 
 
 def decide(limits: Limits, facts: Facts, now: datetime) -> TrainingDecision:

@@ -3,7 +3,6 @@
 One class for each system behind the protocol `SystemFacts`. Only what a rule needs is read.
 """
 
-import contextlib
 import ctypes
 import os
 import re
@@ -27,13 +26,9 @@ PROGRAM_LIMIT_SECONDS = 5.0  # for such a program
 
 
 class SystemFacts(Protocol):
-    """What a system reveals of the machine.
+    """What a system reveals of the machine."""
 
-    Attributes:
-        no_idle_reason: why no idle time is revealed, as a part of a sentence.
-    """
-
-    no_idle_reason: str
+    no_idle_reason: str  # why no idle time is revealed, as a part of a sentence
 
     def read_idle_seconds(self) -> float | None:
         """Return the seconds since somebody used keyboard or mouse; None: it is not revealed."""
@@ -45,17 +40,16 @@ class LinuxFacts:
 
     no_idle_reason = "there is no X display here, and logind knows no graphical session"
 
-    def __init__(self) -> None:
-        self._screen_saver: _XScreenSaver | None = None
-        if os.environ.get("DISPLAY") and os.environ.get("XDG_SESSION_TYPE") != "wayland":
-            with contextlib.suppress(OSError):
-                self._screen_saver = _XScreenSaver()
-
     def read_idle_seconds(self) -> float | None:
         """Return the seconds since the last input; see `SystemFacts`."""
-        if self._screen_saver is not None:
-            return self._screen_saver.read_idle_seconds()
-        return parse_sessions(_read_program(SESSIONS_COMMAND), time.time())
+        idle = None
+        # Wayland's own X display sees the input of its programs alone.
+        is_wayland = os.environ.get("XDG_SESSION_TYPE") == "wayland"
+        if os.environ.get("DISPLAY") and not (is_wayland or os.environ.get("WAYLAND_DISPLAY")):
+            idle = read_x_idle_seconds()
+        if idle is None:
+            idle = parse_sessions(_read_program(SESSIONS_COMMAND), time.time())
+        return idle
 
 
 # All sessions with their properties, one block of lines for each.
@@ -95,32 +89,27 @@ class _XScreenSaverInfo(ctypes.Structure):
     ]
 
 
-class _XScreenSaver:
-    """The idle time of an X display, by the extension MIT-SCREEN-SAVER."""
+def read_x_idle_seconds() -> float | None:
+    """Return the idle seconds of this session's X display, by the extension MIT-SCREEN-SAVER.
 
-    def __init__(self) -> None:
-        """Open the display of this session; raise OSError if there is none, or no extension."""
-        xlib, self._extension = ctypes.CDLL("libX11.so.6"), ctypes.CDLL("libXss.so.1")
-        xlib.XOpenDisplay.restype = ctypes.c_void_p
-        xlib.XDefaultRootWindow.argtypes = [ctypes.c_void_p]
-        xlib.XDefaultRootWindow.restype = ctypes.c_ulong
-        self._extension.XScreenSaverQueryInfo.argtypes = [
-            ctypes.c_void_p,
-            ctypes.c_ulong,
-            ctypes.POINTER(_XScreenSaverInfo),
-        ]
-        self._display = xlib.XOpenDisplay(None)
-        if not self._display:
-            raise OSError("there is no display")
-        self._root = xlib.XDefaultRootWindow(self._display)
-        if self.read_idle_seconds() is None:
-            raise OSError("the display has no such extension")
+    The display is opened for each look: Xlib ends a program whose open display goes away.
 
-    def read_idle_seconds(self) -> float | None:
-        """Return the seconds since the last input."""
-        info = _XScreenSaverInfo()
-        query = self._extension.XScreenSaverQueryInfo
-        return info.idle / 1000 if query(self._display, self._root, ctypes.byref(info)) else None
+    Returns:
+        None where there is no display, or it has no such extension.
+    """
+    try:
+        xlib, extension = ctypes.CDLL("libX11.so.6"), ctypes.CDLL("libXss.so.1")
+    except OSError:
+        return None
+    xlib.XOpenDisplay.restype = ctypes.c_void_p
+    xlib.XDefaultRootWindow.restype = ctypes.c_ulong
+    display = ctypes.c_void_p(xlib.XOpenDisplay(None))
+    if not display:
+        return None
+    root, info = ctypes.c_ulong(xlib.XDefaultRootWindow(display)), _XScreenSaverInfo()
+    has_answered = extension.XScreenSaverQueryInfo(display, root, ctypes.byref(info))
+    xlib.XCloseDisplay(display)
+    return info.idle / 1000 if has_answered else None
 
 
 class MacFacts:
@@ -240,8 +229,9 @@ class FactsReader:
 
 
 def list_running(names: Iterable[str]) -> tuple[str, ...]:
-    """Return those of these programs that run now, whatever the case of their letters."""
-    running = {_plain_name(process.info["name"] or "") for process in psutil.process_iter(["name"])}
+    """Return those of these programs that run besides this one, whatever the case of letters."""
+    others = (each for each in psutil.process_iter(["name"]) if each.pid != os.getpid())
+    running = {_plain_name(each.info["name"] or "") for each in others}
     return tuple(name for name in names if _plain_name(name) in running)
 
 
@@ -251,9 +241,8 @@ def _plain_name(name: str) -> str:
 
 def is_on_battery() -> bool:
     """Return whether the machine runs on its battery; one without a battery does not."""
-    read = getattr(psutil, "sensors_battery", None)  # absent on some systems
     try:
-        battery = read() if read is not None else None
+        battery = psutil.sensors_battery()
     except (OSError, RuntimeError, ValueError):  # drivers may answer nonsense
         return False
     return battery is not None and battery.power_plugged is False

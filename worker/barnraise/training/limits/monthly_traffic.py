@@ -1,12 +1,9 @@
 """Count what this machine sends to peers in a calendar month, over all its runs and restarts."""
 
 import json
-import logging
 from pathlib import Path
 
 from barnraise.durable_io import write_atomically
-
-log = logging.getLogger("barnraise")
 
 FILE_NAME = "traffic.json"
 SAVE_BYTES = 16 << 20  # that a crash may leave uncounted
@@ -50,12 +47,9 @@ class MonthlyTraffic:
             self._saved = self._sent
 
     def _load(self) -> int:
-        """Return the bytes in the file, 0 if it is of another month."""
+        """Return the bytes in the file; 0 if it is of another month, or damaged."""
         try:
             fields = json.loads(self._path.read_bytes())
             return int(fields["sent"]) if fields["month"] == self._month else 0
-        except FileNotFoundError:
-            return 0
-        except (ValueError, TypeError, KeyError):
-            log.warning("%s is damaged: the month's traffic is counted from now on", self._path)
+        except (FileNotFoundError, ValueError, TypeError, KeyError):
             return 0

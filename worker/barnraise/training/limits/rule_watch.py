@@ -47,6 +47,7 @@ class RuleWatch:
         self._clock = clock
         self._limits: Limits | None = Limits()  # None: they cannot be read
         self._decision = TRAIN
+        self._looked_at = 0.0  # seconds since 1970
         self._traffic = MonthlyTraffic(state_dir.path)
         self._count_sent: Callable[[], int] = lambda: 0
         self._ended = threading.Event()
@@ -84,6 +85,9 @@ class RuleWatch:
         """Read the rules and the facts, and decide."""
         self._load_limits()
         now = self._clock()
+        if now.timestamp() < self._looked_at:  # the clock was set back: a pause would end too late
+            self._decision = TRAIN
+        self._looked_at = now.timestamp()
         if self._limits is None:
             until = now.timestamp() + HOLD_SECONDS
             self._decision = TrainingDecision(PauseReason.RULES, UNREADABLE_REASON, until)
