@@ -138,8 +138,7 @@ def join_with_a_machine(site, page: Page, keys: Keys, slug: str) -> Popen:
     login, address = request_enrolment(site, "shed")
     page.goto(address)
     assert_fits_the_phone(page)
-    keys.submit("Approve")
-    keys.submit("Confirm shed")  # it prepares the text of Karin's own run
+    keys.submit("Approve and confirm")  # it prepares the text of Karin's own run
     assert login.wait(600) == 0, site.log("login-shed")
     joined = site.barnraise("shed", "join", slug, "--threads", "1")
     page.goto(f"/runs/{slug}/")

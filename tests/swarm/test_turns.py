@@ -6,6 +6,11 @@ import time
 import pytest
 from helpers.site.live_site import Person, wait_until
 
+CANCEL_OTHERS = """
+from coordinator.runs.models import Run
+for run in Run.objects.all():
+    run.cancel()
+"""
 QUICK_TURNS = """
 from barnraise.cli.main import main
 from barnraise.training import run_turns
@@ -34,6 +39,8 @@ def test_turn_ends_with_a_whole_round_and_the_next_continues_there(swarm):
 
 @pytest.mark.slow
 def test_worker_trains_two_runs_in_turns_and_follows_the_next(site):
+    # The next run is any open one of the site: tests before this one may have left some.
+    site.manage("shell", "-v", "0", "-c", CANCEL_OTHERS)
     person = Person(site)
     settings = ("text.tokenizer=bytes", "recipe.round_steps=4")
     first = site.launch_run("First turn", 60_000, *settings)
@@ -41,7 +48,7 @@ def test_worker_trains_two_runs_in_turns_and_follows_the_next(site):
     third = site.launch_run("Third turn", 16_000, *settings)
     person.enrol("turner")
     command = ("-c", QUICK_TURNS, "join", first, second, "--share", "70,30", "--next")
-    options = ("--threads", "1", "--home", str(site.folder / "turner"))
+    options = ("--threads", "1", "--eager", "--home", str(site.folder / "turner"))
     environment = {"OMP_NUM_THREADS": "1", "BARNRAISE_HARDWARE": str(site.hardware_file)}
     process = site.processes.start("turns", sys.executable, *command, *options, **environment)
     assert process.wait(900) == 0, site.log("turns")

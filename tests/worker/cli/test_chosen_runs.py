@@ -140,15 +140,18 @@ def test_run_is_trained_while_another_is_served(home):
             invoke("logout")
 
 
-def test_next_run_is_one_that_trains_before_one_that_recruits():
+def test_next_run_is_one_that_trains_before_one_that_waits():
+    launched = summary(RUN[:-1] + "4", RunStatus.DRAFT).model_copy(update={"launching": True})
     runs = [
         summary(RUN, RunStatus.DRAFT),
+        launched,
         summary(OTHER, RunStatus.RECRUITING),
         summary(RUN[:-1] + "3", RunStatus.TRAINING),
     ]
     assert choose_next(runs, ()).id.endswith("3")
     assert choose_next(runs, (RUN[:-1] + "3",)).id == OTHER
-    assert choose_next(runs, (RUN[:-1] + "3", OTHER)) is None
+    assert choose_next(runs, (RUN[:-1] + "3", OTHER)) is launched
+    assert choose_next(runs, (RUN[:-1] + "3", OTHER, launched.id)) is None
 
 
 def test_next_run_is_looked_for_at_the_machines_site(home, site):

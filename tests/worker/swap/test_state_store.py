@@ -357,7 +357,8 @@ def test_exact_run_killed_repeatedly_has_the_undisturbed_bits(more, tmp_path):
     for _ in range(examples(2, exhaustive=3)):
         train_and_kill("exact", tmp_path, 3, more, dice)
         engine = engine_of(small_plan("exact", **more), tmp_path)
-        assert engine.store.invalid_kinds == set() and engine.progress.position >= reached + 2
+        # Of three steps the last one's update is pending, and a busy disk may not have the second.
+        assert engine.store.invalid_kinds == set() and engine.progress.position >= reached + 1
         reached = engine.progress.position
         assert state_digest(engine) == undisturbed_digest(reached, engine.plan.optimizer)
         engine.close()

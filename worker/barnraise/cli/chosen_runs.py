@@ -17,7 +17,8 @@ from barnraise.training.local_control import refuse_other_worker
 
 MAX_SHARE = 100
 SHARE_EXAMPLE = "like --share 70,30 for two runs"
-OPEN_STATUSES = (RunStatus.TRAINING, RunStatus.RECRUITING)  # which to join, in this order
+# Which runs to join, in this order; a draft only if it is launched and waits for its text.
+OPEN_STATUSES = (RunStatus.TRAINING, RunStatus.RECRUITING, RunStatus.DRAFT)
 
 RunsArgument = Annotated[
     list[RunAddress],
@@ -139,5 +140,11 @@ def fetch_all_runs(site: CoordinatorClient) -> list[RunSummary]:
 
 def choose_next(runs: Sequence[RunSummary], done: Collection[str]) -> RunSummary | None:
     """Return the run to join next: one that trains before one that waits for machines. Pure."""
-    open_runs = [run for run in runs if run.status in OPEN_STATUSES and run.id not in done]
+    open_runs = [
+        run
+        for run in runs
+        if run.id not in done
+        and run.status in OPEN_STATUSES
+        and (run.launching or run.status is not RunStatus.DRAFT)
+    ]
     return min(open_runs, key=lambda run: OPEN_STATUSES.index(run.status), default=None)
