@@ -68,12 +68,18 @@ def test_systemd_unit_is_polite_and_restarts_with_a_limit():
     assert start.endswith(r'"--home" "/home/ida/a \"b\" 100%% $$HOME & <c> \\d"')
 
 
-def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path):
+def test_service_of_the_system_runs_as_its_user_when_the_machine_starts():
+    lines = render_systemd_unit(dataclasses.replace(SERVICE, user="ida")).decode().splitlines()
+    assert "User=ida" in lines and "WantedBy=multi-user.target" in lines
+
+
+@pytest.mark.parametrize("user", ["", "root"])
+def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path, user):
     unit = tmp_path / "barnraise.service"
-    unit.write_bytes(render_systemd_unit(SERVICE))
+    unit.write_bytes(render_systemd_unit(dataclasses.replace(SERVICE, user=user)))
     if shutil.which("systemd-analyze"):
         done = subprocess.run(
-            ["systemd-analyze", "--user", "--man=no", "verify", unit],
+            ["systemd-analyze", "--system" if user else "--user", "--man=no", "verify", unit],
             capture_output=True,
             text=True,
             env={"XDG_RUNTIME_DIR": str(tmp_path), "HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
@@ -165,6 +171,9 @@ LINUX = ServiceFacts(system="linux", home=Mount("/", "ext4"))
         ({"system": "darwin", "has_systemd": False}, ""),
         ({"is_root": True}, "train with root's rights: run this as your own user"),
         ({"is_root": True, "system": "darwin"}, "run this as your own user"),
+        ({"is_root": True, "wants_system": True}, ""),
+        ({"wants_system": True}, "which only root may: use sudo"),
+        ({"system": "darwin", "wants_system": True}, "--system is for Linux"),
         ({"is_manager_reachable": False}, "your user's systemd does not answer"),
         ({"home": Mount("/media/ida/STICK", "vfat")}, "/media/ida/STICK, where this machine's"),
         ({"home": Mount("/mnt/nas", "nfs4")}, "may not be mounted when the service starts"),
@@ -232,7 +241,7 @@ def manager(monkeypatch, home, request):
     monkeypatch.setattr(MemoryManager, "refuses", False)
     path = home.path / "service.xml"
     memory = MemoryManager(path, request.param, (), (), (), place="a list in memory")
-    monkeypatch.setattr(command, "choose_manager", lambda folder: memory)
+    monkeypatch.setattr(command, "choose_manager", lambda folder, is_system: memory)
     monkeypatch.setattr(command, "gather_facts", lambda *facts: LINUX)
     return MemoryManager
 
@@ -268,6 +277,17 @@ def test_install_names_the_runs_and_remove_leaves_nothing(site, home, manager, m
     for name in ("remove", "status"):
         with pytest.raises(StateError, match="no service is installed here"):
             invoke("service", name)
+
+
+def test_service_of_the_system_trains_as_the_owner_of_its_home(site, home, manager, monkeypatch):
+    with pytest.raises(StateError, match="only root may: use sudo"):
+        invoke("service", "install", "one", "--system")
+    root = dataclasses.replace(LINUX, is_root=True)
+    monkeypatch.setattr(command, "gather_facts", lambda *facts: root)
+    with pytest.raises(StateError, match="with --system, which trains as the user"):
+        invoke("service", "install", "one")
+    invoke("service", "install", "one", "--system")
+    assert manager.installed.user == home.path.owner()
 
 
 def test_install_without_a_run_takes_the_one_that_was_trained_last(site, home, manager):

@@ -3,6 +3,7 @@
 import logging
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -79,31 +80,39 @@ def install(
     *,
     turns: TurnOptions,
     machine: MachineOptions,
+    as_system: Annotated[
+        bool, typer.Option("--system", help="Install for the whole machine, as root, on Linux.")
+    ] = False,
 ) -> None:
     """Start training when you log in, with a low priority, and again after a crash.
 
     Example: barnraise service install first-barn --next
     """
     state_dir = open_state_dir(machine.home)
-    manager = choose_manager(state_dir.path)
-    if refusal := find_refusal(gather_facts(state_dir.path, manager)):
+    manager = choose_manager(state_dir.path, is_system=as_system)
+    facts = gather_facts(state_dir.path, manager)
+    if refusal := find_refusal(replace(facts, wants_system=as_system)):
         raise StateError(refusal)
-    if manager.path.exists() and manager.read_state().is_installed:
+    installed = find_service(state_dir)
+    if installed is not None and installed.read_state().is_installed:
         raise StateError(
-            f"a service is installed already ({manager.place}): `barnraise service status` shows "
+            f"a service is installed already ({installed.place}): `barnraise service status` shows "
             "it, and `barnraise service remove` removes it"
         )
     refuse_other_worker(state_dir, "; the service then starts one")
     chosen = _choose_runs(state_dir, runs or [], turns)
     arguments = _list_arguments(chosen, turns, machine)
     try:
-        manager.install(describe_service(state_dir.path, arguments))
+        service_text = describe_service(state_dir.path, arguments)
+        if as_system:
+            service_text = replace(service_text, user=state_dir.path.resolve().owner())
+        manager.install(service_text)
     except StateError:
         manager.remove()
         raise
     titles = ", ".join(escape(run.title) for run in chosen)
     out.print_sentence(
-        f"The service is installed and trains [bold]{titles}[/]. It starts when you log in. "
+        f"The service is installed and trains [bold]{titles}[/]. It starts {manager.starts}. "
         f"{manager.linger_sentence}\nLook: barnraise service status"
     )
 
@@ -165,7 +174,7 @@ def describe_service(home: Path, arguments: list[str]) -> ServiceText:
         command=(*command, *arguments, "--home", str(path)),
         folder=str(path),
         environment={name: os.environ[name] for name in PASSED_VARIABLES if name in os.environ},
-        user=os.environ.get("USERNAME", ""),
+        user=os.environ.get("USERNAME", "") if sys.platform == "win32" else "",
     )
 
 
@@ -221,7 +230,7 @@ def status(home: HomeOption = None) -> None:
     if worker is not None:
         table.add_row("Worker", f"process {worker.pid}")
     table.add_row("Runs", escape(", ".join(titles)))
-    table.add_row("Starts", "when you log in")
+    table.add_row("Starts", manager.starts)
     table.add_row("Place", escape(manager.place))
     out.print(table)
     if folders and not is_running and all(map(_has_ended, folders)):
@@ -266,8 +275,8 @@ def remove_service(state_dir: StateDir) -> None:
 
 def find_service(state_dir: StateDir) -> ServiceManager | None:
     """Return the manager of this state directory's service; None if no service is installed."""
-    manager = choose_manager(state_dir.path)
-    return manager if manager.path.exists() else None
+    managers = [choose_manager(state_dir.path, is_system=is_system) for is_system in (False, True)]
+    return next((manager for manager in managers if manager.path.exists()), None)
 
 
 def _require_service(state_dir: StateDir) -> ServiceManager:

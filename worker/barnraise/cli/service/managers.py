@@ -19,6 +19,7 @@ from barnraise.durable_io import write_atomically
 from barnraise.errors import StateError
 from barnraise.state_dir import StateDir
 
+SYSTEM_UNITS = Path("/etc/systemd/system")
 CALL_SECONDS = 60.0  # for one command of the system: stopping waits until the worker has left
 RUNNING_STATES = ("active", "activating", "reloading", "deactivating", "running")
 Command = tuple[str, ...]
@@ -48,6 +49,7 @@ class ServiceManager:
     forget: tuple[Command, ...] = ()  # after that; they may fail
     lists_missing: bool = False  # whether `state` also answers where there is no such service
     place: str = ""  # where the system has the service
+    starts: str = "when you log in"
     linger_sentence: str = ""  # how to start it before its person logs in
 
     def install(self, service: ServiceText) -> None:
@@ -133,20 +135,29 @@ def choose_service_name(folder: Path) -> str:
     return f"barnraise-{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:8]}"
 
 
-def choose_manager(folder: Path, system: str = sys.platform) -> ServiceManager:
-    """Return the service manager of a system, as `sys.platform` names it, for a state directory."""
+def choose_manager(
+    folder: Path, system: str = sys.platform, *, is_system: bool = False
+) -> ServiceManager:
+    """Return the service manager for a state directory.
+
+    Args:
+        folder: the state directory.
+        system: as `sys.platform` names it.
+        is_system: whether it is a service of the whole machine, which only systemd has.
+    """
     name = choose_service_name(folder)
     if system == "darwin":
         return _describe_launchd(f"org.barnraise.{name}")
     if system == "win32":
         return _describe_task_scheduler(name, folder / "service.xml")
-    return _describe_systemd(f"{name}.service")
+    return _describe_systemd(f"{name}.service", is_system)
 
 
-def _describe_systemd(unit: str) -> ServiceManager:
+def _describe_systemd(unit: str, is_system: bool) -> ServiceManager:
     configuration = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    path = configuration / "systemd" / "user" / unit
-    call: Command = ("systemctl", "--user")
+    path = (SYSTEM_UNITS if is_system else configuration / "systemd" / "user") / unit
+    call: Command = ("systemctl",) if is_system else ("systemctl", "--user")
+    linger = "To start it with the machine, before anybody logs in: loginctl enable-linger"
     return ServiceManager(
         path=path,
         render=render_systemd_unit,
@@ -156,8 +167,8 @@ def _describe_systemd(unit: str) -> ServiceManager:
         forget=((*call, "daemon-reload"), (*call, "reset-failed", unit)),
         lists_missing=True,
         place=str(path),
-        linger_sentence="To start it with the machine, before anybody logs in: "
-        "loginctl enable-linger",
+        starts="with this machine" if is_system else "when you log in",
+        linger_sentence="" if is_system else linger,
     )
 
 

@@ -19,6 +19,7 @@ class ServiceFacts:
 
     system: str  # as `sys.platform` names it
     is_root: bool = False
+    wants_system: bool = False  # whether a service of the system is wanted
     has_systemd: bool = True  # whether it has started this Linux
     is_manager_reachable: bool = True  # whether the service manager answers
     home: Mount | None = None  # of the state directory; None if it is not known
@@ -32,8 +33,15 @@ def find_refusal(facts: ServiceFacts) -> str:
             "systemd does not run here: start `barnraise join RUN` from your login instead (in a "
             "container as its own command; WSL 2 runs systemd if /etc/wsl.conf says so)"
         )
-    if facts.is_root:
-        return "a service of root would train with root's rights: run this as your own user"
+    if facts.wants_system and facts.system in ("darwin", "win32"):
+        return "--system is for Linux: leave it out"
+    if facts.wants_system and not facts.is_root:
+        return "--system installs for the whole machine, which only root may: use sudo"
+    if facts.is_root and not facts.wants_system:
+        return (
+            "a service of root would train with root's rights: run this as your own user, or, on "
+            "Linux, with --system, which trains as the user who owns the home"
+        )
     if not facts.is_manager_reachable:
         return (
             "your user's systemd does not answer: log in as this user, on the desktop or by ssh, "

@@ -28,11 +28,11 @@ class ServiceText:
     command: tuple[str, ...]  # the program and its arguments
     folder: str  # in which it starts
     environment: dict[str, str]  # variables that it needs besides those of its session
-    user: str = ""  # whose session starts it; only Windows needs the name
+    user: str = ""  # whose it is, on Windows and of a service of the system
 
 
 def render_systemd_unit(service: ServiceText) -> bytes:
-    """Write a unit of a user's systemd.
+    """Write a unit of the user's systemd or, if a user is named, of the system's.
 
     Between control groups only their weights count, and a unit is one: niceness is not enough.
     """
@@ -41,15 +41,18 @@ def render_systemd_unit(service: ServiceText) -> bytes:
         for name, value in sorted(service.environment.items())
     )
     command = " ".join(_quote_for_systemd(part, is_command=True) for part in service.command)
+    user = f"User={service.user}\n" if service.user else ""
+    target = "multi-user.target" if service.user else "default.target"
+    network = "Wants=network-online.target\nAfter=network-online.target\n" if service.user else ""
     return f"""\
 [Unit]
 Description={service.description.replace("%", "%%")}
-StartLimitIntervalSec={RESTART_WINDOW_SECONDS}
+{network}StartLimitIntervalSec={RESTART_WINDOW_SECONDS}
 StartLimitBurst={RESTARTS}
 
 [Service]
 Type=exec
-ExecStart={command}
+{user}ExecStart={command}
 WorkingDirectory={_escape_for_systemd(service.folder)}
 {environment}Nice={NICENESS}
 CPUWeight=1
@@ -59,7 +62,7 @@ RestartSec={RESTART_SECONDS}
 TimeoutStopSec={STOP_SECONDS}
 
 [Install]
-WantedBy=default.target
+WantedBy={target}
 """.encode()
 
 
