@@ -1,8 +1,10 @@
 """Blocks move between a crew's members only where that pays, and then the crew stays fast."""
 
 from dataclasses import replace
+from statistics import mean
 
 import pytest
+from helpers.effort import examples
 from helpers.worker.crew_churn import LAN, ROUND_STEPS, machine, shape, simulate
 
 from barnraise.planning.crew import CrewMachine, SpanPrice, deal_blocks
@@ -10,10 +12,11 @@ from barnraise.planning.crew_balance import BlockMove, CrewBalancer, find_move, 
 
 
 def test_rebalanced_crew_reaches_the_oracles_speed_under_churn():
-    with_moves = [simulate(seed, balances=True) for seed in range(3)]
-    without = [simulate(seed, balances=False) for seed in range(3)]
-    assert sum(with_moves) / 3 >= 0.93  # 0.947 on average
-    assert sum(without) / 3 <= 0.80  # 0.756
+    seeds = range(examples(1, exhaustive=3))
+    with_moves = [simulate(seed, balances=True) for seed in seeds]
+    without = [simulate(seed, balances=False) for seed in seeds]
+    assert mean(with_moves) >= 0.93  # 0.936 with the first seed, 0.947 with all
+    assert mean(without) <= 0.80  # 0.738 and 0.756
 
 
 def test_block_moves_after_three_rounds_that_agree():
