@@ -67,11 +67,11 @@ def test_home_lines_limit_a_crew_to_what_they_carry():
 
 
 def test_one_more_block_than_fits_is_a_hundred_times_slower():
-    pricer = price_pc(Limits()).price
-    prices = [pricer(SpanRequest(blocks, False, 1, SEQUENCES)) for blocks in range(1, 12)]
+    pricer = price_pc(IN_8_BITS).price
+    prices = [pricer(SpanRequest(blocks, False, 1, SEQUENCES)) for blocks in range(1, 16)]
     jumps = [after.step_seconds / before.step_seconds for before, after in pairwise(prices)]
     assert max(jumps) > 20
-    plan = crew(5, LAN, Limits())
+    plan = crew(3, LAN, IN_8_BITS)
     cliff = jumps.index(max(jumps)) + 1
     assert max(plan.deal.counts.values()) <= cliff
 
