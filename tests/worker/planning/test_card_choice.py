@@ -101,7 +101,8 @@ def test_model_that_fits_on_no_card_is_refused_with_advice():
 
 
 def test_step_smaller_than_the_number_of_cards_uses_fewer():
-    choice = choose_cards(machine((24, 60), (24, 60), (24, 60)), MODEL, step_sequences=2)
+    hardware = machine((24, 60), (24, 60), (24, 60))
+    choice = choose_cards(hardware, preset("gpt2-124m"), step_sequences=2)
     assert len(choice.plan.devices) <= 2
 
 
