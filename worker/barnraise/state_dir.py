@@ -141,6 +141,7 @@ class StateDir:
         _check_owner(path)
         try:
             fields = json.loads(path.read_bytes())
+            fields.pop("compiled", None)  # a limit of earlier versions
             unknown = sorted(fields.keys() - {field.name for field in dataclasses.fields(Limits)})
             if not unknown:
                 return Limits(**fields)

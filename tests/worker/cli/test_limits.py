@@ -93,6 +93,11 @@ def test_saved_limit_of_zero_is_a_sentence_with_the_remedy(tmp_path):
         _ = StateDir(tmp_path).limits
 
 
+def test_limits_that_an_earlier_version_saved_are_read(tmp_path):
+    (tmp_path / "limits.json").write_text('{"threads": 3, "compiled": true}')
+    assert StateDir(tmp_path).limits == Limits(threads=3)
+
+
 def test_refusal_to_train_names_the_limits_in_force():
     refusal = PlanError("this model does not fit")
     assert explain_limits(refusal, Limits()) is refusal

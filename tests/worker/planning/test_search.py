@@ -349,8 +349,6 @@ def test_host_that_launches_slowly_gets_larger_micro_batches():
     kernels = limited.micro_batches * limited.model.layers * 70
     assert limited.step_seconds >= 0.99 * kernels / slow.launches
     assert limited.sequences >= fast.sequences
-    compiled = Limits(device_memory=2_500_000_000, compiled=True)
-    assert make_plan(slow, preset("gpt2-124m"), compiled, 8).step_seconds < limited.step_seconds
 
 
 def test_planning_needs_no_torch():

@@ -13,7 +13,7 @@ from barnraise.models.weights import views
 from barnraise.planning.program import LaneName
 from barnraise.spec import ModelSpec
 from barnraise.swap.activations import Activations, HostActivations
-from barnraise.swap.forward_backward import ForwardBackward, block_functions
+from barnraise.swap.forward_backward import ForwardBackward
 from barnraise.swap.fused_loss import Head, head_step
 from barnraise.swap.lanes import WorkerLane
 from barnraise.swap.leaves import Leaves
@@ -159,14 +159,3 @@ def test_table_padded_with_rows_that_are_no_words_gives_the_same_loss():
     assert torch.equal(*losses)
     for ours, padded in zip(*gradients, strict=True):
         torch.testing.assert_close(padded, ours, rtol=2e-2, atol=1e-4)
-
-
-def test_compiled_plan_computes_with_compiled_functions(monkeypatch):
-    compiled = []
-    monkeypatch.setattr(torch, "compile", lambda call, dynamic: compiled.append(call) or call)
-    block_functions.cache_clear()
-    actual = run(planned(31, 31, compiled=True), Activations(), text())
-    block_functions.cache_clear()
-    assert compiled == [GPT.block, GPT.block_start]
-    expected = run(planned(31, 31), Activations(), text())
-    assert all(torch.equal(a, b) for a, b in zip(actual[1], expected[1], strict=True))

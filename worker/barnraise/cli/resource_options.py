@@ -37,10 +37,6 @@ class ResourceOptions:
         "Whether a GPU gives the same bits each time; it is slower.",
         "--deterministic/--nondeterministic",
     )
-    compiled: bool | None = _limit(
-        "Whether torch.compile joins a layer's kernels; it starts minutes later.",
-        "--compile/--no-compile",
-    )
     engine: Text = _limit(
         "How several GPUs work: swap (one copy of the state in RAM), sharded (each has a part of "
         "it) or auto, which is swap until NCCL has been measured."

@@ -27,7 +27,6 @@ TEXTS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "moments_bits": ("optimizer moments", "{} bits".format),
     "precision": ("precision", str),
     "deterministic": ("deterministic on a GPU", _describe_switch),
-    "compiled": ("compiled", _describe_switch),
     "hours": ("hours", str),
     "idle": ("idle", "trains after {} min without keyboard and mouse".format),
     "on_battery": ("on battery", lambda trains: "trains" if trains else "does not train"),

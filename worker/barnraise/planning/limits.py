@@ -58,7 +58,6 @@ class Limits:
     moments_bits: int = 32  # or 8: a quarter of Adam's memory, slightly other results
     precision: str = "auto"  # "float32", "bfloat16" or what pays on this machine
     deterministic: bool = False  # whether a GPU gives the same bits each time: it takes longer
-    compiled: bool = False  # whether torch.compile joins kernels: the first step takes minutes
     # How several cards work: over one copy of the state in RAM ("swap"), each with a part of the
     # state ("sharded"), or as the planner chooses ("auto"), which so far is "swap".
     engine: str = "auto"

@@ -101,7 +101,6 @@ class Plan:
     ring: int = 4  # buffers for tiles on their way between disk and optimizer
     tile: int = 0  # elements; Muon's tiles hold whole matrices, and may be larger
     deterministic: bool = False  # whether a GPU gives the same bits each time
-    compiled: bool = False  # whether torch.compile joins a block's kernels
     daily_write_limit: int | None = None  # bytes to disk; None for no limit
     # Several devices over one host copy, `device` being the first; none: that one alone.
     devices: tuple[DeviceShare, ...] = ()

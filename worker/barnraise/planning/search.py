@@ -210,7 +210,6 @@ class _Search:
                         optimizer=self.optimizer,
                         moments_bits=self.limits.moments_bits,
                         deterministic=self.limits.deterministic and self.cuda,
-                        compiled=self.limits.compiled,
                         daily_write_limit=self.budgets.disk_writes_per_day,
                         clipping=clipping,
                         slots=0,

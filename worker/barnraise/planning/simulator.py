@@ -452,16 +452,11 @@ class StepSimulation:
         )
 
     def _count_block_kernels(self, op: Operation) -> int:
-        """Return the kernels of a computation on a GPU, which autograd or autocast starts.
-
-        How many `torch.compile` leaves of a block's depends on the GPU: they are not priced.
-        """
+        """Return the kernels of a computation on a GPU, which autograd or autocast starts."""
         plan = self.plan
         micro_batches = plan.device_plans[op.device].micro_batches
         if op.kind is OperationKind.HEAD:
             return micro_batches * cost_model.HEAD_KERNELS[plan.dtype]
-        if plan.compiled:
-            return 0
         forward, backward = architecture_of(plan.model).block_kernels[plan.dtype]
         if op.kind is OperationKind.FORWARD:
             return micro_batches * len(op.blocks) * forward

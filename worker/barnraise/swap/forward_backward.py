@@ -1,7 +1,6 @@
 """Forward and backward of a group of blocks over all micro-batches, with recomputation."""
 
 import contextlib
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,7 +10,6 @@ from torch import Tensor
 from barnraise.models.functions import functions_of
 from barnraise.models.weights import Weights, block_end
 from barnraise.planning.plan import Plan
-from barnraise.spec import ModelSpec
 from barnraise.swap.activations import Activations, gradient_key
 from barnraise.swap.fused_loss import Head, head_step
 from barnraise.swap.given_gradient import run_backward
@@ -19,28 +17,6 @@ from barnraise.swap.leaves import Leaves
 
 # Tensor cores load rows that begin on 16 bytes; cuBLAS is fastest with rows of whole 128.
 VOCABULARY_MULTIPLE = 64
-
-
-@functools.cache
-def block_functions(
-    model: ModelSpec, compiled: bool
-) -> tuple[
-    Callable[[Weights, Tensor, ModelSpec], Tensor],
-    Callable[[Weights, Tensor, ModelSpec], tuple[Tensor, Tensor]],
-]:
-    """Return a model's functions of a block, and of all of it but its last product.
-
-    Compiled, each shape's first call takes minutes, and kernels round otherwise: the bits are those
-    of other compiled runs only. They pay where the launches of small kernels limit the speed, as
-    with small models and micro-batches on a GPU.
-    """
-    functions = functions_of(model)
-    if not compiled:
-        return functions.block, functions.block_start
-    return (
-        torch.compile(functions.block, dynamic=False),
-        torch.compile(functions.block_start, dynamic=False),
-    )
 
 
 class BlockEnd(torch.autograd.Function):
@@ -105,7 +81,8 @@ class ForwardBackward:
         self._should_stop = should_stop
         self.is_interrupted = False
         self._plan, self._model = plan, plan.model
-        self._block, self._block_start = block_functions(plan.model, plan.compiled)
+        functions = functions_of(plan.model)
+        self._block, self._block_start = functions.block, functions.block_start
         self._batches, self._shares = batches, shares
         self._activations = activations
         self.losses: list[Tensor] = []
