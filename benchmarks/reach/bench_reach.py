@@ -26,6 +26,7 @@ from dialling_simulation import simulate_swarm
 from peer_process import PeerProcess
 from reach_network import Home, Place, ReachNetwork, can_connect, find_hops, listen, missing_tools
 
+from barnraise.cli.doctor.reach_verdict import NetworkFacts, ReachVerdict, judge_reach
 from barnraise.peering.addresses.nat_type import (
     DialBack,
     DialBackVerdict,
@@ -33,7 +34,6 @@ from barnraise.peering.addresses.nat_type import (
     ReachFacts,
     judge_dial_backs,
 )
-from barnraise.peering.links.reach_verdict import NetworkFacts, ReachVerdict, judge_reach
 
 PORT = 45555
 LINK_SECONDS = 30.0  # in which two peers behind routers must be linked

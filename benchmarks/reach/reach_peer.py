@@ -18,8 +18,7 @@ import torch
 
 from barnraise.exchange.exchange import Exchange, ExchangeConfig
 from barnraise.ledger.ledger import Ledger
-from barnraise.peering.addresses.nat_type import classify_nat
-from barnraise.peering.links.reach_verdict import describe_known_reach
+from barnraise.peering.addresses.nat_type import classify_nat, describe_nat
 from barnraise.peering.transports.iroh_transport import IrohTransport
 from barnraise.protocol.enums import Role
 from barnraise.protocol.messages import Peer, Signed, Ticket
@@ -126,7 +125,7 @@ class ReachPeer:
             "addresses": self.exchange.addresses(),
             "facts": asdict(facts),
             "nat": {version: classify_nat(facts, version).value for version in (4, 6)},
-            "said": describe_known_reach(facts),
+            "said": describe_nat(facts),
             "reached": facts.is_reached,
             "mapped": facts.mapped_address,
             "observed": [observation.address for observation in facts.observations],

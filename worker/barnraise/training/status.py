@@ -17,7 +17,7 @@ from barnraise.exchange.verdicts.verdict_handler import VERDICT_FOLDER
 from barnraise.ledger.anchor import Anchor
 from barnraise.ledger.ledger import Ledger
 from barnraise.ledger.verdict_set import verify_proof
-from barnraise.peering.links.reach_verdict import describe_known_reach
+from barnraise.peering.addresses.nat_type import describe_nat
 from barnraise.planning.limits import Limits
 from barnraise.planning.plan import Plan
 from barnraise.protocol.coordinator_messages import Directive
@@ -166,7 +166,7 @@ class StatusPublisher:
 
     def _describe_reach(self) -> str:
         """Return how peers reach this machine, in a sentence that is logged when it changes."""
-        sentence = describe_known_reach(self._exchange.reach_facts)
+        sentence = describe_nat(self._exchange.reach_facts)
         if sentence and sentence != self._reach:
             self._reach = sentence
             log.info("%s", sentence)

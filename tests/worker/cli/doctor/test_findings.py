@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from barnraise.cli.doctor.findings import Level, MachineFacts, MirrorFacts, PresetFit, judge_machine
+from barnraise.cli.doctor.reach_verdict import NetworkFacts
 from barnraise.peering.links.bandwidth_meter import LineRates
-from barnraise.peering.links.reach_verdict import NetworkFacts
 
 GB = 10**9
 SITE = MirrorFacts("https://train.example.org", 0.05, clock_seconds=0.4)

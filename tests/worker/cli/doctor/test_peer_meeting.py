@@ -7,8 +7,8 @@ import pytest
 from helpers.worker.fake_coordinator import MACHINE, RUN, FakeCoordinator, enrol
 
 from barnraise.cli.doctor.peer_meeting import meet_peers
+from barnraise.cli.doctor.reach_verdict import NetworkFacts, ReachVerdict, judge_reach
 from barnraise.peering.addresses.nat_type import DialBackVerdict, judge_dial_backs
-from barnraise.peering.links.reach_verdict import NetworkFacts, ReachVerdict, judge_reach
 from barnraise.peering.transports.iroh_transport import IrohTransport
 from barnraise.protocol.coordinator_messages import Directive, JoinReply, RunView
 from barnraise.protocol.enums import RunStatus

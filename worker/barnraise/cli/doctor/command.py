@@ -13,6 +13,7 @@ from barnraise.cli.addresses import RunAddress, run_argument
 from barnraise.cli.console import errors, new_table, out, print_json
 from barnraise.cli.doctor.findings import Level, MachineFacts, MachineFinding, judge_machine
 from barnraise.cli.doctor.measurements import measure_machine_facts
+from barnraise.cli.doctor.reach_verdict import judge_reach
 from barnraise.cli.machine_options import (
     JsonOption,
     MachineOptions,
@@ -24,7 +25,6 @@ from barnraise.coordinator_client.failover import FailoverClient
 from barnraise.durable_io import write_atomically
 from barnraise.errors import BarnraiseError
 from barnraise.peering.addresses.nat_type import judge_dial_backs
-from barnraise.peering.links.reach_verdict import judge_reach
 from barnraise.protocol.checkups import MAX_FINDINGS, Checkup, CheckupFinding
 from barnraise.state_dir import StateDir
 

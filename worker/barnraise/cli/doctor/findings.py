@@ -6,8 +6,7 @@ Nothing here reads the machine: `measurements.py` does.
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from barnraise.formats import format_bytes
-from barnraise.peering.links.reach_verdict import (
+from barnraise.cli.doctor.reach_verdict import (
     NetworkFacts,
     ReachVerdict,
     describe_absence,
@@ -15,6 +14,7 @@ from barnraise.peering.links.reach_verdict import (
     describe_reach,
     judge_reach,
 )
+from barnraise.formats import format_bytes
 from barnraise.protocol.clock import is_clock_wrong
 
 OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 14)  # that were tried

@@ -20,6 +20,7 @@ from barnraise.cli.doctor.findings import (
     MirrorFacts,
     PresetFit,
 )
+from barnraise.cli.doctor.reach_verdict import NetworkFacts
 from barnraise.cli.doctor.router_hops import find_hops
 from barnraise.cli.mounts import find_mount
 from barnraise.coordinator_client.client import CoordinatorClient
@@ -27,7 +28,6 @@ from barnraise.coordinator_client.failover import FailoverClient
 from barnraise.errors import CoordinatorError, PlanError, StateError
 from barnraise.peering.addresses.addresses import join_address, parse_address
 from barnraise.peering.addresses.local_addresses import read_default_sources
-from barnraise.peering.links.reach_verdict import NetworkFacts
 from barnraise.planning.hardware import Hardware, available_memory, memory_bytes
 from barnraise.planning.limits import Limits
 from barnraise.planning.search import make_plan

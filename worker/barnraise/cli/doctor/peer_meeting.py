@@ -10,13 +10,13 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
+from barnraise.cli.doctor.reach_verdict import NetworkFacts
 from barnraise.coordinator_client.failover import FailoverClient
 from barnraise.errors import StateError
 from barnraise.exchange.exchange import Exchange, ExchangeConfig
 from barnraise.ledger.ledger import Ledger
 from barnraise.peering.addresses.nat_type import ReachFacts
 from barnraise.peering.links.bandwidth_meter import LineRates
-from barnraise.peering.links.reach_verdict import NetworkFacts
 from barnraise.peering.transports.iroh_transport import IrohTransport
 from barnraise.protocol.coordinator_messages import JoinReply
 from barnraise.protocol.enums import JoinPurpose

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from barnraise.peering.addresses.addresses import host_of
+from barnraise.peering.addresses.addresses import host_of, port_of
 from barnraise.protocol.ip_addresses import is_public_host, is_public_ip, parse_ip
 
 
@@ -117,6 +117,37 @@ def judge_dial_backs(facts: ReachFacts) -> tuple[DialBackVerdict, int]:
     if reached:
         return DialBackVerdict.REACHED, reached
     return DialBackVerdict.NOT_REACHED, len(counted)
+
+
+def describe_nat(facts: ReachFacts) -> str:
+    """Return one sentence about how this machine can be reached; "" while that is unknown."""
+    kinds = {version: classify_nat(facts, version) for version in (4, 6)}
+    if facts.is_reached:
+        return "Peers reach this machine directly."
+    port = next((port_of(address) for address in facts.local_addresses), 0)
+    is_shut = judge_dial_backs(facts)[0] is DialBackVerdict.NOT_REACHED
+    if NatKind.NONE in kinds.values() and is_shut:
+        return (
+            "This machine has an address of its own, but peers that dial it do not get in: allow "
+            f"incoming UDP {port} in the firewall of this machine and network."
+        )
+    if NatKind.NONE in kinds.values():
+        return "This machine has an address of its own; no peer has dialled it yet."
+    if facts.mapped_address:
+        return f"The router maps {facts.mapped_address} to this machine."
+    if NatKind.SAME_PORT in kinds.values():
+        return (
+            "This machine is behind a router that uses one port for all peers: peers connect to it "
+            "when both sides dial at one time."
+        )
+    if NatKind.DIFFERENT_PORT in kinds.values():
+        return (
+            "This machine is behind a router that uses another port for each peer (a symmetric "
+            "NAT): peers behind routers cannot connect to it. Forward "
+            f"UDP port {port} in the router and join with --port {port}, or allow port mapping in "
+            "the router."
+        )
+    return ""
 
 
 def _widest_scope(observations: Iterable[Observation], version: int) -> Sequence[Observation]:

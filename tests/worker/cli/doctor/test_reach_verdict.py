@@ -4,16 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from barnraise.peering.addresses.nat_type import DialBack, Observation, ReachFacts
-from barnraise.peering.links.reach_verdict import (
+from barnraise.cli.doctor.reach_verdict import (
     NetworkFacts,
     ReachVerdict,
     describe_dial_backs,
-    describe_known_reach,
     describe_reach,
     is_behind_two_routers,
     judge_reach,
 )
+from barnraise.peering.addresses.nat_type import DialBack, Observation, ReachFacts
 
 LAN = "192.168.1.50"
 LOCAL = (f"{LAN}:45555",)
@@ -96,13 +95,6 @@ def test_verdict_fits_the_situation(facts, verdict):
     assert judge_reach(facts) is verdict
     sentence = describe_reach(facts)
     assert sentence.endswith(".") and sentence[0].isupper() and len(sentence) < 400
-
-
-def test_worker_describes_what_peers_have_shown_and_nothing_before():
-    assert describe_known_reach(ReachFacts(LOCAL)) == ""
-    assert describe_known_reach(PUBLIC.reach) == describe_reach(NetworkFacts(reach=PUBLIC.reach))
-    symmetric = describe_known_reach(SYMMETRIC.reach)
-    assert "a symmetric NAT" in symmetric and "--port 45555" in symmetric
 
 
 def test_outcome_of_dial_backs_is_a_sentence():

@@ -151,12 +151,6 @@ def describe_reach(facts: NetworkFacts) -> str:
     return sentences[judge_reach(facts)]
 
 
-def describe_known_reach(reach: ReachFacts) -> str:
-    """Return the sentence by what peers have shown so far; "" while that is nothing."""
-    facts = NetworkFacts(reach=reach)
-    return "" if judge_reach(facts) is ReachVerdict.UNKNOWN else describe_reach(facts)
-
-
 def describe_dial_backs(facts: NetworkFacts) -> str:
     """Return one sentence on whether peers that were asked have reached a machine."""
     verdict, count = judge_dial_backs(facts.reach)
