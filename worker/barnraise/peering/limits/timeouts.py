@@ -24,6 +24,7 @@ class ConnectionTimeouts:
         peer_silence_seconds: Without a message after which a peer is disconnected; the longest
             interval between two States is shorter by a quarter.
         goodbye_seconds: After a peer's goodbye until it is disconnected.
+        close_seconds: For the last frames of a channel that is closed.
     """
 
     dial_seconds: float = 15.0
@@ -40,6 +41,7 @@ class ConnectionTimeouts:
     keep_alive_seconds: float = 10.0
     peer_silence_seconds: float = 20.0
     goodbye_seconds: float = 5.0
+    close_seconds: float = 2.0
 
     @property
     def silence_seconds(self) -> float:
