@@ -1,5 +1,7 @@
 """Muon agrees with torch's, and a swapped run has the bits of the resident run."""
 
+import math
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -112,10 +114,11 @@ def joined_block(leaves: Weights) -> Weights:
     return {**leaves, "qkv.weight": qkv}
 
 
-def train_with_torch(steps: int) -> list[float]:
-    """Train by one graph a step, torch.optim.Muon and torch.optim.AdamW, clipped to one norm.
+def train_with_torch(steps: int, clipping: str) -> list[float]:
+    """Train by one graph a step, torch.optim.Muon and torch.optim.AdamW.
 
-    The norm is that of all gradients; those of matrices are not divided by it.
+    AdamW's gradients are clipped by the norm of all gradients; with "layer" those of a block's
+    norms and biases by the norm of the block's.
     """
     layers = [views(f, units_to_float(bitwise.initial_units(f))) for f in SMALL.fragments()]
     embedding, *blocks, final = layers
@@ -140,6 +143,7 @@ def train_with_torch(steps: int) -> list[float]:
         ),
     ]
     others = [*embedding.values(), *vectors]
+    ends = [*embedding.values(), *final.values()]
     losses = []
     for step in range(steps):
         batch = bitwise.sample_text(SMALL, bitwise.SEQUENCES, seed=step)
@@ -152,21 +156,37 @@ def train_with_torch(steps: int) -> list[float]:
         for t in (*matrices, *others):
             t.grad = None
         loss.backward()
-        norm = torch.stack([t.grad.norm() for t in (*matrices, *others)]).norm()
-        for t in others:
-            t.grad /= max(1.0, float(norm) / RECIPE.clip)
+        whole = norm_of(matrices + others)
+        if clipping == "layer":
+            limit = RECIPE.clip / math.sqrt(len(layers))
+            for block in blocks:
+                clip([t for t in block.values() if t.dim() == 1], norm_of(block.values()), limit)
+        clip(ends if clipping == "layer" else others, whole, RECIPE.clip)
         for optimizer in optimizers:
             optimizer.step()
         losses.append(loss.item())
     return losses
 
 
-@pytest.mark.parametrize("staged", [False, True])
-def test_twenty_steps_of_a_gpt_match_torch(staged):
+def norm_of(tensors: Iterable[torch.Tensor]) -> float:
+    """Return the norm of the tensors' gradients together."""
+    return float(torch.stack([t.grad.norm() for t in tensors]).norm())
+
+
+def clip(tensors: list[torch.Tensor], norm: float, limit: float) -> None:
+    """Divide gradients by as much as a norm is above its limit."""
+    for t in tensors:
+        t.grad /= max(1.0, norm / limit)
+
+
+@pytest.mark.parametrize(
+    ("staged", "clipping"), [(False, "exact"), (True, "exact"), (True, "layer")]
+)
+def test_twenty_steps_of_a_gpt_match_torch(staged, clipping):
     """Compare losses within 1 %; torch's products of the iteration are in bfloat16."""
-    losses = train_with_torch(20)
+    losses = train_with_torch(20, clipping)
     plan = replace(
-        from_disk(resident(SMALL, 4, "exact")), gradient_slots=2, staged=staged, optimizer=MUON
+        from_disk(resident(SMALL, 4, clipping)), gradient_slots=2, staged=staged, optimizer=MUON
     )
     ours, _ = bitwise.run_plan(plan, 20)
     assert ours[:2] == pytest.approx(losses[:2], rel=1e-5)

@@ -512,7 +512,8 @@ class StepSimulation:
             moved = sum(layout.elements for layout in layouts)
             low = plan.streamed_bytes if plan.dtype == "bfloat16" else 0
             state = plan.streamed_bytes + low + cost_model.FP32_BYTES  # with the momentum
-            seconds += moved * (state + cost_model.FP32_BYTES) / hardware.to_device
+            gradient = cost_model.FP32_BYTES if plan.moves_gradient(i) else 0
+            seconds += moved * (state + gradient) / hardware.to_device
             seconds += moved * state / hardware.from_device
         return seconds
 
