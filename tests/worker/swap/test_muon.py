@@ -14,7 +14,7 @@ from barnraise.errors import StateError
 from barnraise.models.functions import FUNCTIONS, head
 from barnraise.models.weights import Weights, views
 from barnraise.planning.cost_model import newton_schulz_bytes, newton_schulz_flops
-from barnraise.planning.tile_layout import Matrix, lay_out_tiles
+from barnraise.planning.tile_layout import Matrix, lay_out_tiles, list_matrices
 from barnraise.spec import MUON, OPTIMIZERS, ModelSpec
 from barnraise.swap import muon
 from barnraise.swap.adamw import BETA1, BETA2, EPSILON, AdamWStep, sum_of_squares
@@ -192,6 +192,24 @@ def test_twenty_steps_of_a_gpt_match_torch(staged, clipping):
     assert ours[:2] == pytest.approx(losses[:2], rel=1e-5)
     assert ours == pytest.approx(losses, rel=1e-2)
     assert losses[-1] < losses[0] - 0.5
+
+
+def test_layerwise_clipping_has_the_whole_norm_for_the_ends():
+    """Only norms and biases of blocks get another norm than with exact clipping."""
+    exact, layer = (
+        bitwise.run_plan(resident(SMALL, clipping=clipping, optimizer=MUON), 1)[1]
+        for clipping in ("exact", "layer")
+    )
+    for i, fragment in enumerate(SMALL.fragments()):
+        (weights, m, v), others = exact[3 * i : 3 * i + 3], layer[3 * i : 3 * i + 3]
+        pairs = list(zip((weights, m, v), others, strict=True))
+        if fragment.name.startswith("block"):
+            matrices = list_matrices(fragment)
+            pairs = [
+                (one[k.begin : k.end], o[k.begin : k.end]) for k in matrices for one, o in pairs[:2]
+            ]
+        assert all(torch.equal(one, other) for one, other in pairs), fragment.name
+    assert not all(map(torch.equal, exact, layer))
 
 
 # ---- swapped runs --------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 import contextlib
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -516,7 +516,7 @@ class Executor:
         if self.buffers.host_scalars is not None:
             losses = self.buffers.host_scalars[len(self._plan.fragments) :]
             norms, loss = self.buffers.host_scalars, float(losses.sum())
-        norm = math.hypot(*(float(norms[k]) for k in self._plan.norms_of(i)))
+        norm = join_norms(float(norms[k]) for k in self._plan.norms_of(i))
         if not (math.isfinite(norm) and math.isfinite(loss)):
             update.is_cancelled = True
         if update.clipping == "none":
@@ -657,6 +657,11 @@ def sum_of_updates(updates: list[DecodableUpdate], i: int) -> Tensor | None:
             total = units if total is None else total.add_(units)
         del units  # free it before the next update is decoded
     return total
+
+
+def join_norms(norms: Iterable[float]) -> float:
+    """Return the norm of a whole gradient from those of its fragments, in index order."""
+    return math.sqrt(sum(norm * norm for norm in norms))
 
 
 @contextlib.contextmanager
