@@ -1,5 +1,6 @@
 """Write the configuration files of the transformers library, and read those of others. Pure."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +16,8 @@ CONFIG_FILE, GENERATION_CONFIG_FILE = "config.json", "generation_config.json"
 # Settings that do not change what the weights compute. Dropout is one of them: we train without it.
 WITHOUT_EFFECT = {
     "architectures", "transformers_version", "dtype", "torch_dtype", "use_cache", "_name_or_path",
-    "initializer_range", "resid_pdrop", "embd_pdrop", "attn_pdrop", "gradient_checkpointing",
+    "initializer_range", "resid_pdrop", "embd_pdrop", "attn_pdrop", "attention_dropout",
+    "gradient_checkpointing",
     "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "unk_token_id",
     "decoder_start_token_id", "tokenizer_class", "prefix", "finetuning_task", "problem_type",
     "summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels",
@@ -33,8 +35,8 @@ WITHOUT_EFFECT = {
 
 # Settings of rotary models that other settings make ineffective; `_check_attention` reads those.
 ROTARY_SETTINGS = (
-    *("rope_scaling", "rope_parameters", "layer_types", "sliding_window", "max_window_layers"),
-    "attention_dropout",
+    *("rope_scaling", "rope_parameters"),
+    *("layer_types", "sliding_window", "max_window_layers"),
 )
 # Settings that must have this value in every architecture, where they are given.
 REQUIRED_OF_ALL: dict[str, tuple[Any, ...]] = {
@@ -164,10 +166,11 @@ def _check_attention(config: Mapping[str, Any]) -> None:
                 f"the setting {name} of {CONFIG_FILE} scales rotary positions ({str(kind)[:40]!r}):"
                 " a run trains plain ones"
             )
-    kinds = set(config.get("layer_types") or ()) - {"full_attention"}
+    kinds = config.get("layer_types") or []
+    differs = not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds)
     slides = config.get("use_sliding_window", True) and config.get("sliding_window")
-    if kinds or slides:
-        name = "layer_types" if kinds else "sliding_window"
+    if differs or slides:
+        name = "layer_types" if differs else "sliding_window"
         raise StateError(
             f"the setting {name} of {CONFIG_FILE} ({str(config[name])[:40]}) limits attention to a "
             "sliding window: a run trains attention to all earlier tokens"
@@ -188,7 +191,7 @@ def _read_field(given: Mapping[str, Any], form: TransformersFormat, name: str) -
         return bool(value)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if isinstance(like, float) and is_number:
-        return float(value)
+        return float(value) if abs(value) < 1e300 else math.inf
     if is_number and isinstance(value, int) and value >= 1:
         return value
     wanted = "number" if isinstance(like, float) else "whole number"
