@@ -1,16 +1,18 @@
 """Compare the cost model's seconds with measured ones: `python benchmarks/swap/cost_model.py`.
 
-The script prints a table, then one JSON object as its last line, and exits with 1 if a price of
-Muon's updates is off by more than `MUON_TOLERANCE`. It takes about a minute on two cores; leave the
-machine alone meanwhile.
+Muon's updates are priced by rates that are measured next to them, by turns. The script prints a
+table, then one JSON object as its last line, and exits with 1 if a price of Muon's is off by more
+than `MUON_TOLERANCE`. It takes about a minute on two cores; leave the machine alone meanwhile.
 """
 
+import dataclasses
 import json
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any
 
 import torch
@@ -19,13 +21,13 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "worker"))
 
 from barnraise.models.functions import functions_of
 from barnraise.planning import cost_model
-from barnraise.planning.hardware import Hardware, retain_freed_memory
+from barnraise.planning.hardware import Hardware, MatmulRates, retain_freed_memory
 from barnraise.planning.tile_layout import list_matrices
 from barnraise.spec import ModelSpec, preset
+from barnraise.swap import hardware_probe
 from barnraise.swap.adamw import AdamWStep
 from barnraise.swap.forward_backward import BlockEnd
 from barnraise.swap.fused_loss import Head, head_step
-from barnraise.swap.hardware_probe import probe
 from barnraise.swap.leaves import Leaves
 from barnraise.swap.muon import update_matrix
 
@@ -40,6 +42,7 @@ SHAPES = (
     ("llama-mini", 4),
 )
 MUON_TOLERANCE = 0.15
+MUON_TURNS = 7  # of an update and the rates that price it
 # A call is repeated until it has taken ENOUGH_SECONDS, but at least and at most so many times.
 MIN_CALLS = 5
 MAX_CALLS = 21
@@ -53,9 +56,7 @@ def measure_seconds(call: Callable[[], Any]) -> float:
     while len(durations) < MIN_CALLS or (
         sum(durations) < ENOUGH_SECONDS and len(durations) < MAX_CALLS
     ):
-        started = time.perf_counter()
-        call()
-        durations.append(time.perf_counter() - started)
+        durations.append(_time_call(call))
     return sorted(durations)[len(durations) // 4]
 
 
@@ -68,7 +69,7 @@ def random_leaves(model: ModelSpec, index: int) -> Leaves:
 
 
 def measure_parts(model: ModelSpec, sequences: int) -> dict[str, float]:
-    """Measure a block's forward, its recompute and backward, the head, and a block's Muon."""
+    """Measure a block's forward, its recompute and backward, and the head."""
     block, functions = random_leaves(model, 1), functions_of(model)
     x = torch.randn(sequences, model.context, model.width)
     dy = torch.randn_like(x)
@@ -91,8 +92,42 @@ def measure_parts(model: ModelSpec, sequences: int) -> dict[str, float]:
     head = Head(model, final, token)
     gradient = torch.zeros_like(token)
     seconds["head"] = measure_seconds(lambda: head_step(head, x, targets, 1.0, gradient))
-    seconds["muon"] = measure_seconds(_muon_update(model))
     return seconds
+
+
+def compare_muon(hardware: Hardware, model: ModelSpec) -> tuple[float, float]:
+    """Return the predicted and the measured seconds in which Muon updates a block's matrices."""
+    update = _muon_update(model)
+    shapes = [(matrix.rows, matrix.columns) for matrix in list_matrices(model.fragments()[1])]
+    widths = sorted({min(shape) for shape in shapes})
+    calls = hardware_probe.product_calls("cpu", "float32", widths)
+    stream_bytes, stream = hardware_probe.memory_calls("cpu")["stream", 0]
+
+    def measure_forward(width: int) -> tuple[int, float]:
+        flops, forward = calls["float32 forward", width]
+        return width, flops / fmean(_time_call(forward) for _ in range(3))
+
+    predicted: list[float] = []
+    measured: list[float] = []
+    for turn in range(MUON_TURNS + 1):
+        seconds = _time_call(update)
+        rates = tuple(map(measure_forward, widths))
+        now = dataclasses.replace(
+            hardware,
+            products=(MatmulRates("float32", rates, rates),),
+            stream=stream_bytes / _time_call(stream),
+        )
+        if turn:  # in the first one all is slow
+            measured.append(seconds)
+            predicted.append(cost_model.muon_seconds(now, shapes))
+    ratio = median(p / m for p, m in zip(predicted, measured, strict=True))
+    return ratio * median(measured), median(measured)
+
+
+def _time_call(call: Callable[[], Any]) -> float:
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
 
 
 def _muon_update(model: ModelSpec) -> Callable[[], None]:
@@ -116,9 +151,6 @@ def predict_parts(hardware: Hardware, model: ModelSpec, sequences: int) -> dict[
         "forward": cost_model.block_forward_seconds(hardware, model, sequences),
         "backward": recompute + cost_model.block_backward_seconds(hardware, model, sequences),
         "head": cost_model.head_seconds(hardware, model, sequences),
-        "muon": cost_model.muon_seconds(
-            hardware, [(m.rows, m.columns) for m in list_matrices(model.fragments()[1])]
-        ),
     }
 
 
@@ -127,7 +159,7 @@ def main() -> None:
     retain_freed_memory()
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
-        hardware = probe(Path(folder), "cpu")
+        hardware = hardware_probe.probe(Path(folder), "cpu")
         probe_seconds = time.perf_counter() - started
     print(hardware.to_json())
     print(f"probed in {probe_seconds:.1f} s; milliseconds predicted / measured (error)")
@@ -136,7 +168,9 @@ def main() -> None:
     for name, sequences in SHAPES:
         model = preset(name)
         predicted = predict_parts(hardware, model, sequences)
-        for part, measured in measure_parts(model, sequences).items():
+        parts = measure_parts(model, sequences)
+        predicted["muon"], parts["muon"] = compare_muon(hardware, model)
+        for part, measured in parts.items():
             error = predicted[part] / measured - 1
             rows.append(
                 {"model": name, "sequences": sequences, "part": part, "error": round(error, 4)}
