@@ -266,7 +266,8 @@ def muon_seconds(hw: Hardware, shapes: Sequence[tuple[int, int]]) -> float:
     seconds = 0.0
     for rows, columns in shapes:
         seconds += newton_schulz_flops(rows, columns) / rate_at(rates, min(rows, columns))
-        seconds += MUON_BYTES * rows * columns / hw.compute_stream
+        # In buffers that come and go, as between a block's products, and not in one large stream.
+        seconds += MUON_BYTES * rows * columns / hw.elementwise
     return seconds
 
 

@@ -186,7 +186,8 @@ def _read_field(given: Mapping[str, Any], form: TransformersFormat, name: str) -
     setting = form.settings[name]
     if setting not in given and name in form.defaults:
         return form.defaults[name]
-    value, like = given.get(setting), getattr(ModelSpec, name, 0)
+    value: Any = given.get(setting)
+    like = getattr(ModelSpec, name, 0)
     if isinstance(like, bool):
         return bool(value)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
