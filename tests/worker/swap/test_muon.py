@@ -9,11 +9,12 @@ import torch
 import torch.nn.functional as F
 from helpers.effort import one_in
 from helpers.worker.plans import bitwise, engine_of, from_disk, resident, sample_text, tiny_plan
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from barnraise.errors import StateError
 from barnraise.models.functions import FUNCTIONS, head
 from barnraise.models.weights import Weights, views
-from barnraise.planning.cost_model import newton_schulz_bytes, newton_schulz_flops
+from barnraise.planning.cost_model import MUON_KERNELS, newton_schulz_bytes, newton_schulz_flops
 from barnraise.planning.tile_layout import Matrix, lay_out_tiles, list_matrices
 from barnraise.spec import MUON, OPTIMIZERS, ModelSpec
 from barnraise.swap import muon
@@ -354,6 +355,27 @@ def test_flops_and_bytes_are_those_of_the_iteration(shape):
     assert counter.get_total_flops() == newton_schulz_flops(*shape)
     allocated = 2 * matrix.nbytes + 2 * 4 * min(shape) ** 2
     assert newton_schulz_bytes(min(shape), max(shape)) == allocated
+
+
+class KernelCounter(TorchDispatchMode):
+    """Count the operations that compute or copy: on a GPU each launches a kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += not (func.is_view or "empty" in func.name() or "split" in func.name())
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_kernels_of_a_matrix_are_those_that_a_plan_prices(shape):
+    step = replace(STEP, found_inf=torch.zeros(()))
+    flats = torch.randn(3, shape[0] * shape[1])
+    with KernelCounter() as kernels:
+        muon.update_matrix(step, Matrix(0, *shape), *flats)
+    assert kernels.count == pytest.approx(MUON_KERNELS, abs=3)
 
 
 def test_bits_of_a_matrix_do_not_depend_on_where_it_lies():

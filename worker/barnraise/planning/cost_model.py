@@ -57,6 +57,7 @@ UPDATE_KERNELS = {
     ("bfloat16", 8): 42,
 }
 NORM_KERNELS = 2
+MUON_KERNELS = 34  # of a matrix's update on a GPU: 15 products, and what is around them
 MANY_THREADS = 8
 MULTIPROCESSORS = 132  # of the largest GPUs
 
