@@ -229,10 +229,10 @@ class Plan:
         return self.host_gradient_slots if any(map(self.moves_gradient, self.blocks)) else 0
 
     def norms_of(self, i: int) -> tuple[int, ...]:
-        """List the fragments by whose norm fragment i is clipped, where none waits for the last.
+        """List the fragments whose norm together clips fragment i, if clipping is not exact.
 
-        It is its own; under Muon that of all for the ends, which are updated last. What is left of
-        Muon's blocks are norms and biases: their matrices are not clipped.
+        That is fragment i alone. Under Muon the ends, which are updated last, get the norm of all;
+        what it clips in blocks are norms and biases.
         """
         return self.local_fragments if self.optimizer == MUON and i in self.ends else (i,)
 
