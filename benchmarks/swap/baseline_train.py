@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from barnraise.models.functions import FUNCTIONS
-from barnraise.models.gpt2 import NORM_EPSILON
 from barnraise.models.weights import Weights
 from barnraise.spec import UNIT_BITS, Fragment, ModelSpec, preset
 
@@ -116,7 +115,9 @@ class GPT(Layer):
 
 def _final_norm(final: Weights, x: Tensor) -> Tensor:
     """Apply the norm before the head, [B, T, d]."""
-    return F.layer_norm(x, x.shape[-1:], final["norm.weight"], final["norm.bias"], NORM_EPSILON)
+    return F.layer_norm(
+        x, x.shape[-1:], final["norm.weight"], final["norm.bias"], ModelSpec.norm_epsilon
+    )
 
 
 def whole_loss(final: Weights, embedding: Weights, x: Tensor, targets: Tensor) -> Tensor:

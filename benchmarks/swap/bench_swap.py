@@ -43,7 +43,7 @@ from barnraise.planning.limits import UNLIMITED, Limits
 from barnraise.planning.plan import Plan
 from barnraise.planning.search import make_plan
 from barnraise.planning.simulator import StepSimulation
-from barnraise.spec import OPTIMIZERS, ModelSpec, preset
+from barnraise.spec import ADAMW, MUON, OPTIMIZERS, ModelSpec, preset
 from barnraise.swap.hardware_probe import probe
 
 # Every n-th of the product's 6,144 cases. All of them take two hours; bitwise.py runs them.
@@ -95,16 +95,18 @@ def staged_plan(plan: Plan) -> Plan:
     )
 
 
-def least_memory_plan(hardware: Hardware, model: ModelSpec, sequences: int) -> Plan:
+def least_memory_plan(
+    hardware: Hardware, model: ModelSpec, sequences: int, optimizer: str = ADAMW
+) -> Plan:
     """Return the plan with the least memory there is one for: whatever can be is on disk."""
     memory = 12 * model.vocabulary * model.width  # the embedding, its gradient, and the head's
     while memory < hardware.memory:
         try:
             limits = replace(MEASURED_LIMITS, memory=memory)
-            return make_plan(hardware, model, limits, sequences, advise=False)
+            return make_plan(hardware, model, limits, sequences, False, optimizer)
         except PlanError:
             memory = int(memory * 1.05)
-    return make_plan(hardware, model, MEASURED_LIMITS, sequences)
+    return make_plan(hardware, model, MEASURED_LIMITS, sequences, optimizer=optimizer)
 
 
 def measure_efficiency(quick: bool) -> dict[str, float]:
@@ -151,21 +153,22 @@ def measure_plan_error(quick: bool) -> dict[str, object]:
         "beforehand": the prediction by the rates that the plan was chosen from, minutes earlier.
         "worst", "worst_beforehand": the largest magnitudes.
     """
-    models = (("gpt-mini", 256), ("llama-mini", 256))
+    models = (("gpt-mini", 256, ADAMW), ("llama-mini", 256, ADAMW), ("llama-mini", 256, MUON))
     if not quick:
-        models = (("gpt2-124m", 384), ("gpt2-355m", 256), ("smollm2-135m", 256))
+        models = (("gpt2-124m", 384, ADAMW), ("gpt2-355m", 256, ADAMW))
+        models += tuple(("smollm2-135m", 256, optimizer) for optimizer in OPTIMIZERS)
     errors, beforehand = [], []
-    for name, context in models:
+    for name, context, optimizer in models:
         model = replace(preset(name), context=context)
         measure_rates = create_model_probe(BUILD, model)
         measure_machine.cache_clear()  # The rates for the last model are ten minutes old.
-        for label, plan in plans_by_budget(measure_machine(), model):
+        for label, plan in plans_by_budget(measure_machine(), model, optimizer):
             predicted, measured = predict_side_by_side(plan, measure_rates, 2 if quick else 5)
             ratios = [p / m for p, m in zip(predicted, measured, strict=True)]
             errors.append(median(ratios) - 1)
             beforehand.append(plan.step_seconds / median(measured) - 1)
             print(
-                f"  {name:12} {label:20} measured {median(measured):6.2f} s"
+                f"  {name:12} {optimizer:5} {label:20} measured {median(measured):6.2f} s"
                 f"  predicted side by side {median(predicted):6.2f} s  {errors[-1]:+.1%}"
                 f"  beforehand {plan.step_seconds:6.2f} s  {beforehand[-1]:+.1%}",
                 flush=True,
@@ -204,13 +207,13 @@ def predict_side_by_side(
 
 
 def plans_by_budget(
-    hardware: Hardware, model: ModelSpec, sequences: int = 2
+    hardware: Hardware, model: ModelSpec, optimizer: str, sequences: int = 2
 ) -> list[tuple[str, Plan]]:
     """Return plans with everything in RAM, with half of the moments on disk, and from disk."""
-    roomy = make_plan(hardware, model, MEASURED_LIMITS, sequences)
-    tight = least_memory_plan(hardware, model, sequences)
+    roomy = make_plan(hardware, model, MEASURED_LIMITS, sequences, optimizer=optimizer)
+    tight = least_memory_plan(hardware, model, sequences, optimizer)
     middle_limits = replace(MEASURED_LIMITS, memory=tight.host_bytes + 24 * model.parameters)
-    middle = make_plan(hardware, model, middle_limits, sequences)
+    middle = make_plan(hardware, model, middle_limits, sequences, optimizer=optimizer)
     return [
         ("in RAM", roomy),
         (f"{middle.host_bytes / 1e9:.1f} GB and disk", middle),

@@ -1,30 +1,34 @@
 """Compare the cost model's seconds with measured ones: `python benchmarks/swap/cost_model.py`.
 
-The script prints a table, then one JSON object as its last line. It takes about a minute on two
-cores; leave the machine alone meanwhile.
+Muon's updates are priced by rates that are measured next to them, by turns. The script prints a
+table, then one JSON object as its last line, and exits with 1 if a price of Muon's is off by more
+than `MUON_TOLERANCE`, with as many parameters as a step's price is held against in `bench_swap.py`.
+It takes three minutes on two cores; leave the machine alone meanwhile.
 """
 
+import dataclasses
 import json
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "worker"))
 
-from barnraise.models.functions import FUNCTIONS
+from barnraise.models.functions import functions_of
 from barnraise.planning import cost_model
-from barnraise.planning.hardware import Hardware, retain_freed_memory
+from barnraise.planning.hardware import Hardware, MatmulRates, retain_freed_memory
 from barnraise.planning.tile_layout import list_matrices
 from barnraise.spec import ModelSpec, preset
+from barnraise.swap import hardware_probe
 from barnraise.swap.adamw import AdamWStep
 from barnraise.swap.forward_backward import BlockEnd
 from barnraise.swap.fused_loss import Head, head_step
-from barnraise.swap.hardware_probe import probe
 from barnraise.swap.leaves import Leaves
 from barnraise.swap.muon import update_matrix
 
@@ -36,9 +40,11 @@ SHAPES = (
     ("gpt-mini", 4),
     ("gpt-micro", 8),
     ("gpt2-1.5b", 1),
+    ("llama-mini", 4),
 )
-
-GPT2 = FUNCTIONS["gpt2"]
+MUON_TOLERANCE = 0.15
+MUON_PARAMETERS = 20_000_000  # in smaller models Python and torch's threads take their time
+MUON_TURNS = 7  # of an update and the rates that price it
 # A call is repeated until it has taken ENOUGH_SECONDS, but at least and at most so many times.
 MIN_CALLS = 5
 MAX_CALLS = 21
@@ -52,9 +58,7 @@ def measure_seconds(call: Callable[[], Any]) -> float:
     while len(durations) < MIN_CALLS or (
         sum(durations) < ENOUGH_SECONDS and len(durations) < MAX_CALLS
     ):
-        started = time.perf_counter()
-        call()
-        durations.append(time.perf_counter() - started)
+        durations.append(_time_call(call))
     return sorted(durations)[len(durations) // 4]
 
 
@@ -67,18 +71,18 @@ def random_leaves(model: ModelSpec, index: int) -> Leaves:
 
 
 def measure_parts(model: ModelSpec, sequences: int) -> dict[str, float]:
-    """Measure a block's forward, its recompute and backward, the head, and a block's Muon."""
-    block = random_leaves(model, 1)
+    """Measure a block's forward, its recompute and backward, and the head."""
+    block, functions = random_leaves(model, 1), functions_of(model)
     x = torch.randn(sequences, model.context, model.width)
     dy = torch.randn_like(x)
 
     def forward() -> None:
         with torch.no_grad():
-            GPT2.block(block.weights, x, model)
+            functions.block(block.weights, x, model)
 
     def backward() -> None:
         leaf = x.detach().requires_grad_()
-        start, expanded = GPT2.block_start(block.weights, leaf, model)
+        start, expanded = functions.block_start(block.weights, leaf, model)
         output = BlockEnd.apply(start, expanded, block, False)
         assert isinstance(output, torch.Tensor)
         output.backward(dy)
@@ -90,8 +94,42 @@ def measure_parts(model: ModelSpec, sequences: int) -> dict[str, float]:
     head = Head(model, final, token)
     gradient = torch.zeros_like(token)
     seconds["head"] = measure_seconds(lambda: head_step(head, x, targets, 1.0, gradient))
-    seconds["muon"] = measure_seconds(_muon_update(model))
     return seconds
+
+
+def compare_muon(hardware: Hardware, model: ModelSpec) -> tuple[float, float]:
+    """Return the predicted and the measured seconds in which Muon updates a block's matrices."""
+    update = _muon_update(model)
+    shapes = [(matrix.rows, matrix.columns) for matrix in list_matrices(model.fragments()[1])]
+    widths = sorted({min(shape) for shape in shapes})
+    calls = hardware_probe.product_calls("cpu", "float32", widths)
+    moved_bytes, elementwise = hardware_probe.memory_calls("cpu")["elementwise", 0]
+
+    def measure_forward(width: int) -> tuple[int, float]:
+        flops, forward = calls["float32 forward", width]
+        return width, flops / fmean(_time_call(forward) for _ in range(3))
+
+    predicted: list[float] = []
+    measured: list[float] = []
+    for turn in range(MUON_TURNS + 1):
+        seconds = _time_call(update)
+        rates = tuple(map(measure_forward, widths))
+        now = dataclasses.replace(
+            hardware,
+            products=(MatmulRates("float32", rates, rates),),
+            elementwise=moved_bytes / fmean(_time_call(elementwise) for _ in range(3)),
+        )
+        if turn:  # in the first one all is slow
+            measured.append(seconds)
+            predicted.append(cost_model.muon_seconds(now, shapes))
+    ratio = median(p / m for p, m in zip(predicted, measured, strict=True))
+    return ratio * median(measured), median(measured)
+
+
+def _time_call(call: Callable[[], Any]) -> float:
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
 
 
 def _muon_update(model: ModelSpec) -> Callable[[], None]:
@@ -115,9 +153,6 @@ def predict_parts(hardware: Hardware, model: ModelSpec, sequences: int) -> dict[
         "forward": cost_model.block_forward_seconds(hardware, model, sequences),
         "backward": recompute + cost_model.block_backward_seconds(hardware, model, sequences),
         "head": cost_model.head_seconds(hardware, model, sequences),
-        "muon": cost_model.muon_seconds(
-            hardware, [(m.rows, m.columns) for m in list_matrices(model.fragments()[1])]
-        ),
     }
 
 
@@ -126,7 +161,7 @@ def main() -> None:
     retain_freed_memory()
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
-        hardware = probe(Path(folder), "cpu")
+        hardware = hardware_probe.probe(Path(folder), "cpu")
         probe_seconds = time.perf_counter() - started
     print(hardware.to_json())
     print(f"probed in {probe_seconds:.1f} s; milliseconds predicted / measured (error)")
@@ -135,7 +170,9 @@ def main() -> None:
     for name, sequences in SHAPES:
         model = preset(name)
         predicted = predict_parts(hardware, model, sequences)
-        for part, measured in measure_parts(model, sequences).items():
+        parts = measure_parts(model, sequences)
+        predicted["muon"], parts["muon"] = compare_muon(hardware, model)
+        for part, measured in parts.items():
             error = predicted[part] / measured - 1
             rows.append(
                 {"model": name, "sequences": sequences, "part": part, "error": round(error, 4)}
@@ -153,6 +190,9 @@ def main() -> None:
         "rows": rows,
     }
     print(json.dumps(result))
+    large = [name for name, _ in SHAPES if preset(name).parameters >= MUON_PARAMETERS]
+    prices = [row["error"] for row in rows if row["part"] == "muon" and row["model"] in large]
+    sys.exit(max(map(abs, prices)) > MUON_TOLERANCE)
 
 
 if __name__ == "__main__":

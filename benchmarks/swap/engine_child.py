@@ -203,7 +203,7 @@ class EngineHost:
         anchor = FragmentSequence(store, "anchor")
         for fragment in plan.fragments:
             anchor[fragment.index] = initial_units(fragment)
-        recipe = Recipe(learning_rate=learning_rate)
+        recipe = Recipe(learning_rate=learning_rate, optimizer=plan.optimizer)
         self.engine = Engine(
             plan, recipe, store, HeaderRecorder(), lambda progress: str(progress.position)
         )

@@ -25,32 +25,16 @@ class OptimizerComparison:
         seconds: optimizer → seconds of the run.
         step_ratio: how many times as long a step with Muon takes.
         chosen: the run's optimizer.
+        steps_ratio: Muon's steps in AdamW's.
+        basis: what this ratio was measured on.
     """
 
     machine: str
     seconds: dict[str, float]
     step_ratio: float
     chosen: str
-
-    @property
-    def adamw_seconds(self) -> float:
-        """Return the seconds with AdamW."""
-        return self.seconds[ADAMW]
-
-    @property
-    def muon_seconds(self) -> float:
-        """Return the seconds with Muon."""
-        return self.seconds[MUON]
-
-    @property
-    def steps_ratio(self) -> float:
-        """Return Muon's steps in AdamW's."""
-        return STEPS_RATIO
-
-    @property
-    def basis(self) -> str:
-        """Return what the ratio was measured on."""
-        return BASIS
+    steps_ratio: float = STEPS_RATIO
+    basis: str = BASIS
 
 
 def compare_optimizers(

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from barnraise.models.weights import views
 from barnraise.spec import ModelSpec
+from barnraise.training.model_files.transformers_config import model_config
 from barnraise.training.model_files.transformers_formats import format_of
 
 UNTIED = ModelSpec(
@@ -56,7 +57,7 @@ def transformers_model(model: ModelSpec, fragments: Sequence[Tensor]) -> Any:
 
     kinds = (Qwen3Config, Qwen3ForCausalLM) if model.qk_norm else (LlamaConfig, LlamaForCausalLM)
     config_class, model_class = kinds
-    config = format_of(model).model_config(model, 0, "float32")
+    config = model_config(model, 0, "float32")
     theirs = model_class(config_class(**config)).eval()
     state = theirs.state_dict()
     with torch.no_grad():

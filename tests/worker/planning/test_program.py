@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from barnraise.planning import program as program_module
 from barnraise.planning.plan import Plan
 from barnraise.planning.program import ADDED_SLOTS, Hazards, LaneName, Operation, OperationKind
-from barnraise.spec import ModelSpec
+from barnraise.spec import MUON, ModelSpec
 
 STEPS = 3
 COMPUTING = {
@@ -258,7 +258,8 @@ class BufferModel:
     def _update(self, numbered: NumberedOperation) -> None:
         op, step = numbered.operation, numbered.update_step
         i = op.blocks[0]
-        if self.plan.clipping == "exact":
+        is_end_of_muon = self.plan.optimizer == MUON and i in self.plan.ends
+        if self.plan.clipping == "exact" or is_end_of_muon:
             assert self.norms[step] == set(self.plan.local_fragments), (
                 "the clipped norm is that of the whole gradient"
             )
@@ -289,7 +290,7 @@ class BufferModel:
         i, (gradient_slot,) = op.blocks[0], op.gradients
         if ring_tile and self.plan.spills_gradient(i):
             return ring_tile.gradient
-        if self._is_copied_to_device(i):
+        if self.plan.moves_gradient(i):
             return self.gradients[self._host_gradient_buffer(i)]
         return self.gradients[self._gradient_buffer(op, i, gradient_slot)]
 
@@ -385,9 +386,19 @@ def check_final_state(plan: Plan, buffers: BufferModel) -> None:
     assert buffers.committed == (list(range(STEPS)) if plan.commits_steps else [])
 
 
+@st.composite
+def plans_of_muon(draw) -> Plan:
+    """Draw any plan with which one GPU or several update their blocks themselves."""
+    plans = arbitrary_plans().filter(lambda plan: plan.staged) | plans_of_several_devices()
+    plan = draw(plans)
+    devices = tuple(replace(share, name="cuda") for share in plan.devices)
+    return replace(plan, device="cuda", devices=devices, optimizer=MUON)
+
+
 @settings(max_examples=examples(50, 150), deadline=None)
 @given(
-    plan=arbitrary_plans() | plans_of_several_devices() | stage_plans(), seed=st.integers(0, 2**32)
+    plan=arbitrary_plans() | plans_of_several_devices() | stage_plans() | plans_of_muon(),
+    seed=st.integers(0, 2**32),
 )
 def test_program_executed_in_any_legal_order_of_lanes_is_correct(plan, seed):
     buffers, operations = BufferModel(plan), numbered_operations(plan)
@@ -480,6 +491,23 @@ def test_next_forward_is_loaded_as_soon_as_its_blocks_are_updated():
         )
         before_forward = kinds_before(again.operations, OperationKind.FORWARD)
         assert (OperationKind.LOAD in before_forward) == (clipping == "exact")
+
+
+def test_gpu_updates_with_muon_where_the_gradient_is():
+    plan = replace(resident(ModelSpec(4, 16, 1, 8, 256)), staged=True, device="cuda", slots=2)
+    for optimizer, clipping, moved in (
+        ("adamw", "layer", [0, 1, 2, 3, 4, 5]),
+        (MUON, "exact", [0, 1, 2, 3, 4, 5]),
+        (MUON, "layer", [0, 5]),
+    ):
+        changes = {"clipping": clipping, "optimizer": optimizer, "host_gradient_slots": 4}
+        operations = program_module.step_program(replace(plan, **changes)).operations
+        offloads = [op.blocks[0] for op in operations if op.kind is OperationKind.OFFLOAD]
+        assert sorted(offloads) == moved
+        updates = {op.blocks[0]: n for n, op in enumerate(operations) if op.kind == "update"}
+        if clipping == "layer":
+            last_backward = max(n for n, op in enumerate(operations) if op.kind == "backward")
+            assert updates[4] < last_backward < updates[1] < updates[0]
 
 
 def kinds_before(operations: tuple[Operation, ...], kind: OperationKind) -> list[OperationKind]:

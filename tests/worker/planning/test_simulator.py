@@ -8,11 +8,11 @@ from helpers.worker.plans import arbitrary_plans, from_disk, resident, tiny_plan
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from barnraise.planning import program, simulator
+from barnraise.planning import cost_model, program, simulator
 from barnraise.planning.plan import Plan
 from barnraise.planning.program import Hazards, LaneName, Operation, OperationKind
 from barnraise.planning.simulator import Price, Span, StepSimulation, Timeline
-from barnraise.spec import ModelSpec
+from barnraise.spec import OPTIMIZERS, ModelSpec
 
 MACHINE = cpu_machine()
 GPU = replace(MACHINE, device="cuda", elementwise=50 * MACHINE.stream)
@@ -85,6 +85,16 @@ def test_thread_that_launches_limits_a_step_of_small_kernels():
     kernels = [Operation(OperationKind.FORWARD, LaneName.COMPUTE, (i,)) for i in (1, 2, 3)]
     timeline = Timeline(lambda op: Price(1.0, launch=2.0), eager=True)
     assert [span.end for span in timeline.append(kernels)] == [2.0, 4.0, 6.0]
+
+
+def test_launches_of_muon_are_those_of_its_matrices():
+    plan = replace(tiny_plan("staged"), device="cuda", clipping="layer")
+    update = Operation(OperationKind.UPDATE, LaneName.COMPUTE, (1,))
+    adamw, muon = (
+        StepSimulation(replace(plan, optimizer=optimizer), replace(GPU, launches=1.0)).price(update)
+        for optimizer in OPTIMIZERS
+    )
+    assert muon.launch - adamw.launch == 6 * cost_model.MUON_KERNELS
 
 
 @settings(max_examples=30, deadline=None)

@@ -1,5 +1,7 @@
 """Muon agrees with torch's, and a swapped run has the bits of the resident run."""
 
+import math
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -7,12 +9,13 @@ import torch
 import torch.nn.functional as F
 from helpers.effort import one_in
 from helpers.worker.plans import bitwise, engine_of, from_disk, resident, sample_text, tiny_plan
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from barnraise.errors import StateError
 from barnraise.models.functions import FUNCTIONS, head
 from barnraise.models.weights import Weights, views
-from barnraise.planning.cost_model import newton_schulz_bytes, newton_schulz_flops
-from barnraise.planning.tile_layout import Matrix, lay_out_tiles
+from barnraise.planning.cost_model import MUON_KERNELS, newton_schulz_bytes, newton_schulz_flops
+from barnraise.planning.tile_layout import Matrix, lay_out_tiles, list_matrices
 from barnraise.spec import MUON, OPTIMIZERS, ModelSpec
 from barnraise.swap import muon
 from barnraise.swap.adamw import BETA1, BETA2, EPSILON, AdamWStep, sum_of_squares
@@ -112,10 +115,11 @@ def joined_block(leaves: Weights) -> Weights:
     return {**leaves, "qkv.weight": qkv}
 
 
-def train_with_torch(steps: int) -> list[float]:
-    """Train by one graph a step, torch.optim.Muon and torch.optim.AdamW, clipped to one norm.
+def train_with_torch(steps: int, clipping: str) -> list[float]:
+    """Train by one graph a step, torch.optim.Muon and torch.optim.AdamW.
 
-    The norm is that of all gradients; those of matrices are not divided by it.
+    AdamW's gradients are clipped by the norm of all gradients; with "layer" those of a block's
+    norms and biases by the norm of the block's.
     """
     layers = [views(f, units_to_float(bitwise.initial_units(f))) for f in SMALL.fragments()]
     embedding, *blocks, final = layers
@@ -140,6 +144,7 @@ def train_with_torch(steps: int) -> list[float]:
         ),
     ]
     others = [*embedding.values(), *vectors]
+    ends = [*embedding.values(), *final.values()]
     losses = []
     for step in range(steps):
         batch = bitwise.sample_text(SMALL, bitwise.SEQUENCES, seed=step)
@@ -152,26 +157,60 @@ def train_with_torch(steps: int) -> list[float]:
         for t in (*matrices, *others):
             t.grad = None
         loss.backward()
-        norm = torch.stack([t.grad.norm() for t in (*matrices, *others)]).norm()
-        for t in others:
-            t.grad /= max(1.0, float(norm) / RECIPE.clip)
+        whole = norm_of(matrices + others)
+        if clipping == "layer":
+            limit = RECIPE.clip / math.sqrt(len(layers))
+            for block in blocks:
+                clip([t for t in block.values() if t.dim() == 1], norm_of(block.values()), limit)
+        clip(ends if clipping == "layer" else others, whole, RECIPE.clip)
         for optimizer in optimizers:
             optimizer.step()
         losses.append(loss.item())
     return losses
 
 
-@pytest.mark.parametrize("staged", [False, True])
-def test_twenty_steps_of_a_gpt_match_torch(staged):
+def norm_of(tensors: Iterable[torch.Tensor]) -> float:
+    """Return the norm of the tensors' gradients together."""
+    return float(torch.stack([t.grad.norm() for t in tensors]).norm())
+
+
+def clip(tensors: list[torch.Tensor], norm: float, limit: float) -> None:
+    """Divide gradients by as much as a norm is above its limit."""
+    for t in tensors:
+        t.grad /= max(1.0, norm / limit)
+
+
+@pytest.mark.parametrize(
+    ("staged", "clipping"), [(False, "exact"), (True, "exact"), (True, "layer")]
+)
+def test_twenty_steps_of_a_gpt_match_torch(staged, clipping):
     """Compare losses within 1 %; torch's products of the iteration are in bfloat16."""
-    losses = train_with_torch(20)
+    losses = train_with_torch(20, clipping)
     plan = replace(
-        from_disk(resident(SMALL, 4, "exact")), gradient_slots=2, staged=staged, optimizer=MUON
+        from_disk(resident(SMALL, 4, clipping)), gradient_slots=2, staged=staged, optimizer=MUON
     )
     ours, _ = bitwise.run_plan(plan, 20)
     assert ours[:2] == pytest.approx(losses[:2], rel=1e-5)
     assert ours == pytest.approx(losses, rel=1e-2)
     assert losses[-1] < losses[0] - 0.5
+
+
+def test_layerwise_clipping_has_the_whole_norm_for_the_ends():
+    """Only norms and biases of blocks get another norm than with exact clipping."""
+    exact, layer = (
+        bitwise.run_plan(resident(SMALL, clipping=clipping, optimizer=MUON), 1)[1]
+        for clipping in ("exact", "layer")
+    )
+    for i, fragment in enumerate(SMALL.fragments()):
+        (weights, m, v), others = exact[3 * i : 3 * i + 3], layer[3 * i : 3 * i + 3]
+        pairs = list(zip((weights, m, v), others, strict=True))
+        if fragment.name.startswith("block"):
+            matrices = list_matrices(fragment)
+            pairs = [
+                (one[k.begin : k.end], o[k.begin : k.end]) for k in matrices for one, o in pairs[:2]
+            ]
+        assert all(torch.equal(one, other) for one, other in pairs), fragment.name
+    assert not all(map(torch.equal, exact, layer))
 
 
 # ---- swapped runs --------------------------------------------------------------------------------
@@ -316,6 +355,27 @@ def test_flops_and_bytes_are_those_of_the_iteration(shape):
     assert counter.get_total_flops() == newton_schulz_flops(*shape)
     allocated = 2 * matrix.nbytes + 2 * 4 * min(shape) ** 2
     assert newton_schulz_bytes(min(shape), max(shape)) == allocated
+
+
+class KernelCounter(TorchDispatchMode):
+    """Count the operations that compute or copy: on a GPU each launches a kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += not (func.is_view or "empty" in func.name() or "split" in func.name())
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_kernels_of_a_matrix_are_those_that_a_plan_prices(shape):
+    step = replace(STEP, found_inf=torch.zeros(()))
+    flats = torch.randn(3, shape[0] * shape[1])
+    with KernelCounter() as kernels:
+        muon.update_matrix(step, Matrix(0, *shape), *flats)
+    assert kernels.count == pytest.approx(MUON_KERNELS, abs=3)
 
 
 def test_bits_of_a_matrix_do_not_depend_on_where_it_lies():

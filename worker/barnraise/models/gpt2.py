@@ -11,8 +11,6 @@ from torch import Tensor
 from barnraise.models.weights import KeyValueCache, ModelFunctions, Weights, attend
 from barnraise.spec.model_dimensions import ModelDimensions
 
-NORM_EPSILON = 1e-5
-
 
 class GPT2Functions(ModelFunctions):
     """The functions of GPT-2; see `ModelFunctions`."""
@@ -26,7 +24,7 @@ class GPT2Functions(ModelFunctions):
         """Apply a layer norm."""
         scale = weights[f"{name}.weight"].to(x.dtype)
         shift = weights[f"{name}.bias"].to(x.dtype)
-        return F.layer_norm(x, x.shape[-1:], scale, shift, NORM_EPSILON)
+        return F.layer_norm(x, x.shape[-1:], scale, shift, model.norm_epsilon)
 
     def attention(
         self, weights: Weights, x: Tensor, model: ModelDimensions, cache: KeyValueCache | None

@@ -38,7 +38,7 @@ class LlamaFunctions(ModelFunctions):
         b, t, _ = x.shape
         qkv = F.linear(x, weights["qkv.weight"]).view(b, t, -1, model.head_width)
         cosines, sines = _rotation(model, cache.length if cache else 0, qkv)
-        grouped = model.key_value_width // model.head_width
+        grouped = model.grouped_heads
         sizes = (model.heads, grouped, grouped)
         if model.qk_norm:
             query, key, value = qkv.split(sizes, dim=2)

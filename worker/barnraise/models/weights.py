@@ -30,8 +30,7 @@ class KeyValueCache:
     @classmethod
     def empty(cls, model: ModelDimensions, capacity: int, device: torch.device) -> "KeyValueCache":
         """Allocate a cache for `capacity` tokens."""
-        heads = model.key_value_width // model.head_width
-        shape = (1, heads, capacity, model.head_width)
+        shape = (1, model.grouped_heads, capacity, model.head_width)
         return cls(torch.zeros(shape, device=device), torch.zeros(shape, device=device))
 
     def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:

@@ -57,6 +57,7 @@ UPDATE_KERNELS = {
     ("bfloat16", 8): 42,
 }
 NORM_KERNELS = 2
+MUON_KERNELS = 34  # of a matrix's update on a GPU: 15 products, and what is around them
 MANY_THREADS = 8
 MULTIPROCESSORS = 132  # of the largest GPUs
 
@@ -266,7 +267,8 @@ def muon_seconds(hw: Hardware, shapes: Sequence[tuple[int, int]]) -> float:
     seconds = 0.0
     for rows, columns in shapes:
         seconds += newton_schulz_flops(rows, columns) / rate_at(rates, min(rows, columns))
-        seconds += MUON_BYTES * rows * columns / hw.compute_stream
+        # In buffers that come and go, as between a block's products, and not in one large stream.
+        seconds += MUON_BYTES * rows * columns / hw.elementwise
     return seconds
 
 

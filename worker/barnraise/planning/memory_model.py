@@ -131,7 +131,8 @@ def matrix_bytes(plan: Plan) -> int:
         return size
     record = max(plan.tile_record_bytes("moments", 1))
     elements = max(layout.elements for layout in layouts)
-    return size + record + (plan.streamed_bytes + cost_model.FP32_BYTES) * elements
+    gradient = cost_model.FP32_BYTES if plan.host_gradient_buffers else 0
+    return size + record + (plan.streamed_bytes + gradient) * elements
 
 
 def _state_bytes(plan: Plan, tier: str) -> int:
@@ -187,10 +188,9 @@ def _transfer_bytes(plan: Plan) -> int:
 
 def _waiting_bytes(plan: Plan) -> int:
     """Return the bytes of gradients and activations that a device has moved to RAM."""
-    size = plan.host_gradient_slots * round_to_pages(4 * plan.fragments[1].size)
-    size += sum(
-        round_to_pages(4 * plan.fragments[i].size) for i in plan.ends if plan.weights[i] != "device"
-    )
+    size = plan.host_gradient_buffers * round_to_pages(4 * plan.fragments[1].size)
+    ends = filter(plan.moves_gradient, plan.ends)
+    size += sum(round_to_pages(4 * plan.fragments[i].size) for i in ends)
     stream = round_to_pages(cost_model.stream_bytes(plan.model, plan.sequences))
     return size + len(plan.inputs_in_ram) * plan.micro_batches * stream
 

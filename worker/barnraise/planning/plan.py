@@ -213,6 +213,28 @@ class Plan:
         waits_here = not self.staged or self.weights[i] == "device"
         return self.clipping == "exact" and waits_here and not self.spills_gradient(i)
 
+    def moves_gradient(self, i: int) -> bool:
+        """Whether fragment i's gradient goes from the device to memory, where its update wants it.
+
+        A device that updates a block right after its backward has the gradient there.
+        """
+        if not self.staged or self.weights[i] == "device":
+            return False
+        return self.clipping == "exact" or bool(self.devices) or not self.updates_on_device(i)
+
+    @cached_property
+    def host_gradient_buffers(self) -> int:
+        """Return the number of buffers in RAM for blocks' gradients: none if none goes there."""
+        return self.host_gradient_slots if any(map(self.moves_gradient, self.blocks)) else 0
+
+    def norms_of(self, i: int) -> tuple[int, ...]:
+        """List the fragments whose norm together clips fragment i, if clipping is not exact.
+
+        That is fragment i alone. Under Muon the ends, which are updated last, get the norm of all;
+        what it clips in blocks are norms and biases.
+        """
+        return self.local_fragments if self.optimizer == MUON and i in self.ends else (i,)
+
     @property
     def defers_updates(self) -> bool:
         """Whether the updates of a step run during the next step's forward.
@@ -295,11 +317,11 @@ class Plan:
         # Each group holds the blocks whose gradients are in memory at the same time.
         together = [tuple(moved)] if self.clipping == "exact" else self.backward_groups
         for group in together:
-            slots = [self.host_gradient_slot(i) for i in group if i in moved]
+            slots = [self.host_gradient_slot(i) for i in group if self.moves_gradient(i)]
             waiting = [
                 self.host_gradient_slot(i)
                 for i in group
-                if i in moved and not self.spills_gradient(i)
+                if self.moves_gradient(i) and not self.spills_gradient(i)
             ]
             shared = any(slots.count(slot) > 1 for slot in waiting)
             assert not shared, (

@@ -396,7 +396,7 @@ class _Writer:
         Several devices' parts are added there in their order, and have one norm.
         """
         plan = self.plan
-        moves = plan.staged and plan.weights[i] != "device"
+        moves = plan.moves_gradient(i)
         norm: dict[str, Any] = dict(gradients=(slot,), changes=(("norm", i),))
         if not plan.devices:
             self._append(OperationKind.NORM, (i,), uses=(gradient,), **norm)
@@ -433,13 +433,14 @@ class _Writer:
         lies_on_host = plan.staged and plan.weights[i] != "device"
         updated_on_host = lies_on_host and not plan.updates_on_device(i)
         weights = ("home", i) if plan.staged else self._weights_of(i)
+        norms = (i,) if plan.clipping == "exact" else plan.norms_of(i)
         update = Operation(
             OperationKind.UPDATE,
             LaneName.OPTIMIZER if updated_on_host else LaneName.COMPUTE,
             (i,),
             (-1 if plan.staged else self.slot_of.get(i, -1),),
             (self.gradient_of.get(i, -1),),
-            uses=(("norm", i), *self._waiting_gradient(i)),
+            uses=(*(("norm", k) for k in norms), *self._waiting_gradient(i)),
             changes=(weights,),
         )
         if plan.uses_ring(i):
@@ -469,9 +470,7 @@ class _Writer:
         plan = self.plan
         if plan.spills_gradient(i):
             return ()
-        if plan.staged and plan.weights[i] != "device":
-            return (self._host_gradient(i),)
-        return (self._gradient_of(i),)
+        return (self._host_gradient(i) if plan.moves_gradient(i) else self._gradient_of(i),)
 
     def _update_tiles(self, i: int, update: Operation) -> None:
         """Update fragment i tile by tile through the ring."""

@@ -14,7 +14,7 @@ def explain_split(model: ModelSpec, tensor: int) -> str:
     """Return why a block cannot be split among so many tensor-parallel ranks; "" if it can."""
     counts = {
         "heads": model.heads,
-        "key-value heads": model.key_value_width // model.head_width,
+        "key-value heads": model.grouped_heads,
         "hidden values of the feed-forward": model.hidden_width,
     }
     for name, count in counts.items():

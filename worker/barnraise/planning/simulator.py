@@ -13,6 +13,7 @@ from barnraise.planning import cost_model, program
 from barnraise.planning.hardware import Hardware
 from barnraise.planning.plan import GPU_TILE, Plan
 from barnraise.planning.program import LaneName, Operation, OperationKind, Resource
+from barnraise.planning.tile_layout import TileLayout
 from barnraise.spec.architectures import architecture_of
 
 COMMIT_SECONDS = 0.01  # two flushes of a disk's cache
@@ -469,10 +470,12 @@ class StepSimulation:
         """Return the kernels of an update or a norm on a GPU, which work on tiles."""
         if op.kind not in (OperationKind.UPDATE, OperationKind.NORM):
             return 0
-        kernels = cost_model.NORM_KERNELS
-        if op.kind is OperationKind.UPDATE:
-            kernels = cost_model.UPDATE_KERNELS[self.plan.dtype, self.plan.moments_bits]
-        return kernels * -(-self._count_elements(op) // GPU_TILE)
+        tiles = -(-self._count_elements(op) // GPU_TILE)
+        if op.kind is OperationKind.NORM:
+            return cost_model.NORM_KERNELS * tiles
+        kernels = cost_model.UPDATE_KERNELS[self.plan.dtype, self.plan.moments_bits] * tiles
+        matrices = sum(len(each.matrices) for each in self._layouts(op.blocks[0], op.tile))
+        return kernels + cost_model.MUON_KERNELS * matrices
 
     def _backward_seconds(self, op: Operation) -> float:
         """Return the seconds of the backward of a group of blocks for one micro-batch.
@@ -490,11 +493,15 @@ class StepSimulation:
         repeated = max(0, recomputed - 1) if plan.kept_inputs == "group" else 0
         return repeated * forward + recomputed * recompute + len(op.blocks) * backward
 
+    def _layouts(self, i: int, tile: int) -> tuple[TileLayout, ...]:
+        """Return the tiles of an update of fragment i: all, or the one of this number."""
+        layouts = self.plan.tile_layouts(i)
+        return layouts if tile < 0 else layouts[tile : tile + 1]
+
     def update_seconds(self, i: int, tile: int = -1) -> float:
         """Return the seconds of the update of fragment i, or of one tile of it."""
         plan, hardware = self.plan, self.hardware
-        layouts = plan.tile_layouts(i)
-        layouts = layouts if tile < 0 else layouts[tile : tile + 1]
+        layouts = self._layouts(i, tile)
         where = "device" if plan.updates_on_device(i) else "host"
         # Of a matrix, AdamW's rate is not asked for: all its traffic is in Muon's own price.
         adam_elements = sum(layout.second_moments for layout in layouts)
@@ -507,7 +514,8 @@ class StepSimulation:
             moved = sum(layout.elements for layout in layouts)
             low = plan.streamed_bytes if plan.dtype == "bfloat16" else 0
             state = plan.streamed_bytes + low + cost_model.FP32_BYTES  # with the momentum
-            seconds += moved * (state + cost_model.FP32_BYTES) / hardware.to_device
+            gradient = cost_model.FP32_BYTES if plan.moves_gradient(i) else 0
+            seconds += moved * (state + gradient) / hardware.to_device
             seconds += moved * state / hardware.from_device
         return seconds
 

@@ -49,7 +49,7 @@ class LlamaArchitecture(Architecture):
     def problems(self, model: ModelDimensions) -> dict[str, str]:
         """Check key-value heads, the size of a head, and what the others need of the width."""
         found: dict[str, str] = {}
-        if model.heads % (model.key_value_heads or model.heads):
+        if model.heads % model.grouped_heads:
             fitting = [n for n in range(1, model.heads + 1) if model.heads % n == 0]
             best = min(fitting, key=lambda n: abs(n - model.key_value_heads))
             found["key_value_heads"] = (

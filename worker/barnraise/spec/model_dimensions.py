@@ -73,9 +73,14 @@ class ModelDimensions:
         return self.heads * self.head_width
 
     @property
+    def grouped_heads(self) -> int:
+        """Return the number of heads of keys and values."""
+        return self.key_value_heads or self.heads
+
+    @property
     def key_value_width(self) -> int:
         """Return the elements of all heads' keys of one token; its values have as many."""
-        return (self.key_value_heads or self.heads) * self.head_width
+        return self.grouped_heads * self.head_width
 
     @property
     def head_table(self) -> tuple[int, str]:

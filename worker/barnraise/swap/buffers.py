@@ -54,17 +54,14 @@ class Buffers(DeviceBuffers):
             ]
             for _ in self.others
         ]
-        self._host_gradients: list[Tensor] = []
-        self._host_end_gradients: dict[int, Tensor] = {}
-        if plan.staged:
-            self._host_gradients = [
-                host.allocate(4 * block.size, True) for _ in range(plan.host_gradient_slots)
-            ]
-            self._host_end_gradients = {
-                i: host.allocate(4 * plan.fragments[i].size, True)
-                for i in plan.ends
-                if plan.weights[i] != "device"
-            }
+        self._host_gradients = [
+            host.allocate(4 * block.size, True) for _ in range(plan.host_gradient_buffers)
+        ]
+        self._host_end_gradients = {
+            i: host.allocate(4 * plan.fragments[i].size, True)
+            for i in plan.ends
+            if plan.moves_gradient(i)
+        }
         reads_blocks = plan.staged and "disk" in plan.weights
         read_slots = plan.host_slots if reads_blocks else 0
         record_bytes = plan.record_bytes("weights", block.size)
@@ -181,7 +178,7 @@ class Buffers(DeviceBuffers):
             weights = self.host_weights(i)[begin:end]
         if "gradient" in parts:
             gradient = parts["gradient"][: 4 * n].view(torch.float32)
-        elif plan.staged and plan.weights[i] != "device":
+        elif plan.moves_gradient(i):
             gradient = self.host_gradient(i)[begin:end]
         else:
             gradient = self.gradient(i, gradient_slot)[begin:end]

@@ -33,6 +33,7 @@ from barnraise.swap.executor import (
     EngineProgress,
     Executor,
     PendingUpdate,
+    join_norms,
     naming_failures,
     sum_of_updates,
 )
@@ -103,11 +104,6 @@ class EncodedFragment:
     fragment: int
     payload: bytes
     units: Tensor
-
-
-def join_norms(norms: Iterable[float]) -> float:
-    """Return the norm of a whole gradient from those of its fragments, in index order."""
-    return math.sqrt(sum(norm * norm for norm in norms))
 
 
 class Engine:

@@ -3,7 +3,7 @@
 import contextlib
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -512,28 +512,33 @@ class Executor:
         """
         if update.gradient_divisor is not None:
             return update.gradient_divisor
-        norm, loss = update.norms[i], 0.0
+        norms, loss = update.norms, 0.0
         if self.buffers.host_scalars is not None:
             losses = self.buffers.host_scalars[len(self._plan.fragments) :]
-            norm, loss = self.buffers.host_scalars[i], float(losses.sum())
-        norm = float(norm)
+            norms, loss = self.buffers.host_scalars, float(losses.sum())
+        norm = join_norms(float(norms[k]) for k in self._plan.norms_of(i))
         if not (math.isfinite(norm) and math.isfinite(loss)):
             update.is_cancelled = True
         if update.clipping == "none":
             return 1.0
-        return max(1.0, norm * math.sqrt(len(self._plan.fragments)) / self._recipe.clip)
+        return max(1.0, norm / self._norm_limit(i))
+
+    def _norm_limit(self, i: int) -> float:
+        """Return the limit of the norm that clips fragment i: clip for that of all fragments."""
+        share = len(self._plan.norms_of(i)) / len(self._plan.fragments)
+        return self._recipe.clip * math.sqrt(share)
 
     def _clip_on_device(self, step: AdamWStep, update: PendingUpdate, i: int) -> AdamWStep:
         """Return a step that divides and checks as `_gradient_divisor` does, but on the device.
 
         The host would have to wait for the norm, and with it for all kernels.
         """
-        norm = update.norms[i]
+        norm = torch.stack([update.norms[k] for k in self._plan.norms_of(i)]).norm()
         is_finite = torch.isfinite(norm).logical_and_(torch.isfinite(self._device_loss))
         step = replace(step, found_inf=is_finite.logical_not_().float())
         if update.clipping == "none":
             return step
-        divisor = norm * math.sqrt(len(self._plan.fragments)) / self._recipe.clip
+        divisor = norm / self._norm_limit(i)
         return replace(step, gradient_divisor=divisor.clamp_min_(1.0).float())
 
     def _apply_arrivals(self, update: PendingUpdate, tile: Tile) -> None:
@@ -652,6 +657,11 @@ def sum_of_updates(updates: list[DecodableUpdate], i: int) -> Tensor | None:
             total = units if total is None else total.add_(units)
         del units  # free it before the next update is decoded
     return total
+
+
+def join_norms(norms: Iterable[float]) -> float:
+    """Return the norm of a whole gradient from those of its fragments, in index order."""
+    return math.sqrt(sum(norm * norm for norm in norms))
 
 
 @contextlib.contextmanager

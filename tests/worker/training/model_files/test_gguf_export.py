@@ -21,7 +21,7 @@ from barnraise.errors import StateError
 from barnraise.models.weights import views
 from barnraise.training.model_files.gguf_export import export_gguf
 from barnraise.training.model_files.tokenizer_files import byte_characters
-from barnraise.training.model_files.transformers_formats import format_of
+from barnraise.training.model_files.transformers_config import model_config
 
 TIED = replace(UNTIED, tied_head=True)
 MODELS = {"bytes": BYTES, "bpe": BPE, "llama": UNTIED, "tied": TIED, "qwen3": QWEN}
@@ -109,9 +109,7 @@ def test_transformers_reads_the_file_and_gives_our_logits(dtype, trained, tmp_pa
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
     export_gguf(tmp_path, trained, dtype)
-    config = AutoConfig.for_model(
-        **format_of(trained.model).model_config(trained.model, 0, "float32")
-    )
+    config = AutoConfig.for_model(**model_config(trained.model, 0, "float32"))
     theirs = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     read = load_gguf_checkpoint(tmp_path / "model.gguf", return_tensors=True, model_to_load=theirs)
     names = theirs.load_state_dict(read["tensors"], strict=False)

@@ -15,7 +15,7 @@ from barnraise.spec import MAX_CONTEXT
 from barnraise.training.model_files.hugging_face_export import export_hugging_face
 from barnraise.training.model_files.hugging_face_import import import_hugging_face
 from barnraise.training.model_files.trained_model import EXPORT_DTYPES
-from barnraise.training.model_files.transformers_formats import format_of, read_model
+from barnraise.training.model_files.transformers_config import model_config, read_model
 
 pytestmark = pytest.mark.xdist_group("transformers")
 MODELS = pytest.mark.parametrize("model", [UNTIED, QWEN], ids=["llama", "qwen3"])
@@ -76,7 +76,7 @@ def test_model_of_transformers_keeps_its_logits(model, dtype, tmp_path):
 
 @MODELS
 def test_own_configuration_reads_back_as_the_model(model):
-    assert read_model(format_of(model).model_config(model, 0, "float32")) == model
+    assert read_model(model_config(model, 0, "float32")) == model
 
 
 @pytest.mark.parametrize(
@@ -90,12 +90,15 @@ def test_own_configuration_reads_back_as_the_model(model):
         ("rope_parameters", {"rope_type": "dynamic", "rope_theta": 1e4}),
         ("sliding_window", 4096),
         ("layer_types", ["full_attention", "sliding_attention"]),
+        ("layer_types", [["full_attention"]]),
+        ("layer_types", 5),
         ("num_local_experts", 8),
         ("partial_rotary_factor", 0.5),
         ("hidden_act", "gelu"),
         ("attention_bias", True),
         ("mlp_bias", True),
         ("rope_theta", "many"),
+        ("rope_theta", 10**400),
         ("num_key_value_heads", 3),
         ("head_dim", 15),
         ("hidden_size", 1.5),
@@ -105,13 +108,13 @@ def test_own_configuration_reads_back_as_the_model(model):
     ],
 )
 def test_setting_that_runs_do_not_train_is_refused_by_its_name(setting, value):
-    config = format_of(UNTIED).model_config(UNTIED, 0, "float32")
+    config = model_config(UNTIED, 0, "float32")
     with pytest.raises(StateError, match=setting):
         read_model({**config, setting: value})
 
 
 def test_window_that_is_off_and_a_longer_context_are_read():
-    config = format_of(QWEN).model_config(QWEN, 0, "float32")
+    config = model_config(QWEN, 0, "float32")
     harmless = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
     assert read_model({**config, **harmless}) == QWEN
     longer = read_model({**config, "max_position_embeddings": 40_960})

@@ -37,7 +37,7 @@ def narrow_model(model: ModelSpec, ranks: int) -> ModelSpec:
     return replace(
         model,
         heads=model.heads // ranks,
-        key_value_heads=model.key_value_width // model.head_width // ranks,
+        key_value_heads=model.grouped_heads // ranks,
         head_size=model.head_width,
         hidden=model.hidden_width // ranks,
     )

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from barnraise.errors import LeadLostError
 from barnraise.mixing.payloads import are_finite, decode_weights, encode_weights
-from barnraise.swap.engine import join_norms
+from barnraise.swap.executor import join_norms
 from barnraise.training.crew.crew_frames import PayloadId, PieceKind
 from barnraise.training.crew.crew_links import ChannelWatch, CrewLinks
 from barnraise.training.crew.crew_messages import (

@@ -23,7 +23,6 @@ from gguf import (
 from torch import Tensor
 
 from barnraise.errors import StateError
-from barnraise.models.gpt2 import NORM_EPSILON
 from barnraise.models.weights import views
 from barnraise.spec import Slot
 from barnraise.text.tokenizer import END_BYTE
@@ -33,13 +32,10 @@ from barnraise.training.model_files.tokenizer_files import (
     byte_characters,
 )
 from barnraise.training.model_files.trained_model import TrainedModel
-from barnraise.training.model_files.transformers_formats import format_of, model_type_of
+from barnraise.training.model_files.transformers_formats import format_of
 from barnraise.training.model_files.transformers_names import TransformersTensor
 
 MODEL_FILE, OLLAMA_FILE = "model.gguf", "Modelfile"
-# Architectures in which llama.cpp rotates neighbouring elements of a head: it has them there where
-# the transformers library has element i and element i + width / 2. In all others both agree.
-_WITH_NEIGHBOURS = ("llama",)
 _ROTATED = ("attn_q.weight", "attn_k.weight")
 # The names that llama.cpp has for the rules by which byte-level BPEs split words.
 _SPLIT_PATTERNS = {LLAMA3_WORDS: "llama-bpe", QWEN2_WORDS: "qwen2"}
@@ -64,11 +60,11 @@ def export_gguf(folder: Path, trained: TrainedModel, dtype: torch.dtype = torch.
     trained.check()
     split = "gpt-2" if trained.tokenizer is None else _name_split(trained.tokenizer)
     model = trained.model
-    kind = model_type_of(model)
-    writer = GGUFWriter(folder / MODEL_FILE, kind)
+    form = format_of(model)
+    writer = GGUFWriter(folder / MODEL_FILE, form.model_type)
     _add_model(writer, trained, dtype)
     _add_tokenizer(writer, trained, split)
-    tensors_of, names = format_of(model).names.tensors, _name_map(kind, model.layers)
+    tensors_of, names = form.names.tensors, _name_map(form.model_type, model.layers)
     for fragment in model.fragments():
         for tensor in tensors_of(fragment):
             value_type = _value_type(tensor.slot, dtype)
@@ -89,7 +85,7 @@ def export_gguf(folder: Path, trained: TrainedModel, dtype: torch.dtype = torch.
         weights = views(fragment, trained.load(fragment))
         for tensor in tensors_of(fragment):
             values = tensor.our_view(weights)
-            if kind in _WITH_NEIGHBOURS and names(tensor).endswith(_ROTATED):
+            if form.pairs_neighbours and names(tensor).endswith(_ROTATED):
                 values = _pair_neighbours(values, model.head_width)
             writer.write_tensor_data(_to_array(values, _value_type(tensor.slot, dtype)))
         del weights  # free it before the next fragment is loaded
@@ -172,15 +168,8 @@ def _add_model(writer: GGUFWriter, trained: TrainedModel, dtype: torch.dtype) ->
     writer.add_head_count(model.heads)
     writer.add_file_type(_FILE_TYPES[dtype])
     writer.add_vocab_size(model.vocabulary)
-    if model.architecture == "gpt2":
-        writer.add_layer_norm_eps(NORM_EPSILON)
-        return
-    writer.add_layer_norm_rms_eps(model.norm_epsilon)
-    writer.add_head_count_kv(model.key_value_width // model.head_width)
-    writer.add_key_length(model.head_width)
-    writer.add_value_length(model.head_width)
-    writer.add_rope_dimension_count(model.head_width)
-    writer.add_rope_freq_base(model.rope_theta)
+    for function, attribute in format_of(model).gguf_functions.items():
+        getattr(writer, function)(getattr(model, attribute))
 
 
 def _add_tokenizer(writer: GGUFWriter, trained: TrainedModel, split: str) -> None:

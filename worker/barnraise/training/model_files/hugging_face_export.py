@@ -19,6 +19,7 @@ from barnraise.training.model_files.transformers_config import (
     CONFIG_FILE,
     GENERATION_CONFIG_FILE,
     generation_config,
+    model_config,
 )
 from barnraise.training.model_files.transformers_formats import format_of
 
@@ -47,8 +48,7 @@ def export_hugging_face(
     trained.check()
     model = trained.model
     tokenizer = ExportedTokenizer.of_run(trained.tokenizer)
-    transformers_format = format_of(model)
-    tensors_of = transformers_format.names.tensors
+    tensors_of = format_of(model).names.tensors
     shards = _split_into_shards(model, shard_bytes, dtype)
     count = len(shards)
     names = [SINGLE_FILE]
@@ -65,8 +65,7 @@ def export_hugging_face(
         }
         total = {"total_size": dtype.itemsize * model.parameters}
         _write_json(folder / INDEX_FILE, {"metadata": total, "weight_map": weight_map})
-    dtype_name = str(dtype).removeprefix("torch.")
-    config = transformers_format.model_config(model, tokenizer.end_id, dtype_name)
+    config = model_config(model, tokenizer.end_id, str(dtype).removeprefix("torch."))
     _write_json(folder / CONFIG_FILE, config)
     _write_json(folder / GENERATION_CONFIG_FILE, generation_config(model, tokenizer.end_id))
     (folder / TOKENIZER_FILE).write_bytes(tokenizer.content)

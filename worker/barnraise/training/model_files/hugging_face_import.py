@@ -22,8 +22,8 @@ from barnraise.text.tokenizer import count_tokens, load_tokenizer
 from barnraise.training.join import InitialWeights
 from barnraise.training.model_files.hugging_face_export import INDEX_FILE, SINGLE_FILE
 from barnraise.training.model_files.tokenizer_files import TOKENIZER_FILE, byte_tokenizer
-from barnraise.training.model_files.transformers_config import CONFIG_FILE
-from barnraise.training.model_files.transformers_formats import format_of, read_model
+from barnraise.training.model_files.transformers_config import CONFIG_FILE, read_model
+from barnraise.training.model_files.transformers_formats import format_of
 from barnraise.training.model_files.transformers_names import TransformersTensor
 
 FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -7,7 +7,7 @@ from barnraise.formats import format_parameters, format_share
 from barnraise.protocol.evaluation import TaskScore
 from barnraise.spec import ModelSpec, RunSpec
 from barnraise.spec.architectures import architecture_of
-from barnraise.training.model_files.transformers_formats import model_type_of
+from barnraise.training.model_files.transformers_formats import format_of
 
 CARD_FILE = "README.md"
 SOURCE_NAMES = {
@@ -41,7 +41,7 @@ def write_card(facts: CardFacts) -> str:
         "license": facts.licence,
         "library_name": "transformers",
         "pipeline_tag": "text-generation",
-        "tags": [model_type_of(spec.model), "barnraise"],
+        "tags": [format_of(spec.model).model_type, "barnraise"],
     }
     if spec.text.source == "huggingface":
         header["datasets"] = [_dataset_of(spec.text.places[0])]

@@ -4,7 +4,7 @@ import pytest
 
 from barnraise.errors import StateError
 from barnraise.spec import ModelSpec
-from barnraise.training.model_files.gpt2_config import model_config, read_model
+from barnraise.training.model_files.transformers_config import model_config, read_model
 
 MODEL = ModelSpec(layers=2, width=32, heads=4, context=24, vocabulary=300)
 CONFIG = model_config(MODEL, 0, "float32")
