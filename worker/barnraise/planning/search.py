@@ -179,9 +179,8 @@ class _Search:
 
     def _generate_candidates(self) -> Iterator[Plan]:
         """Yield plans of the smallest size; `_fill_tiers` distributes the memory that is left."""
-        # Matrices that Muon trains need no norm: nothing waits for the last one's.
-        wanted = ("layer",) if self.optimizer == MUON else ("exact", "layer")
-        clippings = wanted if self.limits.clipping == "auto" else (self.limits.clipping,)
+        wanted = self.limits.clipping
+        clippings = ("exact", "layer") if wanted == "auto" else (wanted,)
         sizes = [s for s in range(self.step_sequences, 0, -1) if self.step_sequences % s == 0]
         if self.stage:
             clippings, sizes = ("exact",), [self.stage.sequences]
