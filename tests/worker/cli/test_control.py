@@ -61,6 +61,11 @@ def test_pause_ends_by_itself_and_survives_a_restart(home, folder):
     assert control.find_pause(time.time() + 1e9) == LocalPause()
 
 
+def test_pause_of_an_older_version_keeps_its_peers_away(home, folder):
+    (folder / "paused").write_text('{"until": null, "offline": true}')
+    assert LocalControl(folder).find_pause(time.time()) == LocalPause(is_offline=True)
+
+
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"until": "x", "offline": false}'])
 def test_file_of_a_pause_that_cannot_be_read_is_a_pause(folder, content):
     (folder / "paused").write_text(content)  # an older version wrote an empty one

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
-from pydantic import BaseModel, ValidationError
+from pydantic import AliasChoices, BaseModel, Field, ValidationError
 
 from barnraise.durable_io import write_atomically
 from barnraise.errors import StateError
@@ -60,7 +60,8 @@ class LocalPause(BaseModel, frozen=True):
     """A pause that somebody ordered on this machine."""
 
     until: float | None = None  # seconds since 1970 at which it ends by itself; None: by `resume`
-    is_offline: bool = False  # whether the worker leaves its peers meanwhile
+    # Whether the worker leaves its peers meanwhile; older files name it "offline".
+    is_offline: bool = Field(default=False, validation_alias=AliasChoices("is_offline", "offline"))
 
 
 class LocalControl:
