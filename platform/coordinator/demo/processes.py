@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[3]  # of the repository
 MAX_LOG_BYTES = 10_000_000  # of a log file, before it is moved
 OLD_LOGS = 2  # files that are kept of each log, without the one that is written
 STOP_SECONDS = 15.0  # for a process to end by itself before it is killed
+KILL_SECONDS = 60.0  # a killed process with the lowest priority dies once a core has time for it
 # Linux ends a child with the *thread* that started it, so one thread, which lasts as long as this
 # process, starts all of them.
 _starter = ThreadPoolExecutor(1, "child processes")
@@ -195,7 +196,7 @@ def _kill_all(child: subprocess.Popen) -> None:
             os.killpg(child.pid, signal.SIGKILL)
     else:
         child.kill()
-    child.wait(5)
+    child.wait(KILL_SECONDS)
 
 
 def kill_orphans(child: subprocess.Popen) -> None:
