@@ -82,9 +82,9 @@ def test_rounds_of_a_line_do_not_depend_on_the_model():
 
 def test_estimate_states_by_how_much_a_run_ends_sooner():
     estimate = estimate_speedup(SPEC, 24_000, HOME_LINE, 4, FIT)
-    assert (estimate.speedup, estimate.basis) == (2.6, "a toy")
+    assert (estimate.speedup, estimate.basis) == (2.5, "a toy")
     assert estimate.sentence == (
-        "With 4 machines on home lines this run ends 2.6 × sooner than with one, at the same loss."
+        "With 4 machines on home lines this run ends 2.5 × sooner than with one, at the same loss."
     )
 
 
@@ -141,7 +141,10 @@ FITS = st.sampled_from([FIT, Fit(), read_fit()])
     fit=FITS,
 )
 def test_estimate_of_any_run_is_true_or_nothing(machines, rate, budget, uplinks, codec, fit):
-    """No sentence without a run; more uplink lowers no speed-up, and none is above the machines."""
+    """No sentence without a run, and no speed-up above the machines.
+
+    More uplink lowers none either, as long as the machines compress alike.
+    """
     spec = replace(SPEC, recipe=replace(SPEC.recipe, token_budget=budget, codec=codec))
     slow, fast = (
         estimate_speedup(spec, rate, Line("any", up, max(up, 112)), machines, fit)
@@ -155,7 +158,7 @@ def test_estimate_of_any_run_is_true_or_nothing(machines, rate, budget, uplinks,
         assert "nan" not in estimate.sentence and "inf" not in estimate.sentence
         assert (estimate.speedup is None) == (estimate.basis == "")
         assert estimate.speedup is None or 0 < estimate.speedup <= machines
-    if slow.speedup is not None:
+    if slow.speedup is not None and codec != "auto":
         assert fast.speedup is not None and fast.speedup >= slow.speedup * (1 - 1e-9)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
-from barnraise.planning.compression_ladder import COMPRESSION_LADDER, MIN_SPARSE_ROUNDS
+from barnraise.planning.compression_ladder import COMPRESSION_LADDER
 from barnraise.planning.lines import HOME_LINE, LINES, Line
 from barnraise.planning.quantization_scheme import QuantizationScheme
 from barnraise.planning.round_schedule import choose_schedule
@@ -25,7 +25,7 @@ PAYS_FROM = 1.05  # below it, machines together end no sooner than one, within c
 UPLINKS = (30, 60, 100, 250, 500, 1_000)  # Mb/s that are tried where joining does not pay
 TOKENS_PER_PARAMETER = (20, 40, 80, 160)
 CARRIER_LINE = LINES[-1]
-LEVELS = COMPRESSION_LADDER[0], COMPRESSION_LADDER[2]  # all values, and one in 64, when they fit
+ALL_VALUES = COMPRESSION_LADDER[0]
 
 Points = Sequence[tuple[float, float | None]]
 
@@ -150,15 +150,14 @@ class _AlikeMachines:
     def find_speedup(self, fit: Fit) -> float | None:
         """Return the speed-up over one machine; None if it was not measured.
 
-        With the codec "auto" machines choose the better of few values often and all values rarely,
-        so that what was measured with either is reached.
+        With the codec "auto" machines send few values often where all values would be as good at
+        most, so that what was measured with all of them is reached as well.
         """
-        if self.spec.recipe.codec != AUTO:
-            return fit.speedup(self.machines, *self.choose_rounds())
-        dense, sparse = (self.count_rounds(level.scheme, level.min_steps) for level in LEVELS)
-        reached = [fit.speedup(self.machines, dense, is_dense=True)]
-        if sparse >= MIN_SPARSE_ROUNDS:
-            reached.append(fit.speedup(self.machines, sparse, is_dense=False))
+        rounds, is_dense = self.choose_rounds()
+        reached = [fit.speedup(self.machines, rounds, is_dense)]
+        if self.spec.recipe.codec == AUTO and not is_dense:
+            dense = self.count_rounds(ALL_VALUES.scheme, ALL_VALUES.min_steps)
+            reached.append(fit.speedup(self.machines, dense, is_dense=True))
         return max((speedup for speedup in reached if speedup is not None), default=None)
 
 
