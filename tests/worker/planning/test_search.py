@@ -420,8 +420,10 @@ def test_plan_with_muon_fits_and_prices_its_products(machine, limits):
         assert muon.step_seconds >= adamw.step_seconds + 0.5 * products
     if muon.on_disk and adamw.on_disk:
         assert muon.disk_bytes < adamw.disk_bytes
-    waiting = (muon.spills_gradient, muon.moves_gradient, muon.has_gradient_buffer)
-    assert not any(waits(i) for waits in waiting for i in muon.blocks)
+    assert not any(map(muon.spills_gradient, muon.blocks))
+    if muon.clipping == "layer":  # exact only where that is as fast
+        waiting = (muon.moves_gradient, muon.has_gradient_buffer)
+        assert not any(waits(i) for waits in waiting for i in muon.blocks)
 
 
 def test_plan_of_less_state_fits_with_muon_where_adamw_does_not():

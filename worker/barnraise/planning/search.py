@@ -124,9 +124,9 @@ class _Search:
     def _best(self) -> Plan | None:
         """Return the best plan, or None if none fits.
 
-        Exact clipping is the recipe's own: it is preferred where it is nearly as fast. In a crew's
-        stage each group but the last delays the outputs, and with them all later stages, by its
-        time.
+        Exact clipping is the recipe's own: it is preferred where it is nearly as fast, and with
+        Muon, whose matrices no norm clips, where it is as fast. In a crew's stage each group but
+        the last delays the outputs, and with them all later stages, by its time.
         """
         fitting: dict[str | int, list[Plan]] = {}
         for candidate in self._generate_candidates():
@@ -141,7 +141,8 @@ class _Search:
             return self._with_safest_commits(quickest)
         fastest = min(best.values(), key=lambda plan: plan.step_seconds)
         exact = best.get("exact", fastest)
-        is_cheap = exact.step_seconds <= EXACT_COSTS * fastest.step_seconds
+        costs = 1.0 if self.optimizer == MUON else EXACT_COSTS
+        is_cheap = exact.step_seconds <= costs * fastest.step_seconds
         return self._with_safest_commits(exact if is_cheap else fastest)
 
     # ---- 5 pick ----
