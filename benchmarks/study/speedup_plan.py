@@ -145,10 +145,13 @@ class SpeedupPlan:
         return [*alone, *(cell.case() for cell in self.cells()), *grid, *tuned]
 
     def further_seeds(self, _results: Results) -> list[Case]:
-        """Return one machine alone and all cells with the other seeds."""
-        cases = [alone_case(steps) for steps in ALONE_LENGTHS]
-        cases += [cell.case() for cell in self.cells()]
-        return [replace(case, seed=seed) for seed in SEEDS[1:] for case in cases]
+        """Return one machine alone and all cells with the other seeds, the first line's first."""
+        alone = [alone_case(steps) for steps in ALONE_LENGTHS]
+        by_line = [
+            [cell.case() for cell in self.cells() if cell.line == line] for line in STUDIED_LINES
+        ]
+        cases = [replace(case, seed=seed) for seed in SEEDS[1:] for case in [*alone, *by_line[0]]]
+        return cases + [replace(case, seed=seed) for seed in SEEDS[1:] for case in by_line[1]]
 
     def limit_cases(self, _results: Results) -> list[Case]:
         """Return the trainings of the mini model."""
