@@ -31,6 +31,7 @@ ALONE_LENGTHS = (500, 1_000, 2_000, 4_000, 8_000)  # of one machine alone
 RATES = (2e-3, 3e-3)  # One machine alone is tuned over these.
 RATE = 2e-3  # of several machines
 SEEDS = (0, 1, 2)
+OUTER_RATE_TRIED = 0.8  # of the most machines, instead of 0.6
 STUDIED_LINES = LINES[:2]
 TOKENS_PER_PARAMETER = 20  # of the runs that the lines stand for
 TOKENS_PER_SECOND = 24_000  # of each of their machines: 124 M parameters on a gaming GPU
@@ -151,7 +152,13 @@ class SpeedupPlan:
             [cell.case() for cell in self.cells() if cell.line == line] for line in STUDIED_LINES
         ]
         cases = [replace(case, seed=seed) for seed in SEEDS[1:] for case in [*alone, *by_line[0]]]
+        cases += self.higher_outer_rate()
         return cases + [replace(case, seed=seed) for seed in SEEDS[1:] for case in by_line[1]]
+
+    def higher_outer_rate(self) -> list[Case]:
+        """Return the most machines with another outer rate, with every seed."""
+        case = Cell(MACHINES[-1], STUDIED_LINES[0], LENGTHS[0]).case()
+        return [replace(case, outer_rate=OUTER_RATE_TRIED, seed=seed) for seed in SEEDS]
 
     def limit_cases(self, _results: Results) -> list[Case]:
         """Return the trainings of the mini model."""
