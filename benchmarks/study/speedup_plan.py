@@ -131,7 +131,7 @@ class SpeedupPlan:
         if self.quick:
             return [self.quick_cases]
         muon = [self.muon.tune, self.muon.compare, self.muon.repeat]
-        return [self.first_seed, *muon, self.further_seeds]
+        return [self.first_seed, self.further_seeds, *muon]
 
     @property
     def muon(self) -> MuonPlan:
@@ -146,14 +146,19 @@ class SpeedupPlan:
         return [*alone, *(cell.case() for cell in self.cells()), *grid, *tuned]
 
     def further_seeds(self, _results: Results) -> list[Case]:
-        """Return one machine alone and all cells with the other seeds, the first line's first."""
+        """Return one machine alone and all cells with the other seeds.
+
+        The first line comes before the others, and what trains few tokens before what trains many.
+        """
         alone = [alone_case(steps) for steps in ALONE_LENGTHS]
-        by_line = [
+        lines = [
             [cell.case() for cell in self.cells() if cell.line == line] for line in STUDIED_LINES
         ]
-        cases = [replace(case, seed=seed) for seed in SEEDS[1:] for case in [*alone, *by_line[0]]]
-        cases += self.higher_outer_rate()
-        return cases + [replace(case, seed=seed) for seed in SEEDS[1:] for case in by_line[1]]
+        cases: list[Case] = []
+        for line in (alone + lines[0], *lines[1:]):
+            line.sort(key=lambda case: case.tokens / (case.replicas if case.kind == "alone" else 1))
+            cases += [replace(case, seed=seed) for case in line for seed in SEEDS[1:]]
+        return cases + self.higher_outer_rate()
 
     def higher_outer_rate(self) -> list[Case]:
         """Return the most machines with another outer rate, with every seed."""
