@@ -31,6 +31,7 @@ ALONE_LENGTHS = (500, 1_000, 2_000, 4_000, 8_000)  # of one machine alone
 RATES = (2e-3, 3e-3)  # One machine alone is tuned over these.
 RATE = 2e-3  # of several machines
 SEEDS = (0, 1, 2)
+OUTER_RATE_TRIED = 0.8  # of the most machines, instead of 0.6
 STUDIED_LINES = LINES[:2]
 TOKENS_PER_PARAMETER = 20  # of the runs that the lines stand for
 TOKENS_PER_SECOND = 24_000  # of each of their machines: 124 M parameters on a gaming GPU
@@ -130,7 +131,7 @@ class SpeedupPlan:
         if self.quick:
             return [self.quick_cases]
         muon = [self.muon.tune, self.muon.compare, self.muon.repeat]
-        return [self.first_seed, *muon, self.further_seeds]
+        return [self.first_seed, self.further_seeds, *muon]
 
     @property
     def muon(self) -> MuonPlan:
@@ -145,10 +146,24 @@ class SpeedupPlan:
         return [*alone, *(cell.case() for cell in self.cells()), *grid, *tuned]
 
     def further_seeds(self, _results: Results) -> list[Case]:
-        """Return one machine alone and all cells with the other seeds."""
-        cases = [alone_case(steps) for steps in ALONE_LENGTHS]
-        cases += [cell.case() for cell in self.cells()]
-        return [replace(case, seed=seed) for seed in SEEDS[1:] for case in cases]
+        """Return one machine alone and all cells with the other seeds.
+
+        The first line comes before the others, and what trains few tokens before what trains many.
+        """
+        alone = [alone_case(steps) for steps in ALONE_LENGTHS]
+        lines = [
+            [cell.case() for cell in self.cells() if cell.line == line] for line in STUDIED_LINES
+        ]
+        cases: list[Case] = []
+        for line in (alone + lines[0], *lines[1:]):
+            line.sort(key=lambda case: case.tokens / (case.replicas if case.kind == "alone" else 1))
+            cases += [replace(case, seed=seed) for case in line for seed in SEEDS[1:]]
+        return cases + self.higher_outer_rate()
+
+    def higher_outer_rate(self) -> list[Case]:
+        """Return the most machines with another outer rate, with every seed."""
+        case = Cell(MACHINES[-1], STUDIED_LINES[0], LENGTHS[0]).case()
+        return [replace(case, outer_rate=OUTER_RATE_TRIED, seed=seed) for seed in SEEDS]
 
     def limit_cases(self, _results: Results) -> list[Case]:
         """Return the trainings of the mini model."""

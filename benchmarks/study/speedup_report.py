@@ -25,12 +25,14 @@ from speedup_plan import (
 from steps_to_loss import interpolate_steps
 from study_case import Case
 from study_model import SIZE, STEP_TOKENS
+from study_peers import MEAN_ANCHORS
 from study_plan import Results
 from study_report import DOCUMENTS, END
 
 from barnraise.durable_io import write_atomically
 from barnraise.planning.lines import HOME_LINE
 from barnraise.planning.speedup import FIT, FIT_VERSION
+from barnraise.spec import MUON
 
 DOCUMENT = DOCUMENTS / "speedup.md"
 RESULTS = DOCUMENT.with_suffix(".jsonl")
@@ -128,7 +130,8 @@ def write_document(plan: SpeedupPlan, results: Results) -> None:
     wanted = {case.key for stage in plan.stages() for case in stage(results)}
     used = sorted(key for key in results.by_key if key in wanted)
     RESULTS.write_text("".join(json.dumps(results.by_key[key]) + "\n" for key in used))
-    seeds = max((Case.from_dict(json.loads(key)).seed for key in used), default=0) + 1
+    cells = [measure_speedup(results, cell.case(), cell.steps) for cell in plan.cells()]
+    seeds = min((cell.seeds for cell in cells if cell), default=1)
     basis = (
         f"a model of {SIZE / 1e6:.2f} M parameters, AdamW, {seeds} seed{'s' if seeds > 1 else ''}"
     )
@@ -137,6 +140,7 @@ def write_document(plan: SpeedupPlan, results: Results) -> None:
     figures = json.dumps(compute_figures(plan, results) | {"missing": "see below"})
     sections = [f"`{figures}`", make_cell_table(plan, results), make_grid_table(results)]
     sections += [make_alone_table(results), make_muon_table(plan.muon, results)]
+    sections.append(make_option_table(plan, results))
     sections.append(list_missing(plan, results))
     before, _, rest = DOCUMENT.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
@@ -189,6 +193,34 @@ def make_alone_table(results: Results) -> str:
         f"One machine alone, the better of the rates {RATES}: {losses}. A loss above the first "
         "counts as the first: the speed-up is then that at most."
     )
+
+
+def make_option_table(plan: SpeedupPlan, results: Results) -> str:
+    """Return what the mean of the last anchors and a higher outer rate change; "" if unmeasured."""
+    changes: defaultdict[str, list[float]] = defaultdict(list)
+    for case in results.cases():
+        mean_loss = results.by_key[case.key].get("mean_loss")
+        if mean_loss is not None:
+            steps = case.tokens // (case.replicas * STEP_TOKENS)
+            optimizer = "Muon" if case.optimizer == MUON else "AdamW"
+            name = f"{case.replicas} machines, {optimizer}, {case.form}, {steps:,} steps each"
+            changes[f"mean of the last {MEAN_ANCHORS} anchors: {name}"].append(
+                mean_loss / results.loss(case) - 1
+            )
+    for case in filter(results.has, plan.higher_outer_rate()):
+        usual = replace(case, outer_rate=Case.outer_rate)
+        if results.has(usual):
+            name = f"outer rate {case.outer_rate}: {case.replicas} machines, {case.form}"
+            changes[name].append(results.loss(case) / results.loss(usual) - 1)
+    if not changes:
+        return ""
+    rows = [
+        f"| {name} | {sum(each) / len(each):+.2%} | {min(each):+.2%} to {max(each):+.2%} "
+        f"| {len(each)} |"
+        for name, each in sorted(changes.items())
+    ]
+    head = "| option | loss | from, to | trainings |\n|---|---|---|---|\n"
+    return f"What options change of the last loss:\n\n{head}" + "\n".join(rows)
 
 
 def list_missing(plan: SpeedupPlan, results: Results) -> str:

@@ -44,6 +44,9 @@ from barnraise.swap.precision import units_to_float
 RAMP_ROUNDS = 3  # rounds in which a late joiner reaches its weight
 TIME_EPSILON = 1e-6  # rounds, so that rounding does not move an event into the next round
 CHECK_EVERY = 50  # steps between two checks for divergence
+# The anchors whose mean is evaluated, too: so many, evenly over the last part of the tokens.
+MEAN_ANCHORS = 8
+MEAN_PART = 0.05
 
 
 @dataclass(frozen=True)
@@ -292,6 +295,8 @@ class Simulation:
         self.bytes_sent = 0
         self.steps = 0
         self.updates = 0
+        self._anchor_sum = zeros()
+        self._anchors_summed = 0
         self._serial = count()
         self._queue: list[SimulationEvent] = []
         self.publications = make_publications(case)
@@ -395,7 +400,12 @@ class Simulation:
                 if is_checked and not torch.isfinite(machine.replica.flat).all():
                     return self._summarise_result(float("nan"))
         self._deliver_everything()
-        return self._summarise_result(self._validate(FINAL_SEQUENCES), updates=self.updates)
+        self._add_anchor()
+        mean_loss = self.machines[0].replica.validate(
+            self._anchor_sum / self._anchors_summed, FINAL_SEQUENCES
+        )
+        loss = self._validate(FINAL_SEQUENCES)
+        return self._summarise_result(loss, updates=self.updates, mean_loss=round(mean_loss, 5))
 
     def _step(self, machine: Machine, now: float) -> None:
         share = self.rate_share(machine, now)
@@ -405,6 +415,14 @@ class Simulation:
             self._publish(machine, publication, window, now)
         self._schedule(now + 1 / machine.speed, "step", machine.number)
         self.curve.record(self.steps * STEP_TOKENS, self._validate)
+        summed_from = 1 - MEAN_PART * (1 - self._anchors_summed / (MEAN_ANCHORS - 1))
+        if self._anchors_summed < MEAN_ANCHORS - 1 and self.progress >= summed_from:
+            self._add_anchor()
+
+    def _add_anchor(self) -> None:
+        """Add the first machine's anchor to those whose mean is evaluated."""
+        self._anchor_sum += units_to_float(self.machines[0].anchor)
+        self._anchors_summed += 1
 
     def _publish(self, machine: Machine, publication: Publication, window: int, now: float) -> None:
         sent = self._end_round(machine, publication, window, now)
