@@ -13,6 +13,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from muon_report import make_muon_table
 from speedup_plan import (
+    ALONE_LENGTHS,
     GRID_LENGTHS,
     GRID_MACHINES,
     GRID_STEPS,
@@ -25,7 +26,7 @@ from speedup_plan import (
 from steps_to_loss import interpolate_steps
 from study_case import Case
 from study_model import SIZE, STEP_TOKENS
-from study_peers import MEAN_ANCHORS
+from study_peers import MEAN_ANCHORS, MEAN_PART
 from study_plan import Results
 from study_report import DOCUMENTS, END
 
@@ -166,7 +167,8 @@ def make_cell_row(results: Results, cell: Cell) -> str:
     loss = results.loss(case)
     rounds = f"{cell.steps / schedule.steps:.0f}, {schedule.scheme}"
     name = f"{cell.machines}, {cell.line}, {cell.steps:,}"
-    return f"| {name} | {rounds} | {loss:.4f} | {speedup or 'not measured'} |"
+    longest = f"over {max(ALONE_LENGTHS) / cell.steps:.0f}"  # one machine alone had no such loss
+    return f"| {name} | {rounds} | {loss:.4f} | {speedup or longest} |"
 
 
 def make_grid_table(results: Results) -> str:
@@ -203,24 +205,25 @@ def make_option_table(plan: SpeedupPlan, results: Results) -> str:
         if mean_loss is not None:
             steps = case.tokens // (case.replicas * STEP_TOKENS)
             optimizer = "Muon" if case.optimizer == MUON else "AdamW"
-            name = f"{case.replicas} machines, {optimizer}, {case.form}, {steps:,} steps each"
-            changes[f"mean of the last {MEAN_ANCHORS} anchors: {name}"].append(
-                mean_loss / results.loss(case) - 1
-            )
+            name = f"mean, {case.replicas} machines, {optimizer}, {steps:,} steps"
+            changes[name].append(mean_loss / results.loss(case) - 1)
     for case in filter(results.has, plan.higher_outer_rate()):
         usual = replace(case, outer_rate=Case.outer_rate)
         if results.has(usual):
-            name = f"outer rate {case.outer_rate}: {case.replicas} machines, {case.form}"
+            name = f"outer rate {case.outer_rate}, {case.replicas} machines"
             changes[name].append(results.loss(case) / results.loss(usual) - 1)
     if not changes:
         return ""
     rows = [
-        f"| {name} | {sum(each) / len(each):+.2%} | {min(each):+.2%} to {max(each):+.2%} "
-        f"| {len(each)} |"
+        f"| {name} | {', '.join(f'{change:+.2%}' for change in each)} |"
         for name, each in sorted(changes.items())
     ]
-    head = "| option | loss | from, to | trainings |\n|---|---|---|---|\n"
-    return f"What options change of the last loss:\n\n{head}" + "\n".join(rows)
+    title = (
+        f"What the mean of the last {MEAN_ANCHORS} anchors, over {MEAN_PART:.0%} of the tokens, "
+        "and other outer rates change of the last loss, one figure for each training:"
+    )
+    head = "| option | change |\n|---|---|\n"
+    return f"{title}\n\n{head}" + "\n".join(rows)
 
 
 def list_missing(plan: SpeedupPlan, results: Results) -> str:
