@@ -215,6 +215,15 @@ class VerdictSet:
         return digest("\n".join(names)) if names else None
 
     @cached_property
+    def doubts(self) -> frozenset[tuple[str, str]]:
+        """Return the machine's key and the volunteer of each doubt that is stated."""
+        return frozenset(
+            (key, volunteer)
+            for key, statement in self.statements.items()
+            for volunteer in statement.doubted
+        )
+
+    @cached_property
     def cleared(self) -> dict[str, int]:
         """Return cleared volunteer → until when doubts of it are void, in ms since 1970."""
         cleared: dict[str, int] = {}

@@ -89,6 +89,17 @@ def test_suspended_volunteers_updates_come_out_and_return_when_cleared(world):
     assert b.ledger.vector()[x.exchange.author.name] == 4 and not x.exchange.author.suspension
 
 
+def test_doubt_reaches_peers_at_once_though_others_wait(world, monkeypatch):
+    """A second machine's doubt suspends: until then each round of the volunteer does harm."""
+    a, b, x = start_with_stranger(world)
+    monkeypatch.setattr(verdict_sync, "VERDICT_RESEND_SECONDS", 600.0)
+    key = a.identity.key
+    state_opinions(a, agreeing=[b])
+    state_opinions(a, agreeing=[b, x])  # peers were sent some a moment ago
+    state_opinions(a, x)
+    wait_until(lambda: any(name == key for name, _ in b.ledger.verdicts.doubts))
+
+
 def test_updates_that_were_refused_meanwhile_arrive_after_the_return(world):
     a, b, x = start_with_stranger(world)
     late = world.machine(4).start()

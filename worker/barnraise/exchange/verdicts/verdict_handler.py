@@ -236,8 +236,10 @@ class VerdictHandler:
         self._spawn(self._disconnect_excluded(verdicts))
         for author, (seq, fork) in verdicts.forks.items():
             self._on_fork(author, seq, fork)
-        effect = self._ledger.verdicts.effect_digest
-        await self._publish_change(change, effect != before.effect_digest)
+        after = self._ledger.verdicts
+        # A doubt that decides nothing yet cannot wait: each round does harm until a second one.
+        is_urgent = (after.effect_digest, after.doubts) != (before.effect_digest, before.doubts)
+        await self._publish_change(change, is_urgent)
 
     async def _publish_change(self, change: VerdictChange, changes_decisions: bool = True) -> None:
         """Pass what counts no longer, and what counts again, to gossip and the training loop."""
