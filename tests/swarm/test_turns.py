@@ -1,5 +1,6 @@
 """Train several runs in turns with real workers: rounds stay whole, and nothing is lost."""
 
+import json
 import sys
 import time
 
@@ -51,7 +52,12 @@ def test_worker_trains_two_runs_in_turns_and_follows_the_next(site):
     options = ("--threads", "1", "--eager", "--home", str(site.folder / "turner"))
     environment = {"OMP_NUM_THREADS": "1", "BARNRAISE_HARDWARE": str(site.hardware_file)}
     process = site.processes.start("turns", sys.executable, *command, *options, **environment)
+    wait_until(lambda: site.status("turner").get("step", 0) > 0, "the first step")
+    limits = site.barnraise("turner", "limits", "--month-up", "20GB")
+    assert limits.wait(60) == 0, site.log("limits-turner")
     assert process.wait(900) == 0, site.log("turns")
+    saved = json.loads((site.folder / "turner" / "limits.json").read_text())
+    assert saved["month_up"] == 20 * 10**9, "the next turns go by the new limits"
     output = site.log("turns")
     for name in ("First turn", "Second turn", "Third turn"):
         assert f"Joining {name}" in output, output

@@ -153,7 +153,7 @@ def join(
     for run in chosen:
         _announce_run(run, memberships[0])
     run_first_checkup(state_dir)
-    display = StatusDisplay(summarise_limits(new_limits))
+    display = StatusDisplay()
     by_name = dict(zip(names, shares, strict=True))
     found = {run.id: run for run in chosen}
 
@@ -213,7 +213,7 @@ class TrainingSession:
         self.rules = RuleWatch(state_dir, FactsReader(gpu_indices=gpus))
         self._state_dir = state_dir
         self._hardware = hardware
-        self._limits = limits
+        self._new_limits: Limits | None = limits  # None: the machine's file has them
         self._options = options
         self._display = display
 
@@ -229,19 +229,24 @@ class TrainingSession:
 
         def show(status: LocalStatus) -> None:
             turn.observe(status)
-            self._display.show(status)
+            self._display.show(status, summarise_limits(self.rules.limits))
 
-        watch = MemoryWatch(self._limits)
+        # Its owner may have set others since the last turn.
+        owners_limits = self._new_limits or self._state_dir.limits
+        watch = MemoryWatch(owners_limits)
 
         def create(limits: Limits) -> "Worker | None":
             worker = self._create_worker(run, turn, limits, show)
             if worker is not None:
+                if limits == self._new_limits:  # and not smaller ones after a shortage of memory
+                    self._state_dir.limits = limits
+                    self._new_limits = None
                 worker.watch_memory(watch)
                 worker.watch_rules(self.rules)
                 worker.end_after_round(turn.end_with_round)
             return worker
 
-        worker = run_within_memory(create, self._limits, watch)
+        worker = run_within_memory(create, owners_limits, watch)
         if worker is None:
             return
         if worker.reporter.refused:
@@ -293,8 +298,6 @@ class TrainingSession:
             if not joined.spec.recipe.mixes_weights:
                 refusal = PlanError(f"{refusal}. {advise_crew(run.name)}")
             raise refusal from None
-        if limits == self._limits:  # and not the smaller ones after a shortage of memory
-            self._state_dir.limits = limits
         return worker
 
     def _form_crew(
@@ -382,10 +385,10 @@ class StatusDisplay:
         last_status: None before the first one.
     """
 
-    def __init__(self, limits: str) -> None:
-        """Show nothing yet. `limits` are the owner's, in a few words."""
+    def __init__(self) -> None:
+        """Show nothing yet."""
         self.control: LocalControl | None = None
-        self._limits = limits
+        self._limits = ""
         self._live: Live | None = None
         self._has_keys = False
         self._last_logged = 0.0
@@ -405,9 +408,9 @@ class StatusDisplay:
             self._has_keys = has_keys
             yield
 
-    def show(self, status: LocalStatus) -> None:
-        """Show a status."""
-        self.last_status = status
+    def show(self, status: LocalStatus, limits: str) -> None:
+        """Show a status and the owner's limits, in a few words."""
+        self.last_status, self._limits = status, limits
         self._update_panel(status)
         pause = LOG_SECONDS if self._live is None else FILE_SECONDS
         if time.monotonic() - self._last_logged > pause:
