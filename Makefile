@@ -116,7 +116,7 @@ bench-frontend: setup
 	@$(BIN)/python tests/helpers/browser/chromium.py
 	@PYTHONPATH=platform:worker $(BIN)/python benchmarks/frontend/bench_frontend.py $(if $(QUICK),--quick)
 
-# What a volunteer notices of a worker: pauses, memory, other programs, rules; 45 minutes. QUICK=1: five. ONLY=soak: a part.
+# What a volunteer notices of a worker: pauses, memory, other programs, rules; 75 minutes. QUICK=1: five. ONLY=soak: a part.
 .PHONY: bench-worker
 bench-worker: .venv/.installed
 	@PYTHONPATH=worker $(BIN)/python benchmarks/worker/bench_worker.py $(if $(QUICK),--quick) $(ONLY)

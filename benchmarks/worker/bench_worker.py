@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run all parts, or those that are named."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--quick", action="store_true", help="five minutes; null for what takes half an hour"
+        "--quick", action="store_true", help="five minutes; null for what takes an hour"
     )
     parser.add_argument("parts", nargs="*", help="names like pause; default: all")
     options = parser.parse_args(arguments)
