@@ -74,8 +74,17 @@ class MuonPlan:
 
     def most_machines(self, results: Results, optimizer: str) -> Case:
         """Return eight machines with the best outer settings of four."""
-        best = results.best(self.outer(results, optimizer))
+        best = self.best_outer(results, optimizer)
         return replace(best, replicas=MACHINES[1], tokens=MACHINES[1] * self.steps * STEP_TOKENS)
+
+    def best_outer(self, results: Results, optimizer: str) -> Case:
+        """Return the best of four machines that is measured."""
+        return results.best(self.outer(results, optimizer))
+
+    def fewer_steps(self, results: Results) -> Case:
+        """Return the best of four machines with Muon for half as many steps."""
+        best = self.best_outer(results, MUON)
+        return replace(best, tokens=best.tokens // 2)
 
     # ---- stages ----
 
@@ -96,8 +105,9 @@ class MuonPlan:
         ]
 
     def repeat(self, results: Results) -> list[Case]:
-        """Return the best of each kind with every seed, and eight machines."""
-        return list(self._compared(results))
+        """Return the best of each kind with every seed; eight machines come last."""
+        repeated = [self.fewer_steps(results), *self._compared(results)]
+        return sorted(repeated, key=lambda case: case.replicas)
 
     def _compared(self, results: Results) -> Iterator[Case]:
         for seed, optimizer in product(SEEDS, OPTIMIZERS):
@@ -108,7 +118,7 @@ class MuonPlan:
         """Return one machine, four, eight, and data parallelism of four, each with its best."""
         return [
             self.best(results, optimizer),
-            results.best(self.outer(results, optimizer)),
+            self.best_outer(results, optimizer),
             self.most_machines(results, optimizer),
             results.best(self.parallel(results, optimizer)),
         ]

@@ -31,9 +31,16 @@ def make_muon_table(plan: MuonPlan, results: Results) -> str:
         "| machines | tokens a parameter | AdamW | Muon | Muon's gap to its data parallelism |\n"
         "|---|---|---|---|---|\n"
     )
-    ratio = steps_ratio(plan, results)
-    last = f"\n\nOne machine needs {ratio:.2f} of AdamW's steps to its loss." if ratio else ""
-    return f"{title}\n\n{head}" + "\n".join(lines) + last
+    ratios = [
+        f"{ratio:.2f} for {name}"
+        for name, ratio in (
+            (NAMES[0], alone_ratio(plan, results)),
+            (NAMES[1], four_ratio(plan, results)),
+        )
+        if ratio is not None
+    ]
+    last = f"\n\nMuon's steps to AdamW's loss, in AdamW's steps: {', '.join(ratios)}."
+    return f"{title}\n\n{head}" + "\n".join(lines) + last * bool(ratios)
 
 
 def _make_row(results: Results, name: str, cases: tuple[Case, Case], parallel: Case) -> str:
@@ -56,17 +63,29 @@ def _describe_losses(results: Results, case: Case) -> str:
     return f"{sum(losses) / len(losses):.4f}{seeds}"
 
 
-def steps_ratio(plan: MuonPlan, results: Results) -> float | None:
+def alone_ratio(plan: MuonPlan, results: Results) -> float | None:
     """Return the steps in which one machine with Muon reaches AdamW's loss, in AdamW's steps.
 
     Interpolated in the logarithm of the steps; None if that was not measured.
     """
-    adamw = plan.best(results, ADAMW)
     muon = [plan.best(results, MUON), *plan.longer_and_shorter(results, MUON)]
-    if not results.has(adamw) or not all(map(results.has, muon)):
+    return _steps_ratio(results, plan.best(results, ADAMW), muon)
+
+
+def four_ratio(plan: MuonPlan, results: Results) -> float | None:
+    """Return the same of four machines on a full line."""
+    muon = [plan.fewer_steps(results), plan.best_outer(results, MUON)]
+    return _steps_ratio(results, plan.best_outer(results, ADAMW), muon)
+
+
+def _steps_ratio(results: Results, adamw: Case, muon: list[Case]) -> float | None:
+    if not all(map(results.has, (adamw, *muon))):
         return None
-    points = sorted(
-        (case.tokens // (case.replicas * STEP_TOKENS), results.loss(case)) for case in muon
-    )
+    points = sorted((_count_steps(case), results.loss(case)) for case in muon)
     steps = interpolate_steps(points, results.loss(adamw))
-    return None if steps is None else steps / plan.steps
+    return None if steps is None else steps / _count_steps(adamw)
+
+
+def _count_steps(case: Case) -> int:
+    """Return the steps of each machine."""
+    return case.tokens // (case.replicas * STEP_TOKENS)
