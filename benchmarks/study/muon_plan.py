@@ -93,8 +93,8 @@ class MuonPlan:
         return [case for optimizer in OPTIMIZERS for case in self.tuning(optimizer)]
 
     def compare(self, results: Results) -> list[Case]:
-        """Return what follows the tuning, with one seed."""
-        return [
+        """Return what follows the tuning, with one seed; long rounds come last."""
+        compared = [
             case
             for optimizer in OPTIMIZERS
             for case in (
@@ -103,6 +103,7 @@ class MuonPlan:
                 *self.outer(results, optimizer),
             )
         ]
+        return sorted(compared, key=lambda case: case.steps)
 
     def repeat(self, results: Results) -> list[Case]:
         """Return the best of each kind with every seed; eight machines come last."""
