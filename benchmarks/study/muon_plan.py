@@ -25,15 +25,17 @@ MACHINES = (4, 8)
 ROUND_STEPS = (10, 30)
 OUTER = ((0.6, 0.7), (0.8, 0.5), (0.7, 0.6))  # η and μ
 SEEDS = (0, 1, 2)
-# Nine cells of each optimizer: the rate of what AdamW trains, and two more settings.
+# Beyond the corner of the first nine, at which the best of these lies.
+MORE_RATES = ((8e-3, 2.5e-3), (1.6e-2, 2.5e-3), (1.6e-2, 5e-3))
+# Twelve cells of each optimizer: the rate of what AdamW trains, and one or two more settings.
 INNER: dict[str, list[dict[str, Any]]] = {
     MUON: [
         {"rate": rate, "matrix_rate": matrix_rate}
-        for rate, matrix_rate in product((2e-3, 4e-3, 8e-3), (5e-3, 1e-2, 2e-2))
+        for rate, matrix_rate in (*product((2e-3, 4e-3, 8e-3), (5e-3, 1e-2, 2e-2)), *MORE_RATES)
     ],
     ADAMW: [
         {"rate": rate, "beta2": beta2, "weight_decay": decay}
-        for rate in (1e-3, 2e-3, 3e-3)
+        for rate in (1e-3, 2e-3, 3e-3, 4e-3)
         for beta2, decay in ((0.95, 0.1), (0.99, 0.1), (0.95, 0.03))
     ],
 }

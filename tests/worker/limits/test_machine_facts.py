@@ -127,6 +127,23 @@ def test_other_programs_use_of_the_cpu_excludes_this_one():
     assert later.read(busy_cpu).other_cpu is not None
 
 
+def test_own_processes_of_a_rank_include_the_others(monkeypatch):
+    code = "from barnraise.training.limits.machine_facts import list_own_processes; "
+    code += "print(len(list_own_processes()), flush=True); input()"
+    start = f"import subprocess, sys; ranks = [subprocess.Popen([sys.executable, '-c', {code!r}], "
+    start += "stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(2)]; "
+    start += "print([int(rank.stdout.readline()) for rank in ranks]); "
+    start += "[rank.communicate(b'end') for rank in ranks]"
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    counts = {}
+    for world in ("1", "2"):
+        monkeypatch.setenv("RANK", "0")
+        monkeypatch.setenv("WORLD_SIZE", world)
+        output = subprocess.check_output([sys.executable, "-c", start], text=True)
+        counts[world] = output.strip()
+    assert counts == {"1": "[1, 1]", "2": "[2, 2]"}
+
+
 class HeadlessFacts(LinuxFacts):
     """A machine without keyboard and mouse."""
 

@@ -18,6 +18,7 @@ import psutil
 
 from barnraise.coordinator_client.machine_monitor import GpuSensor, read_cpu_celsius
 from barnraise.planning.limits import Limits
+from barnraise.swap.sharded.torchrun import count_ranks
 from barnraise.training.limits.decision import Facts
 
 CPU_READINGS = 5  # over which the use of the CPU is averaged
@@ -187,7 +188,7 @@ class FactsReader:
     def __init__(self, machine: SystemFacts | None = None, gpu_indices: Sequence[int] = ()) -> None:
         """Read from this machine; `gpu_indices` are those of the GPUs on which it may train."""
         self.machine = machine or open_machine_facts()
-        self._process = psutil.Process()
+        self._processes = list_own_processes()
         self._other_cpu: deque[float] = deque(maxlen=CPU_READINGS)
         self._gpu_indices = gpu_indices
         self._gpus: list[GpuSensor] | None = None
@@ -204,7 +205,7 @@ class FactsReader:
 
     def _measure_others(self) -> float:
         """Return the percentage of all cores that other programs used, over the last readings."""
-        own = self._process.cpu_percent() / (psutil.cpu_count() or 1)
+        own = sum(map(_read_cpu_percent, self._processes)) / (psutil.cpu_count() or 1)
         self._other_cpu.append(max(0.0, psutil.cpu_percent() - own))
         return sum(self._other_cpu) / len(self._other_cpu)
 
@@ -226,6 +227,21 @@ class FactsReader:
         if limits.max_temperature is not None and self.read_celsius() is None:
             return "--max-temperature: this machine reveals no temperature; leave it out here"
         return ""
+
+
+def list_own_processes() -> list[psutil.Process]:
+    """Return this process and, if `torchrun` started it, the other ranks on this machine."""
+    own = psutil.Process()
+    starter = own.parent() if count_ranks() > 1 else None
+    return starter.children() if starter is not None else [own]
+
+
+def _read_cpu_percent(process: psutil.Process) -> float:
+    """Return the percentage of a core that a process used since the last call; 0 after its end."""
+    try:
+        return process.cpu_percent()
+    except psutil.Error:
+        return 0.0
 
 
 def list_running(names: Iterable[str]) -> tuple[str, ...]:
