@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from functools import partial
 from pathlib import Path
 
 from barnraise.durable_io import write_atomically
@@ -72,7 +73,9 @@ class CrewChannels:
 
     async def _accept(self, tasks: asyncio.TaskGroup) -> None:
         while True:
-            tasks.create_task(self._admit(await self._door.accept()))
+            channel = await self._door.accept()
+            admission = tasks.create_task(self._admit(channel))
+            admission.add_done_callback(partial(_end_admission, channel))
 
     async def _admit(self, channel: Channel) -> None:
         try:
@@ -150,9 +153,11 @@ class CrewChannels:
     async def _write_status(self) -> None:
         while True:
             status = self._describe()
-            await asyncio.to_thread(
-                write_atomically, self._folder / STATUS_FILE, status.model_dump_json().encode()
-            )
+            # The channels do without it; the last deal's thread may be writing the same file.
+            with contextlib.suppress(OSError):
+                await asyncio.to_thread(
+                    write_atomically, self._folder / STATUS_FILE, status.model_dump_json().encode()
+                )
             await asyncio.sleep(STATUS_SECONDS)
 
     def _describe(self) -> CrewStatus:
@@ -170,3 +175,8 @@ class CrewChannels:
             ],
             at=time.time(),
         )
+
+
+def _end_admission(channel: Channel, admission: asyncio.Task[None]) -> None:
+    """Close a channel whose admission was cancelled: the other machine would wait for an answer."""
+    channel.close("the crew's channels are closed")

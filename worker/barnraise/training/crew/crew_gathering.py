@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 
 from barnraise.errors import MessageError, PlanError
 from barnraise.peering.transports.transport import Channel, ChannelClosedError
@@ -57,12 +58,13 @@ POLL_SECONDS = 0.2
 
 @dataclass
 class _Candidate:
-    """A machine that has the code and has priced its spans."""
+    """A machine that has the code, and prices its spans or has priced them."""
 
     key: str
     name: str
     addresses: list[str]
     channel: Channel
+    has_priced: bool = False
     can_lead: bool = False
     shapes: dict[int, ShapePrices] = field(default_factory=dict)  # by sequences of a micro-batch
 
@@ -126,10 +128,10 @@ class CrewGathering:
         self._expected = {key for key in expected if not is_left_out(key)}
         self._is_left_out = is_left_out
         self._sizes = micro_batch_sizes(task.step_sequences)[:MAX_SHAPES]
-        self._candidates: dict[str, _Candidate] = {}
-        self._applying: set[str] = set()  # that have proven the code and price their spans
+        self._candidates: dict[str, _Candidate] = {}  # by key
+        self._answered: set[Channel] = set()  # over which `gather` sends a seat, or a refusal
         self._changed_at = time.monotonic()
-        self._lock = threading.Lock()  # of the candidates
+        self._lock = threading.RLock()  # of the candidates
 
     def gather(
         self, wanted: int | None, should_stop: Callable[[], bool], patience: float = math.inf
@@ -150,18 +152,18 @@ class CrewGathering:
         accepting = asyncio.run_coroutine_threadsafe(self._accept(), self._door.thread.loop)
         try:
             plan, candidates = self._wait(wanted, should_stop, accepting, patience)
+            if plan is None:
+                self._finish(accepting, candidates, None)
+                return None
+            seating = self._seat(plan, candidates)
+            self._finish(accepting, candidates, seating)
+            return FormedCrew(self._code, plan, seating)
         except PlanError as error:
-            accepting.cancel()
-            self._finish(None, list(self._candidates.values()), f"the crew ends: {error}"[:1000])
+            reason = f"the crew ends: {error}"[:1000]
+            self._finish(accepting, self._list_priced(), None, reason)
             raise
         finally:
             accepting.cancel()
-        if plan is None:
-            self._finish(None, candidates)
-            return None
-        seating = self._seat(plan, candidates)
-        self._finish(seating, candidates)
-        return FormedCrew(self._code, plan, seating)
 
     def _wait(
         self,
@@ -176,21 +178,26 @@ class CrewGathering:
         ends_at = time.monotonic() + patience
         while not should_stop():
             with self._lock:
-                candidates = list(self._candidates.values())
-                quiet = 0.0 if self._applying else time.monotonic() - self._changed_at
+                candidates = self._list_priced()
+                is_pricing = len(candidates) < len(self._candidates)
+                quiet = 0.0 if is_pricing else time.monotonic() - self._changed_at
             keys = [candidate.key for candidate in candidates]
             if keys != planned:
                 plan, planned = self._plan(candidates), keys
             has_all = bool(self._expected) and self._expected <= set(keys) and plan is not None
-            is_late = time.monotonic() > ends_at and not self._applying
+            is_late = time.monotonic() > ends_at and not is_pricing
             if has_all or is_late or is_complete(len(keys), wanted, plan is not None, quiet):
                 # It fails with the planner's sentence if those that were waited for are too weak.
                 return plan or self._plan_or_raise(candidates), candidates
             if accepting.done():
                 accepting.result()  # it raises what ended it
             time.sleep(POLL_SECONDS)
+        return None, self._list_priced()
+
+    def _list_priced(self) -> list[_Candidate]:
+        """Return the machines that have priced their spans."""
         with self._lock:
-            return None, list(self._candidates.values())
+            return [each for each in self._candidates.values() if each.has_priced]
 
     def _plan_or_raise(self, candidates: Sequence[_Candidate]) -> CrewPlan:
         machines = [self._lead, *(candidate.describe() for candidate in candidates)]
@@ -236,11 +243,14 @@ class CrewGathering:
 
     def _finish(
         self,
-        seating: Seating | None,
+        accepting: "Future[None]",
         candidates: Sequence[_Candidate],
+        seating: Seating | None,
         reason: str = "the lead has ended the forming of the crew",
     ) -> None:
-        """Send each machine its seat, or why it has none, and end the channels."""
+        """Admit nobody from now on; send each machine its seat, or why it has none."""
+        self._answered = {each.channel for each in candidates}
+        accepting.cancel()
         seated = {seat.key for seat in seating.seats} if seating else set[str]()
         if seating:
             reason = "the crew is faster without this machine: join the run alone, or another crew"
@@ -262,11 +272,17 @@ class CrewGathering:
     async def _accept(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             while True:
-                tasks.create_task(self._meet(await self._door.accept()))
+                channel = await self._door.accept()
+                meeting = tasks.create_task(self._meet(channel))
+                meeting.add_done_callback(partial(self._end_meeting, channel))
+
+    def _end_meeting(self, channel: Channel, meeting: asyncio.Task[None]) -> None:
+        """Close the channel to a machine that has come too late: it would wait for an answer."""
+        if channel not in self._answered:
+            channel.close("the crew has begun without this machine")
 
     async def _meet(self, channel: Channel) -> None:
         """Admit one machine, and watch it until its channel ends or the crew is complete."""
-        candidate: _Candidate | None = None
         try:
             addresses = await self._door.admit(channel)
             async with asyncio.timeout(APPLICATION_SECONDS):
@@ -276,7 +292,6 @@ class CrewGathering:
                 return
             candidate = self._admit(channel, first, addresses)
             await self._query_prices(candidate)
-            self._add(candidate)
             await channel.receive()  # until the crew is complete: `gather` cancels this
             raise MessageError("it sent a message out of turn")
         except (MessageError, ChannelClosedError, TimeoutError) as error:
@@ -284,10 +299,6 @@ class CrewGathering:
             log.info("not in the crew: %s, because %s", channel.peer[:8], reason)
             await send_farewell(channel, CrewRefusal(reason=reason[:1000]))
             self._remove(channel)
-        finally:
-            self._applying.discard(channel.peer)
-            if candidate is None or not candidate.shapes:
-                channel.close("the crew has begun without this machine")
 
     def _admit(
         self, channel: Channel, application: CrewApplication, addresses: list[str]
@@ -302,17 +313,17 @@ class CrewGathering:
         if self._is_left_out(channel.peer):
             raise MessageError(f"it is left out: {LEFT_OUT}")
         with self._lock:
-            members = {*self._candidates, *self._applying} - {channel.peer}
-            if len(members) + 2 > MAX_MEMBERS:
+            if len(self._candidates.keys() - {channel.peer}) + 2 > MAX_MEMBERS:
                 raise MessageError(
                     f"the crew has {MAX_MEMBERS} machines, which is the most: join the run alone, "
                     "or start another crew"
                 )
-            self._applying.add(channel.peer)
             older = self._candidates.pop(channel.peer, None)
+            candidate = _Candidate(channel.peer, application.name, addresses, channel)
+            self._candidates[channel.peer] = candidate
         if older is not None:
             older.channel.close("replaced by a newer channel")
-        return _Candidate(channel.peer, application.name, addresses, channel)
+        return candidate
 
     async def _query_prices(self, candidate: _Candidate) -> None:
         query = PriceQuery(sequences=self._sizes, step_sequences=self._task.step_sequences)
@@ -323,6 +334,11 @@ class CrewGathering:
             raise MessageError("it did not send its prices")
         candidate.can_lead = answer.can_lead
         candidate.shapes = {shape.sequences: shape for shape in answer.shapes}
+        with self._lock:
+            candidate.has_priced = True
+            self._changed_at = time.monotonic()
+        most = max((len(shape.prices) for shape in answer.shapes), default=0)
+        log.info("%s joined the crew: it has room for %d blocks", candidate.name, most)
 
     def _remove(self, channel: Channel) -> None:
         """Forget a machine whose channel has ended, unless it has a newer one."""
@@ -332,10 +348,3 @@ class CrewGathering:
                 del self._candidates[channel.peer]
                 self._changed_at = time.monotonic()
         channel.close("it has left the forming crew")
-
-    def _add(self, candidate: _Candidate) -> None:
-        with self._lock:
-            self._candidates[candidate.key] = candidate
-            self._changed_at = time.monotonic()
-        most = max((len(shape.prices) for shape in candidate.shapes.values()), default=0)
-        log.info("%s joined the crew: it has room for %d blocks", candidate.name, most)
