@@ -407,6 +407,21 @@ def test_member_that_its_owner_pauses_counts_as_gone(drill, swarm, caplog, monke
     assert not crew.failures, crew.failures
 
 
+def test_member_paused_while_it_waits_for_a_seat_gets_none(drill, swarm, caplog):
+    caplog.set_level("INFO")
+    crew = drill(swarm(MODEL, token_budget=150_000, evaluate_every=50_000), members=2)
+    code = crew.gather("ada")
+    crew.until(lambda: "ada joined the crew" in caplog.text)
+    crew.members_pausing["ada"].set()
+    crew.until(lambda: "no longer asks for a seat" in caplog.text)
+    for name in ("ben", "cleo"):
+        crew.start_member(name, code)
+    crew.until(lambda: crew.crews)
+    assert {seat.name for seat in crew.crews[0].seating.seats} == {"the lead", "ben", "cleo"}
+    crew.until_saved(1)
+    assert not crew.failures, crew.failures
+
+
 def test_paused_lead_pauses_its_crew(drill, swarm):
     crew = drill(swarm(MODEL, token_budget=150_000, evaluate_every=50_000), members=1)
     code = parse_code(crew.start_lead())

@@ -63,9 +63,10 @@ class CrewJoining:
         while True:
             try:
                 channel = await self._endpoint.door.dial(lead)
-                seating = await self._apply(channel)
-                channel.close("seated")
-                return seating
+                try:
+                    return await self._apply(channel)
+                finally:  # also where its owner stops or pauses this machine
+                    channel.close("this machine no longer asks for a seat")
             except (ChannelClosedError, TimeoutError) as error:
                 reason = str(error) or "it did not answer in time"
             except MessageError as error:
@@ -93,7 +94,6 @@ class CrewJoining:
                 case Seating():
                     return message
                 case CrewRefusal():
-                    channel.close("refused")
                     raise CrewError(f"the crew's lead refuses this machine: {message.reason}")
                 case PriceQuery():
                     log.info("the lead has found this machine: planning what it can hold")

@@ -81,9 +81,13 @@ class CrewMembership:
                 self._wait_while_paused(math.inf, should_stop)
                 joining = CrewJoining(endpoint, code, self.name, pricer, layers)
                 try:
-                    seating = joining.await_seat(should_stop, patience)
+                    seating = joining.await_seat(
+                        lambda: should_stop() or self.is_paused(), patience
+                    )
                     if seating is None:
-                        return False
+                        if should_stop():
+                            return False
+                        continue
                     patience, heirs = math.inf, [s for s in seating.seats[1:] if s.can_lead]
                     with ExitStack() as open_state:
                         if self._train(seating, code, endpoint, open_state, should_stop):
