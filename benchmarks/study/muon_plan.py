@@ -40,6 +40,7 @@ INNER: dict[str, list[dict[str, Any]]] = {
     ],
 }
 PARALLEL_FACTORS = (1, 2, 4)  # of the best rates of one machine, for data parallelism
+EXCHANGE_FACTOR = 2 / 3  # of the same, tried for four machines that exchange updates
 
 
 @dataclass(frozen=True)
@@ -67,11 +68,15 @@ class MuonPlan:
         return [_scale_rates(replace(best, kind="parallel"), f) for f in PARALLEL_FACTORS]
 
     def outer(self, results: Results, optimizer: str) -> list[Case]:
-        """Return four machines on a full line with each outer optimizer and round length."""
+        """Return four machines on a full line with outer optimizers, round lengths and rates."""
         best = self.best(results, optimizer)
+        lower = _scale_rates(best, EXCHANGE_FACTOR)
         return [
-            self._exchange(best, MACHINES[0], steps, outer)
-            for steps, outer in product(ROUND_STEPS, OUTER)
+            self._exchange(lower, MACHINES[0], ROUND_STEPS[0], OUTER[0]),
+            *(
+                self._exchange(best, MACHINES[0], steps, outer)
+                for steps, outer in product(ROUND_STEPS, OUTER)
+            ),
         ]
 
     def most_machines(self, results: Results, optimizer: str) -> Case:
@@ -151,5 +156,5 @@ class MuonPlan:
 
 
 def _scale_rates(case: Case, factor: float) -> Case:
-    matrix_rate = None if case.matrix_rate is None else factor * case.matrix_rate
-    return replace(case, rate=factor * case.rate, matrix_rate=matrix_rate)
+    matrix_rate = None if case.matrix_rate is None else round(factor * case.matrix_rate, 6)
+    return replace(case, rate=round(factor * case.rate, 6), matrix_rate=matrix_rate)
