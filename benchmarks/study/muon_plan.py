@@ -40,7 +40,8 @@ INNER: dict[str, list[dict[str, Any]]] = {
     ],
 }
 PARALLEL_FACTORS = (1, 2, 4)  # of the best rates of one machine, for data parallelism
-EXCHANGE_FACTOR = 2 / 3  # of the same, tried for four machines that exchange updates
+# A new run's settings, tried for four machines that exchange updates as well as the best of one.
+USUAL: dict[str, dict[str, Any]] = {MUON: {"rate": 4e-3, "matrix_rate": 1e-2}, ADAMW: {}}
 
 
 @dataclass(frozen=True)
@@ -68,11 +69,11 @@ class MuonPlan:
         return [_scale_rates(replace(best, kind="parallel"), f) for f in PARALLEL_FACTORS]
 
     def outer(self, results: Results, optimizer: str) -> list[Case]:
-        """Return four machines on a full line with outer optimizers, round lengths and rates."""
+        """Return four machines on a full line: tune the exchange and the rates."""
         best = self.best(results, optimizer)
-        lower = _scale_rates(best, EXCHANGE_FACTOR)
+        usual = self._alone(optimizer, USUAL[optimizer])
         return [
-            self._exchange(lower, MACHINES[0], ROUND_STEPS[0], OUTER[0]),
+            self._exchange(usual, MACHINES[0], ROUND_STEPS[0], OUTER[0]),
             *(
                 self._exchange(best, MACHINES[0], steps, outer)
                 for steps, outer in product(ROUND_STEPS, OUTER)
@@ -156,5 +157,5 @@ class MuonPlan:
 
 
 def _scale_rates(case: Case, factor: float) -> Case:
-    matrix_rate = None if case.matrix_rate is None else round(factor * case.matrix_rate, 6)
-    return replace(case, rate=round(factor * case.rate, 6), matrix_rate=matrix_rate)
+    matrix_rate = None if case.matrix_rate is None else factor * case.matrix_rate
+    return replace(case, rate=factor * case.rate, matrix_rate=matrix_rate)
