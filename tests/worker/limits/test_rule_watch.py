@@ -97,12 +97,15 @@ BROKEN = [
 def test_worker_does_not_train_by_a_file_that_cannot_be_read(
     home, watch, caplog, content, sentence
 ):
+    change_limits(home, Limits(cpu=50))
+    watch.refresh()
     (home.path / "limits.json").write_bytes(content)
     with pytest.raises(StateError, match=f"limits.json.*{sentence}"):
         _ = home.limits
     for _ in range(3):
         decision = watch.refresh()
         assert decision.kind is PauseReason.RULES and "cannot be read" in decision.reason
+        assert watch.limits == Limits(cpu=50), "the last ones that could be read"
     assert caplog.text.count(sentence) == 1
     change_limits(home, Limits())
     assert watch.refresh().may_train

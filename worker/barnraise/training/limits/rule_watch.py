@@ -45,7 +45,8 @@ class RuleWatch:
         self._state_dir = state_dir
         self._reader = reader
         self._clock = clock
-        self._limits: Limits | None = Limits()  # None: they cannot be read
+        self._limits = Limits()
+        self._is_readable = True
         self._decision = TRAIN
         self._looked_at = 0.0  # seconds since 1970
         self._traffic = MonthlyTraffic(state_dir.path)
@@ -61,7 +62,7 @@ class RuleWatch:
     @property
     def limits(self) -> Limits:
         """Return the newest limits that could be read."""
-        return self._limits or Limits()
+        return self._limits
 
     def count_traffic(self, count_sent: Callable[[], int]) -> None:
         """Count what a new worker sends: `count_sent` returns its bytes since it started."""
@@ -88,7 +89,7 @@ class RuleWatch:
         if now.timestamp() < self._looked_at:  # the clock was set back: a pause would end too late
             self._decision = TRAIN
         self._looked_at = now.timestamp()
-        if self._limits is None:
+        if not self._is_readable:
             until = now.timestamp() + HOLD_SECONDS
             self._decision = TrainingDecision(PauseReason.RULES, UNREADABLE_REASON, until)
             return self._decision
@@ -105,14 +106,15 @@ class RuleWatch:
 
     def _load_limits(self) -> None:
         """Load the limits; forget the last decision if they are others than before."""
-        before = self._limits
+        before = self._limits, self._is_readable
         try:
             self._limits = self._state_dir.limits
+            self._is_readable = True
         except StateError as error:
-            self._limits = None
-            if before is not None:
+            if self._is_readable:
                 log.error("%s. Training waits until then", error)
-        if self._limits != before:
+            self._is_readable = False
+        if (self._limits, self._is_readable) != before:
             self._decision = TRAIN
 
     def _watch(self) -> None:
