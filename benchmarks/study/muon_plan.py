@@ -101,8 +101,8 @@ class MuonPlan:
         return [case for optimizer in OPTIMIZERS for case in self.tuning(optimizer)]
 
     def compare(self, results: Results) -> list[Case]:
-        """Return what follows the tuning, with one seed; long rounds come last."""
-        compared = [
+        """Return what follows the tuning, with one seed and short rounds."""
+        return [
             case
             for optimizer in OPTIMIZERS
             for case in (
@@ -110,13 +110,19 @@ class MuonPlan:
                 *self.parallel(results, optimizer),
                 *self.outer(results, optimizer),
             )
+            if case.steps == ROUND_STEPS[0]
         ]
-        return sorted(compared, key=lambda case: case.steps)
 
     def repeat(self, results: Results) -> list[Case]:
-        """Return the best of each kind with every seed; eight machines come last."""
-        repeated = [self.fewer_steps(results), *self._compared(results)]
-        return sorted(repeated, key=lambda case: case.replicas)
+        """Return the best of each kind with every seed, but for the most machines."""
+        repeated = [case for case in self._compared(results) if case.replicas == MACHINES[0]]
+        return [self.fewer_steps(results), *repeated]
+
+    def extend(self, results: Results) -> list[Case]:
+        """Return what takes longest: the most machines with every seed, and long rounds."""
+        most = [case for case in self._compared(results) if case.replicas == MACHINES[1]]
+        rounds = [case for optimizer in OPTIMIZERS for case in self.outer(results, optimizer)]
+        return [*most, *rounds]
 
     def _compared(self, results: Results) -> Iterator[Case]:
         for seed, optimizer in product(SEEDS, OPTIMIZERS):

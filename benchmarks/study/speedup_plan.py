@@ -130,7 +130,7 @@ class SpeedupPlan:
         """Return the stages; each gives its cases when all earlier ones are measured."""
         if self.quick:
             return [self.quick_cases]
-        muon = [self.muon.tune, self.muon.compare, self.muon.repeat]
+        muon = [self.muon.tune, self.muon.compare, self.muon.repeat, self.muon.extend]
         return [self.first_seed, self.further_seeds, *muon]
 
     @property
