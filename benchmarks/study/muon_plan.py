@@ -20,7 +20,7 @@ from barnraise.spec import ADAMW, MUON, OPTIMIZERS
 
 STEPS = 1_000  # of each machine
 QUICK_STEPS = 60
-LONG_STEPS = 2_000  # of one machine alone, for the steps to equal loss
+FEWER = (0.25, 0.5)  # parts of the steps, for the steps to equal loss
 MACHINES = (4, 8)
 ROUND_STEPS = (10, 30)
 OUTER = ((0.6, 0.7), (0.8, 0.5), (0.7, 0.6))  # η and μ
@@ -40,8 +40,14 @@ INNER: dict[str, list[dict[str, Any]]] = {
     ],
 }
 PARALLEL_FACTORS = (1, 2, 4)  # of the best rates of one machine, for data parallelism
-# A new run's settings, tried for four machines that exchange updates as well as the best of one.
-USUAL: dict[str, dict[str, Any]] = {MUON: {"rate": 4e-3, "matrix_rate": 1e-2}, ADAMW: {}}
+# Tried for four machines that exchange updates as well as the best settings of one.
+FOUR_INNER: dict[str, list[dict[str, Any]]] = {
+    MUON: [
+        {"rate": rate, "matrix_rate": matrix_rate}
+        for rate, matrix_rate in ((2e-3, 5e-3), (4e-3, 5e-3), (4e-3, 1e-2))
+    ],
+    ADAMW: [{}, {"beta2": 0.99}, {"rate": 3e-3}],
+}
 
 
 @dataclass(frozen=True)
@@ -59,9 +65,9 @@ class MuonPlan:
         return results.best(self.tuning(optimizer))
 
     def longer_and_shorter(self, results: Results, optimizer: str) -> list[Case]:
-        """Return one machine alone with the best settings, for half and twice as many steps."""
+        """Return one machine alone with the best settings, for fewer and twice as many steps."""
         best = self.best(results, optimizer)
-        return [replace(best, tokens=int(best.tokens * factor)) for factor in (0.5, 2)]
+        return [replace(best, tokens=int(best.tokens * factor)) for factor in (*FEWER, 2)]
 
     def parallel(self, results: Results, optimizer: str) -> list[Case]:
         """Return data parallelism of four machines, with multiples of the best rates."""
@@ -71,9 +77,9 @@ class MuonPlan:
     def outer(self, results: Results, optimizer: str) -> list[Case]:
         """Return four machines on a full line: tune the exchange and the rates."""
         best = self.best(results, optimizer)
-        usual = self._alone(optimizer, USUAL[optimizer])
+        others = [self._alone(optimizer, settings) for settings in FOUR_INNER[optimizer]]
         return [
-            self._exchange(usual, MACHINES[0], ROUND_STEPS[0], OUTER[0]),
+            *(self._exchange(each, MACHINES[0], ROUND_STEPS[0], OUTER[0]) for each in others),
             *(
                 self._exchange(best, MACHINES[0], steps, outer)
                 for steps, outer in product(ROUND_STEPS, OUTER)
@@ -89,10 +95,10 @@ class MuonPlan:
         """Return the best of four machines that is measured."""
         return results.best(self.outer(results, optimizer))
 
-    def fewer_steps(self, results: Results) -> Case:
-        """Return the best of four machines with Muon for half as many steps."""
+    def fewer_steps(self, results: Results) -> list[Case]:
+        """Return the best of four machines with Muon for fewer steps."""
         best = self.best_outer(results, MUON)
-        return replace(best, tokens=best.tokens // 2)
+        return [replace(best, tokens=int(best.tokens * factor)) for factor in FEWER]
 
     # ---- stages ----
 
@@ -116,7 +122,7 @@ class MuonPlan:
     def repeat(self, results: Results) -> list[Case]:
         """Return the best of each kind with every seed, but for the most machines."""
         repeated = [case for case in self._compared(results) if case.replicas == MACHINES[0]]
-        return [self.fewer_steps(results), *repeated]
+        return [*self.fewer_steps(results), *repeated]
 
     def extend(self, results: Results) -> list[Case]:
         """Return what takes longest: the most machines with every seed, and long rounds."""

@@ -74,7 +74,7 @@ def alone_ratio(plan: MuonPlan, results: Results) -> float | None:
 
 def four_ratio(plan: MuonPlan, results: Results) -> float | None:
     """Return the same of four machines on a full line."""
-    muon = [plan.fewer_steps(results), plan.best_outer(results, MUON)]
+    muon = [*plan.fewer_steps(results), plan.best_outer(results, MUON)]
     return _steps_ratio(results, plan.best_outer(results, ADAMW), muon)
 
 
