@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from barnraise.errors import SpecError
-from barnraise.spec import PRESETS, Recipe, RunSpec, preset
+from barnraise.spec import PRESETS, RunSpec, preset
 from coordinator.runs.spec_form import TokensPerParameter, parse_budget, spec_from_fields
 
 
@@ -76,9 +76,11 @@ def test_numbers_with_separators_and_suffixes_are_parsed():
     )
 
 
-def test_muon_is_offered_with_twice_the_learning_rate():
+def test_muon_is_offered_with_rates_of_its_own():
     muon = spec_from_fields({"recipe.optimizer": "muon"}).recipe
-    assert muon.learning_rate == 2 * Recipe.learning_rate and muon.matrix_rate is None
+    assert (muon.learning_rate, muon.matrix_rate) == (4e-3, 5e-3)
+    named = spec_from_fields({"recipe.optimizer": "muon", "recipe.matrix_rate": "0.02"}).recipe
+    assert (named.learning_rate, named.matrix_rate) == (4e-3, 0.02)
     chosen = {"recipe.optimizer": "muon", "recipe.learning_rate": "4e-3"}
     assert spec_from_fields(chosen).recipe.peak_matrix_rate == pytest.approx(0.01)
     rated = spec_from_fields({**chosen, "recipe.matrix_rate": "0.02"}).recipe

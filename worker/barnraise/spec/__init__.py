@@ -199,7 +199,7 @@ class Recipe:
         "(tokens for each parameter) work too.",
     )
     learning_rate: float = _shown(
-        1e-3, "Learning rate", "Peak value; empty: 0.001, and twice that with Muon."
+        1e-3, "Learning rate", "Peak value; empty: 0.001, with Muon 0.004."
     )
     # A spec's text holds the optimizer and its rate only where they are not the default.
     optimizer: str = _shown(
@@ -211,7 +211,8 @@ class Recipe:
     matrix_rate: float | None = _shown(
         None,
         "Matrix learning rate",
-        "Peak value for the matrices that Muon trains; empty: 2.5 times the learning rate.",
+        "Peak value for the matrices that Muon trains; empty: 2.5 times the learning rate, or "
+        "0.005 where that is empty, too.",
     )
     schedule: str = _shown("cosine", "Learning rate schedule")
     warmup_tokens: int = _shown(
