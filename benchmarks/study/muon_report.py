@@ -1,5 +1,6 @@
 """Write the table that compares Muon with AdamW."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from muon_plan import SEEDS, MuonPlan
@@ -16,51 +17,97 @@ NAMES = ("one machine", "4 on a full line", "8 on a full line", "data parallelis
 def make_muon_table(plan: MuonPlan, results: Results) -> str:
     """Return the losses of both optimizers, and Muon's gain; "" if nothing is measured."""
     rows = {optimizer: plan.rows(results, optimizer) for optimizer in OPTIMIZERS}
-    lines = [
-        _make_row(results, name, (adamw, muon), rows[MUON][3])
+    measured = [
+        (name, adamw, muon)
         for name, adamw, muon in zip(NAMES, rows[ADAMW], rows[MUON], strict=True)
         if results.has(adamw) and results.has(muon)
     ]
-    if not lines:
+    if not measured:
         return ""
+    counts = [
+        sum(map(results.has, cases))
+        for cases in (plan.tuning(MUON), plan.outer(results, MUON), plan.parallel(results, MUON))
+    ]
     title = (
         f"Muon and AdamW, {SIZE / 1e6:.2f} M parameters, {plan.steps:,} steps of each machine, "
-        f"each the best of its {len(plan.tuning(MUON))} inner settings:"
+        f"each the best of {counts[0]} settings of one machine, {counts[1]} of four and "
+        f"{counts[2]} of data parallelism, with the first seed:"
     )
     head = (
-        "| machines | tokens a parameter | AdamW | Muon | Muon's gap to its data parallelism |\n"
-        "|---|---|---|---|---|\n"
+        "| machines | tokens a parameter | AdamW | Muon | change "
+        "| Muon's gap to its data parallelism |\n"
+        "|---|---|---|---|---|---|\n"
+    )
+    lines = [_make_row(results, name, pair, rows[MUON][3]) for name, *pair in measured]
+    settings = "; ".join(
+        f"{name}: AdamW {_describe_settings(adamw)}, Muon {_describe_settings(muon)}"
+        for name, adamw, muon in measured
     )
     ratios = [
-        f"{ratio:.2f} for {name}"
+        f"{ratio:.2f} with {name}"
         for name, ratio in (
             (NAMES[0], alone_ratio(plan, results)),
             (NAMES[1], four_ratio(plan, results)),
         )
         if ratio is not None
     ]
-    last = f"\n\nMuon's steps to AdamW's loss, in AdamW's steps: {', '.join(ratios)}."
-    return f"{title}\n\n{head}" + "\n".join(lines) + last * bool(ratios)
+    steps = f"\n\nMuon's steps to AdamW's loss, in AdamW's steps: {', '.join(ratios)}."
+    table = head + "\n".join(lines)
+    return f"{title}\n\n{table}\n\nSettings: {settings}." + steps * bool(ratios)
 
 
-def _make_row(results: Results, name: str, cases: tuple[Case, Case], parallel: Case) -> str:
+def _describe_settings(case: Case) -> str:
+    """Return the settings that are tuned."""
+    parts = [f"{case.rate:g}"]
+    if case.optimizer == MUON:
+        parts.append(f"matrices {case.matrix_rate:g}")
+    if case.beta2 != Case.beta2:
+        parts.append(f"β₂ {case.beta2:g}")
+    if case.weight_decay != Case.weight_decay:
+        parts.append(f"decay {case.weight_decay:g}")
+    if case.kind == "ours":
+        parts.append(f"η {case.outer_rate:g}, μ {case.momentum:g}, H {case.steps}")
+    return f"({', '.join(parts)})"
+
+
+def _make_row(results: Results, name: str, cases: Sequence[Case], parallel: Case) -> str:
     """Return one row; the last case is Muon's, and `parallel` is its data parallelism."""
-    losses = [_describe_losses(results, case) for case in cases]
-    muon = cases[1]
-    machines = 1 if muon.kind == "alone" else muon.replicas
-    tokens = muon.tokens / muon.replicas * machines / SIZE
-    gap = "–"
-    if muon.kind == "ours" and results.has(parallel):
-        gap = f"{results.loss(muon) / results.loss(parallel) - 1:+.1%}"
-    return f"| {name} | {tokens:.1f} | {losses[0]} | {losses[1]} | {gap} |"
+    adamw, muon = (_list_losses(results, case) for case in cases)
+    case = cases[1]
+    machines = 1 if case.kind == "alone" else case.replicas
+    tokens = case.tokens / case.replicas * machines / SIZE
+    columns = [
+        name,
+        f"{tokens:.1f}",
+        _describe_losses(adamw),
+        _describe_losses(muon),
+        _describe_changes(adamw, muon),
+        _describe_changes(_list_losses(results, parallel), muon)
+        if case.kind == "ours" and case.replicas == parallel.replicas
+        else "–",
+    ]
+    return f"| {' | '.join(columns)} |"
 
 
-def _describe_losses(results: Results, case: Case) -> str:
-    """Return the mean over the seeds that are measured, with their number."""
-    seeded = [replace(case, seed=seed) for seed in SEEDS]
-    losses = [results.loss(each) for each in seeded if results.has(each)]
+def _list_losses(results: Results, case: Case) -> dict[int, float]:
+    """Return the losses that are measured, by seed."""
+    seeded = {seed: replace(case, seed=seed) for seed in SEEDS}
+    return {seed: results.loss(each) for seed, each in seeded.items() if results.has(each)}
+
+
+def _describe_losses(losses: dict[int, float]) -> str:
+    """Return the mean over the seeds, with their number."""
     seeds = f" ({len(losses)} seeds)" if len(losses) > 1 else ""
-    return f"{sum(losses) / len(losses):.4f}{seeds}"
+    return f"{sum(losses.values()) / len(losses):.4f}{seeds}"
+
+
+def _describe_changes(before: dict[int, float], after: dict[int, float]) -> str:
+    """Return the mean change over the seeds that both have, and its range."""
+    changes = [after[seed] / before[seed] - 1 for seed in before if seed in after]
+    if not changes:
+        return "–"
+    spread = f" ({min(changes):+.1%} to {max(changes):+.1%})" if len(changes) > 1 else ""
+    return f"{sum(changes) / len(changes):+.1%}{spread}"
 
 
 def alone_ratio(plan: MuonPlan, results: Results) -> float | None:

@@ -215,14 +215,14 @@ def make_option_table(plan: SpeedupPlan, results: Results) -> str:
     if not changes:
         return ""
     rows = [
-        f"| {name} | {', '.join(f'{change:+.2%}' for change in each)} |"
+        f"| {name} | {len(each)} | {min(each):+.2%} to {max(each):+.2%} |"
         for name, each in sorted(changes.items())
     ]
     title = (
         f"What the mean of the last {MEAN_ANCHORS} anchors, over {MEAN_PART:.0%} of the tokens, "
-        "and other outer rates change of the last loss, one figure for each training:"
+        "and other outer rates change of the last loss:"
     )
-    head = "| option | change |\n|---|---|\n"
+    head = "| option | trainings | change |\n|---|---|---|\n"
     return f"{title}\n\n{head}" + "\n".join(rows)
 
 
