@@ -12,7 +12,7 @@ from itertools import product
 from typing import Any
 
 from study_case import Case
-from study_model import STEP_TOKENS
+from study_model import SIZE, STEP_TOKENS
 from study_plan import Results
 
 from barnraise.exchange.weights.delay_compensation import STREAMED_FACTOR
@@ -20,6 +20,7 @@ from barnraise.spec import ADAMW, MUON, OPTIMIZERS
 
 STEPS = 1_000  # of each machine
 QUICK_STEPS = 60
+TOKENS_PER_PARAMETER = 20  # of the longest trainings
 FEWER = (0.25, 0.5)  # parts of the steps, for the steps to equal loss
 MACHINES = (4, 8)
 ROUND_STEPS = (10, 30)
@@ -125,10 +126,17 @@ class MuonPlan:
         return [*self.fewer_steps(results), *repeated]
 
     def extend(self, results: Results) -> list[Case]:
-        """Return what takes longest: the most machines with every seed, and long rounds."""
+        """Return what takes longest: the most machines, long trainings and long rounds."""
         most = [case for case in self._compared(results) if case.replicas == MACHINES[1]]
         rounds = [case for optimizer in OPTIMIZERS for case in self.outer(results, optimizer)]
-        return [*most, *rounds]
+        first = [case for case in most if case.seed == SEEDS[0]]
+        return [*first, *self.longest(results), *most, *rounds]
+
+    def longest(self, results: Results) -> list[Case]:
+        """Return four machines with Muon and its data parallelism, for many tokens a parameter."""
+        best = [self.best_outer(results, MUON), results.best(self.parallel(results, MUON))]
+        steps = round(TOKENS_PER_PARAMETER * SIZE / (MACHINES[0] * STEP_TOKENS))
+        return [replace(case, tokens=MACHINES[0] * steps * STEP_TOKENS) for case in best]
 
     def _compared(self, results: Results) -> Iterator[Case]:
         for seed, optimizer in product(SEEDS, OPTIMIZERS):

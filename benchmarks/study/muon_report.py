@@ -53,7 +53,21 @@ def make_muon_table(plan: MuonPlan, results: Results) -> str:
     ]
     steps = f"\n\nMuon's steps to AdamW's loss, in AdamW's steps: {', '.join(ratios)}."
     table = head + "\n".join(lines)
-    return f"{title}\n\n{table}\n\nSettings: {settings}." + steps * bool(ratios)
+    last = steps * bool(ratios) + _describe_longest(plan, results)
+    return f"{title}\n\n{table}\n\nSettings: {settings}.{last}"
+
+
+def _describe_longest(plan: MuonPlan, results: Results) -> str:
+    """Return the losses of the longest trainings; "" if they are not measured."""
+    four, parallel = plan.longest(results)
+    if not (results.has(four) and results.has(parallel)):
+        return ""
+    loss, of_parallel = results.loss(four), results.loss(parallel)
+    return (
+        f"\n\nWith {four.tokens / SIZE:.0f} tokens a parameter ({_count_steps(four):,} steps of each) "
+        f"four with Muon end at {loss:.4f}, its data parallelism at {of_parallel:.4f} "
+        f"({loss / of_parallel - 1:+.1%}; one seed, the same settings)."
+    )
 
 
 def _describe_settings(case: Case) -> str:
