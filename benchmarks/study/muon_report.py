@@ -63,8 +63,9 @@ def _describe_longest(plan: MuonPlan, results: Results) -> str:
     if not (results.has(four) and results.has(parallel)):
         return ""
     loss, of_parallel = results.loss(four), results.loss(parallel)
+    tokens = four.tokens / SIZE
     return (
-        f"\n\nWith {four.tokens / SIZE:.0f} tokens a parameter ({_count_steps(four):,} steps of each) "
+        f"\n\nWith {tokens:.0f} tokens a parameter ({_count_steps(four):,} steps of each) "
         f"four with Muon end at {loss:.4f}, its data parallelism at {of_parallel:.4f} "
         f"({loss / of_parallel - 1:+.1%}; one seed, the same settings)."
     )
