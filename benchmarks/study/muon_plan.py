@@ -3,7 +3,7 @@
 One machine alone tunes the inner rates; four machines on a full line then vary the outer optimizer
 and the steps of a round with the best of them, and data parallelism has
 the same optimizer.
-Trainings of 4 M parameters are those of BARNRAISE_STUDY=medium.
+With BARNRAISE_STUDY=medium, 4 M parameters, fewer settings are compared over fewer steps.
 """
 
 from collections.abc import Iterator
@@ -40,6 +40,15 @@ INNER: dict[str, list[dict[str, Any]]] = {
         for beta2, decay in ((0.95, 0.1), (0.99, 0.1), (0.95, 0.03))
     ],
 }
+# The same of the medium model.
+MEDIUM_STEPS = 250
+MEDIUM_INNER: dict[str, list[dict[str, Any]]] = {
+    MUON: [
+        {"rate": rate, "matrix_rate": matrix_rate}
+        for rate, matrix_rate in ((4e-3, 5e-3), (8e-3, 5e-3), (8e-3, 2.5e-3))
+    ],
+    ADAMW: [{"rate": rate} for rate in (1e-3, 2e-3, 3e-3)],
+}
 PARALLEL_FACTORS = (1, 2, 4)  # of the best rates of one machine, for data parallelism
 # Tried for four machines that exchange updates as well as the best settings of one.
 FOUR_INNER: dict[str, list[dict[str, Any]]] = {
@@ -53,13 +62,20 @@ FOUR_INNER: dict[str, list[dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class MuonPlan:
-    """The trainings that compare both optimizers."""
+    """The trainings that compare both optimizers.
+
+    Attributes:
+        steps: of each machine.
+        is_medium: whether the model is the medium one.
+    """
 
     steps: int = STEPS
+    is_medium: bool = False
 
     def tuning(self, optimizer: str) -> list[Case]:
         """Return one machine alone with each setting of an optimizer."""
-        return [self._alone(optimizer, settings) for settings in INNER[optimizer]]
+        inner = MEDIUM_INNER if self.is_medium else INNER
+        return [self._alone(optimizer, settings) for settings in inner[optimizer]]
 
     def best(self, results: Results, optimizer: str) -> Case:
         """Return the best of these that is measured."""
@@ -118,6 +134,13 @@ class MuonPlan:
                 *self.outer(results, optimizer),
             )
             if case.steps == ROUND_STEPS[0]
+        ]
+
+    def compare_four(self, results: Results) -> list[Case]:
+        """Return four machines with the best settings of one."""
+        return [
+            self._exchange(self.best(results, optimizer), MACHINES[0], ROUND_STEPS[0], OUTER[0])
+            for optimizer in OPTIMIZERS
         ]
 
     def repeat(self, results: Results) -> list[Case]:

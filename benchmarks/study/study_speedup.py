@@ -10,28 +10,35 @@ build/study/speedup-results.jsonl: a study that was interrupted continues where 
     --quick   five minutes; writes neither
 
 BARNRAISE_STUDY=mini trains instead, in ten minutes, what shows from how many rounds on all values
-are better than one in 64, and writes docs/benchmarks/speedup_limit.jsonl.
+are better than one in 64, and writes docs/benchmarks/speedup_limit.jsonl. BARNRAISE_STUDY=medium
+compares Muon with AdamW, in half an hour, and writes docs/benchmarks/speedup_medium.jsonl.
 """
 
 import json
 
 import speedup_report
 import study_report
+from muon_plan import MEDIUM_STEPS, MuonPlan
 from speedup_plan import SpeedupPlan
 from study_exchange import parse_arguments, read_results, run_stages
 from study_model import FOLDER, NAME, prepare_text
 
 LIMIT_RESULTS = speedup_report.RESULTS.with_name("speedup_limit.jsonl")
+MEDIUM_RESULTS = speedup_report.RESULTS.with_name("speedup_medium.jsonl")
 
 
 def main() -> None:
     """Train what is missing and write the report."""
     arguments = parse_arguments((__doc__ or "").partition("\n")[0])
     plan = SpeedupPlan(quick=arguments.quick)
-    if NAME == "mini":
+    if NAME in ("mini", "medium"):
+        muon = MuonPlan(MEDIUM_STEPS, is_medium=True)
+        path, stages = {
+            "mini": (LIMIT_RESULTS, [plan.limit_cases]),
+            "medium": (MEDIUM_RESULTS, [muon.tune, muon.compare_four]),
+        }[NAME]
         prepare_text()
-        results = read_results(LIMIT_RESULTS)
-        run_stages([plan.limit_cases], results, LIMIT_RESULTS, arguments)
+        run_stages(stages, read_results(path), path, arguments)
         return
     path = FOLDER / f"speedup-{'quick' if arguments.quick else 'results'}.jsonl"
     prepare_text()
