@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from muon_plan import SEEDS, MuonPlan
+from muon_plan import MACHINES, SEEDS, MuonPlan
 from steps_to_loss import interpolate_steps
 from study_case import Case
 from study_model import SIZE, STEP_TOKENS
@@ -11,7 +11,7 @@ from study_plan import Results
 
 from barnraise.spec import ADAMW, MUON, OPTIMIZERS
 
-NAMES = ("one machine", "4 on a full line", "8 on a full line", "data parallelism of 4")
+NAMES = ("1", "4", "8", "data parallelism of 4")
 
 
 def make_muon_table(plan: MuonPlan, results: Results) -> str:
@@ -29,32 +29,32 @@ def make_muon_table(plan: MuonPlan, results: Results) -> str:
         for cases in (plan.tuning(MUON), plan.outer(results, MUON), plan.parallel(results, MUON))
     ]
     title = (
-        f"Muon and AdamW, {SIZE / 1e6:.2f} M parameters, {plan.steps:,} steps of each machine, "
-        f"each the best of {counts[0]} settings of one machine, {counts[1]} of four and "
-        f"{counts[2]} of data parallelism, with the first seed:"
+        f"Muon and AdamW, {plan.steps:,} steps of each machine on a full line, with the best of "
+        f"{counts[0]} settings of one, {counts[1]} of four, {counts[2]} of data parallelism "
+        "(by one seed):"
     )
     head = (
-        "| machines | tokens a parameter | AdamW | Muon | change "
-        "| Muon's gap to its data parallelism |\n"
-        "|---|---|---|---|---|---|\n"
+        "| machines | tokens a parameter | seeds | AdamW | Muon | change "
+        "| to Muon's data parallelism |\n|---|---|---|---|---|---|---|\n"
     )
     lines = [_make_row(results, name, pair, rows[MUON][3]) for name, *pair in measured]
     settings = "; ".join(
-        f"{name}: AdamW {_describe_settings(adamw)}, Muon {_describe_settings(muon)}"
+        f"{name}: {_describe_settings(adamw)}, {_describe_settings(muon)}"
         for name, adamw, muon in measured
+        if adamw.replicas == MACHINES[0]
     )
     ratios = [
-        f"{ratio:.2f} with {name}"
+        f"{ratio:.2f} of {name}"
         for name, ratio in (
             (NAMES[0], alone_ratio(plan, results)),
             (NAMES[1], four_ratio(plan, results)),
         )
         if ratio is not None
     ]
-    steps = f"\n\nMuon's steps to AdamW's loss, in AdamW's steps: {', '.join(ratios)}."
+    steps = f" Muon's steps to AdamW's loss, in its steps: {', '.join(ratios)}."
     table = head + "\n".join(lines)
     last = steps * bool(ratios) + _describe_longest(plan, results)
-    return f"{title}\n\n{table}\n\nSettings: {settings}.{last}"
+    return f"{title}\n\n{table}\n\nRates (AdamW, Muon): {settings}.{last}"
 
 
 def _describe_longest(plan: MuonPlan, results: Results) -> str:
@@ -75,14 +75,14 @@ def _describe_settings(case: Case) -> str:
     """Return the settings that are tuned."""
     parts = [f"{case.rate:g}"]
     if case.optimizer == MUON:
-        parts.append(f"matrices {case.matrix_rate:g}")
+        parts[0] += f"/{case.matrix_rate:g}"
     if case.beta2 != Case.beta2:
-        parts.append(f"β₂ {case.beta2:g}")
+        parts.append(f"β₂={case.beta2:g}")
     if case.weight_decay != Case.weight_decay:
-        parts.append(f"decay {case.weight_decay:g}")
+        parts.append(f"decay={case.weight_decay:g}")
     if case.kind == "ours":
-        parts.append(f"η {case.outer_rate:g}, μ {case.momentum:g}, H {case.steps}")
-    return f"({', '.join(parts)})"
+        parts.append(f"η={case.outer_rate:g} μ={case.momentum:g} H={case.steps}")
+    return " ".join(parts)
 
 
 def _make_row(results: Results, name: str, cases: Sequence[Case], parallel: Case) -> str:
@@ -94,6 +94,7 @@ def _make_row(results: Results, name: str, cases: Sequence[Case], parallel: Case
     columns = [
         name,
         f"{tokens:.1f}",
+        f"{len(muon)}",
         _describe_losses(adamw),
         _describe_losses(muon),
         _describe_changes(adamw, muon),
@@ -111,17 +112,16 @@ def _list_losses(results: Results, case: Case) -> dict[int, float]:
 
 
 def _describe_losses(losses: dict[int, float]) -> str:
-    """Return the mean over the seeds, with their number."""
-    seeds = f" ({len(losses)} seeds)" if len(losses) > 1 else ""
-    return f"{sum(losses.values()) / len(losses):.4f}{seeds}"
+    """Return the mean over the seeds."""
+    return f"{sum(losses.values()) / len(losses):.4f}"
 
 
 def _describe_changes(before: dict[int, float], after: dict[int, float]) -> str:
-    """Return the mean change over the seeds that both have, and its range."""
+    """Return the mean change over the seeds that both have, and half its range."""
     changes = [after[seed] / before[seed] - 1 for seed in before if seed in after]
     if not changes:
         return "–"
-    spread = f" ({min(changes):+.1%} to {max(changes):+.1%})" if len(changes) > 1 else ""
+    spread = f" ±{(max(changes) - min(changes)) / 2:.1%}" if len(changes) > 1 else ""
     return f"{sum(changes) / len(changes):+.1%}{spread}"
 
 

@@ -203,9 +203,8 @@ def make_option_table(plan: SpeedupPlan, results: Results) -> str:
     for case in results.cases():
         mean_loss = results.by_key[case.key].get("mean_loss")
         if mean_loss is not None:
-            steps = case.tokens // (case.replicas * STEP_TOKENS)
             optimizer = "Muon" if case.optimizer == MUON else "AdamW"
-            name = f"mean, {case.replicas} machines, {optimizer}, {steps:,} steps"
+            name = f"mean, {case.replicas} machines, {optimizer}"
             changes[name].append(mean_loss / results.loss(case) - 1)
     for case in filter(results.has, plan.higher_outer_rate()):
         usual = replace(case, outer_rate=Case.outer_rate)
@@ -220,7 +219,7 @@ def make_option_table(plan: SpeedupPlan, results: Results) -> str:
     ]
     title = (
         f"What the mean of the last {MEAN_ANCHORS} anchors, over {MEAN_PART:.0%} of the tokens, "
-        "and other outer rates change of the last loss:"
+        "and other outer rates change of the loss:"
     )
     head = "| option | trainings | change |\n|---|---|---|\n"
     return f"{title}\n\n{head}" + "\n".join(rows)
