@@ -44,14 +44,14 @@ def make_muon_table(plan: MuonPlan, results: Results) -> str:
         if adamw.replicas == MACHINES[0]
     )
     ratios = [
-        f"{ratio:.2f} of {name}"
+        f"{ratio:.2f} ({name})"
         for name, ratio in (
             (NAMES[0], alone_ratio(plan, results)),
             (NAMES[1], four_ratio(plan, results)),
         )
         if ratio is not None
     ]
-    steps = f" Muon's steps to AdamW's loss, in its steps: {', '.join(ratios)}."
+    steps = f" Muon takes {', '.join(ratios)} of AdamW's steps to its loss."
     table = head + "\n".join(lines)
     last = steps * bool(ratios) + _describe_longest(plan, results)
     return f"{title}\n\n{table}\n\nRates (AdamW, Muon): {settings}.{last}"
