@@ -88,14 +88,15 @@ def _describe_settings(case: Case) -> str:
 def _make_row(results: Results, name: str, cases: Sequence[Case], parallel: Case) -> str:
     """Return one row; the last case is Muon's, and `parallel` is its data parallelism."""
     adamw, muon = (_list_losses(results, case) for case in cases)
-    adamw = {seed: adamw[seed] for seed in muon if seed in adamw}
+    common = [seed for seed in SEEDS if seed in adamw and seed in muon]
+    adamw, muon = ({seed: losses[seed] for seed in common} for losses in (adamw, muon))
     case = cases[1]
     machines = 1 if case.kind == "alone" else case.replicas
     tokens = case.tokens / case.replicas * machines / SIZE
     columns = [
         name,
         f"{tokens:.1f}",
-        f"{len(adamw)}",
+        f"{len(common)}",
         _describe_losses(adamw),
         _describe_losses(muon),
         _describe_changes(adamw, muon),
