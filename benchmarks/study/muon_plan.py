@@ -47,7 +47,7 @@ MEDIUM_INNER: dict[str, list[dict[str, Any]]] = {
         {"rate": rate, "matrix_rate": matrix_rate}
         for rate, matrix_rate in ((4e-3, 5e-3), (8e-3, 5e-3), (8e-3, 2.5e-3))
     ],
-    ADAMW: [{"rate": rate} for rate in (1e-3, 2e-3, 3e-3)],
+    ADAMW: [{"rate": rate} for rate in (5e-4, 1e-3, 2e-3, 3e-3)],
 }
 PARALLEL_FACTORS = (1, 2, 4)  # of the best rates of one machine, for data parallelism
 # Tried for four machines that exchange updates as well as the best settings of one.
