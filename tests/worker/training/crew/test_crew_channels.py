@@ -26,7 +26,7 @@ async def test_machine_that_asks_when_a_deal_ends_asks_the_next_one(tmp_path):
     code = CrewCode.create(RUN, LEAD.key, [])
     answers: list[str] = []
 
-    async def ask() -> None:
+    async def apply_repeatedly() -> None:
         while True:
             try:
                 channel = await dial_lead(stranger, LEAD.key)
@@ -35,7 +35,7 @@ async def test_machine_that_asks_when_a_deal_ends_asks_the_next_one(tmp_path):
             except ChannelClosedError as error:
                 answers.append(str(error))
 
-    asking = asyncio.create_task(ask())
+    applying = asyncio.create_task(apply_repeatedly())
     for turns in range(DEALS):
         links = CrewLinks(ROSTER, 0, asyncio.get_running_loop())
         channels = CrewChannels(links, door, ROSTER.seating, code, tmp_path)
@@ -48,6 +48,6 @@ async def test_machine_that_asks_when_a_deal_ends_asks_the_next_one(tmp_path):
         serving.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await serving
-    asking.cancel()
+    applying.cancel()
     assert "closed by peer: the crew's channels are closed" in answers
     assert "closed by peer: the crew trains: there is a seat at the end of a round" in answers
