@@ -6,7 +6,13 @@ from hypothesis import strategies as st
 
 from barnraise.errors import SpecError
 from barnraise.spec import PRESETS, RunSpec, preset
-from coordinator.runs.spec_form import TokensPerParameter, parse_budget, spec_from_fields
+from coordinator.runs.spec_form import (
+    FIELDS,
+    MUON_RATES,
+    TokensPerParameter,
+    parse_budget,
+    spec_from_fields,
+)
 
 
 @pytest.mark.parametrize(
@@ -79,6 +85,8 @@ def test_numbers_with_separators_and_suffixes_are_parsed():
 def test_muon_is_offered_with_rates_of_its_own():
     muon = spec_from_fields({"recipe.optimizer": "muon"}).recipe
     assert (muon.learning_rate, muon.matrix_rate) == (4e-3, 5e-3)
+    for name, rate in MUON_RATES.items():
+        assert str(rate) in FIELDS[f"recipe.{name}"].metadata["help"], "people are told the rate"
     named = spec_from_fields({"recipe.optimizer": "muon", "recipe.matrix_rate": "0.02"}).recipe
     assert (named.learning_rate, named.matrix_rate) == (4e-3, 0.02)
     chosen = {"recipe.optimizer": "muon", "recipe.learning_rate": "4e-3"}

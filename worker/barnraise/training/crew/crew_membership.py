@@ -85,9 +85,9 @@ class CrewMembership:
                         lambda: should_stop() or self.is_paused(), patience
                     )
                     if seating is None:
-                        if should_stop():
+                        if should_stop() or not endpoint.thread.is_alive():
                             return False
-                        continue
+                        continue  # its owner has paused this machine
                     patience, heirs = math.inf, [s for s in seating.seats[1:] if s.can_lead]
                     with ExitStack() as open_state:
                         if self._train(seating, code, endpoint, open_state, should_stop):
