@@ -20,6 +20,7 @@ from barnraise.peering.transports.iroh_transport import (
     find_free_port,
     wait_until_free,
 )
+from barnraise.peering.transports.tls_endpoint import TlsEndpoint
 from barnraise.planning.hardware import Hardware
 from barnraise.planning.limits import Limits
 from barnraise.spec import ModelSpec
@@ -381,6 +382,16 @@ def test_holder_killed_in_a_step_costs_no_round(drill, swarm, caplog, monkeypatc
     assert "without Adam's moments" not in caplog.text and "begins again" not in caplog.text
 
 
+def test_crew_whose_machines_meet_over_the_internet_trains(drill, swarm, monkeypatch):
+    """Over QUIC alone, as through routers: the lead listens again where it formed the crew."""
+    run = swarm(MODEL, token_budget=1 << 40, evaluate_every=10_000)
+    connect_by_quic_alone(run, monkeypatch)
+    crew = drill(run, members=1)
+    crew.gather("ada")
+    crew.until(lambda: crew.lead is not None and crew.lead.metrics.step > 0)
+    assert not crew.failures, crew.failures
+
+
 def test_crew_that_cannot_hold_the_model_any_longer_says_so(drill, swarm, monkeypatch):
     be_impatient(monkeypatch)
     monkeypatch.setattr(crew_worker, "RETURN_SECONDS", 2.0)  # for which it deals the blocks again
@@ -440,8 +451,10 @@ def test_paused_lead_pauses_its_crew(drill, swarm):
 
 
 def test_machine_that_can_hold_the_ends_leads_in_a_lost_leads_place(drill, monkeypatch):
+    """It listens as the lead where it has listened as a member."""
     monkeypatch.setattr(crew_member, "CONNECT_SECONDS", 1.0)
     crew = drill(members=2)
+    connect_by_quic_alone(crew.run, monkeypatch)
     code = parse_code(crew.start_lead(trains=False))  # it forms a crew, and is never seen again
     for name in ("ada", "ben"):
         crew.start_member(name, code)
@@ -501,6 +514,12 @@ def test_heir_trains_under_its_own_key_however_long_it_opens(drill, swarm, monke
     assert crew.lead.key != code.lead and vector[crew.lead.exchange.author.name] > 0
     assert len(vector) == 2, "it goes on with what the lost lead had published"
     assert not crew.failures, crew.failures
+
+
+def connect_by_quic_alone(run: Any, monkeypatch) -> None:
+    """Connect a run's machines over real sockets, as through routers that forward no TCP."""
+    monkeypatch.setattr(TlsEndpoint, "listen", lambda endpoint, addresses: None)
+    run.network = SocketNetwork(run.folder)
 
 
 def reopen(crew: CrewDrill, monkeypatch) -> None:

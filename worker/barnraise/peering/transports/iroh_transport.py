@@ -478,10 +478,10 @@ def _format_cause(error: Exception) -> str:
 def wait_until_free(port: int) -> None:
     """Wait for a few seconds until a closed transport has released a UDP port.
 
-    iroh releases it with the last reference to its endpoint.
+    iroh releases it with the last reference to its endpoint, also from a channel.
     """
-    gc.collect()
     for _ in range(RELEASE_TRIES):
+        gc.collect()
         with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
             udp.bind(("", port))
             return

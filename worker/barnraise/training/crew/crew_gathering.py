@@ -69,10 +69,15 @@ class _Candidate:
     shapes: dict[int, ShapePrices] = field(default_factory=dict)  # by sequences of a micro-batch
 
     def describe(self) -> CrewMachine:
-        """Return the machine for the planner."""
+        """Return the machine for the planner.
+
+        A crew stores this for as long as it trains. A reference to the channel would hold the port
+        of the endpoint that formed the crew, on which the lead listens again.
+        """
+        shapes = self.shapes
 
         def price(span: SpanRequest) -> SpanPrice | None:
-            shape = self.shapes.get(span.sequences)
+            shape = shapes.get(span.sequences)
             return shape.find(span.blocks) if shape and not span.has_ends else None
 
         return CrewMachine(self.name, guess_line(self.channel.remote_address), price)
@@ -210,7 +215,7 @@ class CrewGathering:
         try:
             plan = self._plan_or_raise(candidates)
         except PlanError as error:
-            log.info("%d machines are not enough yet: %s", len(candidates) + 1, error)
+            log.info("%d machines are not enough yet: %s", len(candidates) + 1, str(error))
             return None
         log.info("%d machines: %s", len(candidates) + 1, plan.reason)
         return plan

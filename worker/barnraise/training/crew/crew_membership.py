@@ -101,7 +101,9 @@ class CrewMembership:
                             "can hold the embedding and the head"
                         ) from None
                     heir, patience = heirs.pop(0), HEIR_SECONDS
-                    log.warning("%s: %s is to lead the crew", error, heir.name)
+                    # A log that stored the error would hold the channels of its traceback, and with
+                    # them the port on which the heir listens again.
+                    log.warning("%s: %s is to lead the crew", str(error), heir.name)
                     if heir.key == endpoint.key:
                         assert seating is not None, "a lead that was never reached is not lost"
                         self._store_record(seating, heir)
