@@ -31,15 +31,6 @@ WRITES = (OperationKind.STORE, OperationKind.WRITE, OperationKind.SPILL)
 
 
 @dataclass(frozen=True)
-class Span:
-    """Say when an operation runs, in seconds."""
-
-    op: Operation
-    begin: float
-    end: float
-
-
-@dataclass(frozen=True)
 class Price:
     """What an operation takes.
 
@@ -56,6 +47,16 @@ class Price:
     moved_in: float = 0.0
     moved_out: float = 0.0
     ram: float = 0.0
+
+
+@dataclass(frozen=True)
+class Span:
+    """Say when an operation runs, in seconds, and what it takes."""
+
+    op: Operation
+    begin: float
+    end: float
+    price: Price
 
 
 class Timeline:
@@ -88,8 +89,8 @@ class Timeline:
         self._launched = 0.0  # when the thread that launches has started what came so far
         self._changed: dict[Resource, float] = {}  # when a buffer's last change ends
         self._used: dict[Resource, float] = {}  # when its last use since that change ends
-        # The optimizer's operations that its lane has not begun, and when each can begin.
-        self._waiting: list[tuple[Operation, float]] = []
+        # The optimizer's operations that its lane has not begun: when each can begin, its price.
+        self._waiting: list[tuple[Operation, float, Price]] = []
         self._touched: set[Resource] = set()  # by what is waiting
         # Copies that may slow others: (begin, end, part of RAM), in order, by lane.
         self._copies: dict[tuple[LaneName, int], deque[tuple[float, float, float]]] = {}
@@ -101,19 +102,19 @@ class Timeline:
             touched = (*op.uses, *op.changes)
             while self._waiting and not self._touched.isdisjoint(touched):
                 spans.append(self._place_optimizer())
-            ready = self._ready(op)
-            self._launched += self._price(op).launch
+            ready, price = self._ready(op), self._price(op)
+            self._launched += price.launch
             if op.lane is LaneName.OPTIMIZER:
-                self._waiting.append((op, ready))
+                self._waiting.append((op, ready, price))
                 self._touched.update(touched)
             else:
-                spans.append(self._place(op, ready))
+                spans.append(self._place(op, ready, price))
         return spans
 
     def finish(self, kind: OperationKind | None = None) -> list[Span]:
         """Return the spans of the optimizer's operations until none, or none of a kind, waits."""
         spans: list[Span] = []
-        while any(kind in (None, op.kind) for op, _ in self._waiting):
+        while any(kind in (None, op.kind) for op, _, _ in self._waiting):
             spans.append(self._place_optimizer())
         return spans
 
@@ -134,7 +135,7 @@ class Timeline:
                 ready = used_until
         return ready
 
-    def _urgency(self, waiting: tuple[Operation, float]) -> int:
+    def _urgency(self, waiting: tuple[Operation, float, Price]) -> int:
         """Return how soon the next forward needs a fragment; the least is the most urgent."""
         blocks = waiting[0].blocks
         return blocks[0] if blocks and blocks[0] != self._last else 0
@@ -142,15 +143,15 @@ class Timeline:
     def _place_optimizer(self) -> Span:
         """Place the most urgent operation that can begin when the optimizer's lane is free."""
         free = self._lane_free.get((LaneName.OPTIMIZER, 0), 0.0)
-        soonest = max(free, min(ready for _, ready in self._waiting))
+        soonest = max(free, min(ready for _, ready, _ in self._waiting))
         chosen = min((each for each in self._waiting if each[1] <= soonest), key=self._urgency)
         self._waiting.remove(chosen)
         span = self._place(*chosen)
-        self._touched = {r for op, _ in self._waiting for r in (*op.uses, *op.changes)}
+        self._touched = {r for op, _, _ in self._waiting for r in (*op.uses, *op.changes)}
         return span
 
-    def _place(self, op: Operation, ready: float) -> Span:
-        price, lane = self._price(op), (op.lane, op.device)
+    def _place(self, op: Operation, ready: float, price: Price) -> Span:
+        lane = op.lane, op.device
         begin = max(ready, self._lane_free.get(lane, 0.0))
         if op.lane is LaneName.COMPUTE:
             end = max(begin + price.seconds, self._launched, *self._move_inputs(op, price, begin))
@@ -167,7 +168,7 @@ class Timeline:
         for resource in op.changes:
             self._changed[resource] = end
             self._used[resource] = 0.0
-        return Span(op, begin, end)
+        return Span(op, begin, end, price)
 
     def _move_inputs(self, op: Operation, price: Price, begin: float) -> list[float]:
         """Return when the link has brought a computation's inputs from RAM, or sent them there.
@@ -261,7 +262,7 @@ class StepSimulation:
             end = self._end(spans)
             if abs(end - begin - last_seconds) <= STEADY * last_seconds:
                 break
-        return [Span(span.op, span.begin - begin, span.end - begin) for span in spans]
+        return [Span(s.op, s.begin - begin, s.end - begin, s.price) for s in spans]
 
     @staticmethod
     def _end(spans: Sequence[Span]) -> float:
@@ -291,7 +292,7 @@ class StepSimulation:
         """Return the seconds of RAM's traffic: of the updates, and of copies to devices."""
         seconds = 0.0
         for span in self.spans:
-            price = self.price(span.op)
+            price = span.price
             computes = span.op.lane is LaneName.COMPUTE
             seconds += price.ram * (price.moved_in + price.moved_out if computes else price.seconds)
         return seconds
@@ -322,7 +323,7 @@ class StepSimulation:
         """Return the seconds each lane works in a step, on the device where it works longest."""
         by_device = [dict.fromkeys(LaneName, 0.0) for _ in self.plan.device_plans]
         for span in self.spans:
-            price, seconds = self.price(span.op), by_device[span.op.device]
+            price, seconds = span.price, by_device[span.op.device]
             seconds[span.op.lane] += price.seconds
             seconds[LaneName.IN] += price.moved_in
             seconds[LaneName.OUT] += price.moved_out
