@@ -55,7 +55,7 @@ from barnraise.errors import CoordinatorError, PlanError, StateError
 from barnraise.formats import format_bytes
 from barnraise.planning.crew import advise_crew
 from barnraise.planning.hardware import Hardware
-from barnraise.planning.limits import Limits
+from barnraise.planning.limits import Limits, merge_limits
 from barnraise.protocol.coordinator_messages import RunView, TextManifest
 from barnraise.protocol.signing import open_signed
 from barnraise.spec import RunSpec
@@ -139,7 +139,8 @@ def join(
     if worker_options.crew and len(runs) > 1:
         raise StateError("a crew trains one run: name one, and let other machines join the others")
     state_dir = open_state_dir(machine.home)
-    new_limits = resources.apply_to(state_dir.limits)
+    first_limits = state_dir.limits
+    new_limits = resources.apply_to(first_limits)
     names = [run.name for run in runs]
     obey_rank_0(names, new_limits)  # only rank 0 of a cluster knows the site and the peers
     memberships = [open_site(state_dir, run) for run in runs]
@@ -176,7 +177,8 @@ def join(
 
     with lead_ranks(names, new_limits):
         hardware = measure_ranks(state_dir, machine, new_limits)
-        session = TrainingSession(state_dir, hardware, new_limits, worker_options, display)
+        limits = first_limits, new_limits
+        session = TrainingSession(state_dir, hardware, limits, worker_options, display)
         run_with_restarts(partial(train_runs, session), leaving.wait, time.time)
     for last_words in session.last_words.values():
         out.print(*last_words, sep="\n", soft_wrap=True)
@@ -204,16 +206,18 @@ class TrainingSession:
         self,
         state_dir: StateDir,
         hardware: Hardware,
-        limits: Limits,
+        limits: tuple[Limits, Limits],
         options: WorkerOptions,
         display: "StatusDisplay",
     ) -> None:
+        """Share them. `limits` are the owner's, and those with the options of this `join`."""
         self.last_words: dict[str, list[str]] = {}
         gpus = [card.device_index for card in hardware.cards if card.device == "cuda"]
         self.rules = RuleWatch(state_dir, FactsReader(gpu_indices=gpus))
         self._state_dir = state_dir
         self._hardware = hardware
-        self._new_limits: Limits | None = limits  # None: the machine's file has them
+        self._first_limits = limits[0]
+        self._new_limits: Limits | None = limits[1]  # None: the machine's file has them
         self._options = options
         self._display = display
 
@@ -239,7 +243,9 @@ class TrainingSession:
             worker = self._create_worker(run, turn, limits, show)
             if worker is not None:
                 if limits == self._new_limits:  # and not smaller ones after a shortage of memory
-                    self._state_dir.limits = limits
+                    # The owner may have set others while `join` waited for the run's launch.
+                    now = self._state_dir.limits
+                    self._state_dir.limits = merge_limits(self._first_limits, limits, now)
                     self._new_limits = None
                 worker.watch_memory(watch)
                 worker.watch_rules(self.rules)

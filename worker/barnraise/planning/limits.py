@@ -1,6 +1,6 @@
 """State how much of this machine a worker may use. Pure."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from barnraise.errors import StateError
 from barnraise.planning.weekly_hours import parse_hours
@@ -130,3 +130,16 @@ class Limits:
                     f"pause for: '{program}' is no program's name; write it like --pause-for "
                     "blender,steam, without folders"
                 )
+
+
+def merge_limits(before: Limits, given: Limits, now: Limits) -> Limits:
+    """Return the limits of now with what was given, except where the owner has set others since.
+
+    Args:
+        before: the owner's limits when `given` was made of them.
+        given: those limits with some replaced.
+        now: the owner's limits at present, which win where they differ from `before`.
+    """
+    old, new = vars(before), vars(given)
+    unchanged = {name: new[name] for name, value in vars(now).items() if value == old[name]}
+    return replace(now, **unchanged)
