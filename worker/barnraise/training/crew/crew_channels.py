@@ -153,11 +153,13 @@ class CrewChannels:
     async def _write_status(self) -> None:
         while True:
             status = self._describe()
-            # The channels do without it; the last deal's thread may be writing the same file.
-            with contextlib.suppress(OSError):
+            try:
                 await asyncio.to_thread(
                     write_atomically, self._folder / STATUS_FILE, status.model_dump_json().encode()
                 )
+            except OSError as error:
+                # The channels do without it; the last deal's thread may be writing the same file.
+                log.debug("the crew's status was not written: %s", error)
             await asyncio.sleep(STATUS_SECONDS)
 
     def _describe(self) -> CrewStatus:
