@@ -31,12 +31,13 @@ IDLE_ACCOUNTS = 3
 IDLE_SPEED = 20  # honest machines' tokens that the ticket of an idle account permits
 QUIET_SHARE = 0.15  # of a window's tokens that the honest train before strangers come
 OTHERS = 5_000  # honest updates after which strangers should be suspended
-# Strangers spoil one or two rounds of the honest, whose tokens are lost: 1 % of loss (the mean of
-# six) in a training of this length. In a shorter one the same harm is a larger gap.
+# Strangers spoil one or two rounds of the honest, whose tokens are lost. In a shorter training the
+# same harm is a larger gap, in a longer one a smaller one.
 LIMIT_TOKENS = 1_300_000
 SIMULATED_ROUNDS = {"dense4": 5_000, "top64x2": 5_000}  # of honest machines
 MIN_HONEST_SHARE = 0.9
-MAX_END_GAP = 0.01  # of a training that is not shorter than that
+# Of one training of that length: the mean of six, 0.010, and two of their standard deviations.
+MAX_END_GAP = 0.035
 MAX_ROUNDS = 5
 END_SHARE = 0.2  # of the tokens, over which the losses at the end are compared
 END_POINTS = 8
@@ -74,7 +75,7 @@ class HarmfulWindows:
         self._rate = rate
         self._tokens = tokens
         self._references = references
-        self._progress = min(1.0, tokens / LIMIT_TOKENS)
+        self._progress = tokens / LIMIT_TOKENS
         self.names = [*HARMFUL]
         self.shortfalls: list[str] = []
 
