@@ -18,11 +18,11 @@ def person(site: Site) -> Person:
 def test_machine_leaves_returns_finishes_and_serves_its_weights(site, person):
     """Ctrl-C saves; the next join continues; a guest fetches the weights that the site names."""
     settings = ("recipe.learning_rate=3e-3", "text.tokenizer=bytes", *SMALL_MODEL)
-    run = site.launch_run("Keepsake", 60_000, *settings)
+    run = site.launch_run("Keepsake", 40_000, *settings)
     for machine in ("keeper", "guest"):
         person.enrol(machine)
     interrupt_after_a_step(site, person, run)
-    trained = site.barnraise("keeper", "join", run, "--threads", "1")
+    trained = site.barnraise("keeper", "join", run, "--threads", "1", "--eager")
     assert trained.wait(PATIENCE) == 0, site.log("join-keeper")
     anchor = site.status("keeper")["anchor"]
     page = wait_until(

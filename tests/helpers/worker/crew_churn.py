@@ -25,7 +25,7 @@ def shape(layers: int, micro_batches: int = 32) -> PipelineShape:
     return PipelineShape(replace(preset("gpt2-124m"), layers=layers), 1, micro_batches, 16)
 
 
-def simulate(seed: int, balances: bool) -> float:
+def simulate(seed: int, balances: bool, rounds: int) -> float:
     """Return the speed of a crew whose machines' speeds change, over that of an oracle.
 
     The oracle deals all blocks again in each round, by the true speeds and at no cost.
@@ -38,7 +38,7 @@ def simulate(seed: int, balances: bool) -> float:
     balancer = CrewBalancer()
     slowness = [1.0] * 4
     seconds = ideal_seconds = ideal = 0.0
-    for number in range(300):
+    for number in range(rounds):
         changed = [i for i in range(4) if rng.random() < 1 / CHANGE_ROUNDS]
         for i in changed:
             slowness[i] = 1 / rng.choice(SPEEDS)

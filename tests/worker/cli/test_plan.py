@@ -114,7 +114,7 @@ def test_plan_that_waits_for_the_next_day_names_what_lifts_the_limit(home):
 
 
 def test_cards_that_are_not_here_are_priced_with_the_reasons(home):
-    model = ("--model", "gpt2-1.5b", "--sequences", "64", "--memory", "64GB")
+    model = ("--model", "gpt2-1.5b", "--sequences", "32", "--memory", "64GB")
     two = (*model, "--devices", "2x24GB")
     output = " ".join(run_plan(home, *two).split())
     assert "on 2 × an assumed GPU of 24 GB" in output
@@ -135,14 +135,14 @@ def test_cards_that_no_machine_has_are_refused(home, devices):
 
 
 def test_plan_of_a_crew_deals_blocks_and_compares_with_each_alone(home):
-    crew = ("--model", "gpt2-355m", "--sequences", "4", "--gpu-tflops", "25")
-    crew = (*crew, "--crew", "3x5GB+2GB,6GB+2GB", "--line", "1000")
-    output = " ".join(run_plan(home, *crew).split())
+    task = ("--model", "gpt2-355m", "--sequences", "2", "--gpu-tflops", "25", "--line", "1000")
+    output = " ".join(run_plan(home, *task, "--crew", "5GB+2GB,6GB+2GB").split())
     assert "gpt2-355m, 355 M parameters, on a crew of" in output
-    assert "ends, 1\u2013" in output and "4: 6 GB + 2 GB GPU" in output
+    assert "ends, 1\u2013" in output and "2: 6 GB + 2 GB GPU" in output
     assert "micro-batches of" in output and "Form the crew:" in output
     assert "GPUs of 25 TFLOP/s" in output
-    fields = json.loads(run_plan(home, *crew, "--boundary", "8", "--json"))
+    four = ("--crew", "3x5GB+2GB,6GB+2GB", "--boundary", "8", "--json")
+    fields = json.loads(run_plan(home, *task, *four))
     stages = fields["stages"]
     assert sum(stage["blocks"] for stage in stages) == 24 and stages[0]["has_ends"]
     assert fields["boundary_bits"] == 8 and fields["pays"]

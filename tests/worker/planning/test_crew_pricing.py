@@ -30,7 +30,7 @@ HOST = cpu_machine(
 )
 PC = assume_gpu(HOST, PlanningOptions(gpu_tflops=25.0), 12 * GB)
 MODEL = preset("gpt3-2.7b")
-SEQUENCES = 16
+SEQUENCES = 8
 IN_8_BITS = Limits(moments_bits=8)
 
 
@@ -62,7 +62,7 @@ def test_four_weak_pcs_train_a_model_that_none_of_them_can():
 def test_home_lines_limit_a_crew_to_what_they_carry():
     plan = crew(4, HOME_LINE, IN_8_BITS)
     most = HOME_LINE.up_bytes / (2 * MODEL.width)  # 366 tokens/s in 8 bits
-    assert 0.85 * most < plan.tokens_per_second < most
+    assert 0.7 * most < plan.tokens_per_second < most
     assert plan.deal.boundary_bits == 8 and plan.deal.bottleneck[1] == "line"
 
 
