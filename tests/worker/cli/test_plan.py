@@ -114,7 +114,7 @@ def test_plan_that_waits_for_the_next_day_names_what_lifts_the_limit(home):
 
 
 def test_cards_that_are_not_here_are_priced_with_the_reasons(home):
-    model = ("--model", "gpt2-1.5b", "--sequences", "32", "--memory", "64GB")
+    model = ("--model", "gpt2-1.5b", "--sequences", "64", "--memory", "64GB")
     two = (*model, "--devices", "2x24GB")
     output = " ".join(run_plan(home, *two).split())
     assert "on 2 × an assumed GPU of 24 GB" in output
