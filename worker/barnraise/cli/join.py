@@ -210,7 +210,7 @@ class TrainingSession:
         options: WorkerOptions,
         display: "StatusDisplay",
     ) -> None:
-        """Share them. `limits` are the owner's, and those with the options of this `join`."""
+        """Prepare to train; `limits` are the owner's, and those with the options of this join."""
         self.last_words: dict[str, list[str]] = {}
         gpus = [card.device_index for card in hardware.cards if card.device == "cuda"]
         self.rules = RuleWatch(state_dir, FactsReader(gpu_indices=gpus))
