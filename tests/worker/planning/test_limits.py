@@ -7,7 +7,13 @@ from hypothesis import strategies as st
 
 from barnraise.planning.limits import Limits, merge_limits
 
-CHANGES = {"memory": 4 << 30, "cpu": 50, "clipping": "exact", "hours": "mon-fri 09:00-17:00", "idle": 10}
+CHANGES = {
+    "memory": 4 << 30,
+    "cpu": 50,
+    "clipping": "exact",
+    "hours": "mon-fri 09:00-17:00",
+    "idle": 10,
+}
 SOME = st.sets(st.sampled_from(sorted(CHANGES)))
 
 
