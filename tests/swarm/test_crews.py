@@ -10,12 +10,16 @@ from typing import Any
 import pytest
 import torch
 from example_hardware import cpu_machine
+from helpers.network.routers import PcpMappings, Router
 
 import barnraise
 from barnraise.errors import CrewError
 from barnraise.exchange.exchange import Exchange
 from barnraise.exchange.snapshots import snapshot_client
+from barnraise.peering.addresses import port_mapping
+from barnraise.peering.addresses.port_mapping import PortMappingTimes
 from barnraise.peering.transports.iroh_transport import (
+    ANY_HOST,
     IrohTransport,
     find_free_port,
     wait_until_free,
@@ -56,8 +60,8 @@ class Killed(BaseException):
 class SocketNetwork:
     """Transports over real sockets, for the machines whose homes are in a folder."""
 
-    def __init__(self, folder: Path):
-        self._folder = folder
+    def __init__(self, folder: Path, host: str = "127.0.0.1"):
+        self._folder, self._host = folder, host
         self._ports: dict[str, int] = {}
 
     def transport(self, key: str) -> IrohTransport:
@@ -66,7 +70,7 @@ class SocketNetwork:
         wait_until_free(port)
         identities = [StateDir(path).identity for path in self._folder.iterdir()]
         secret = next(each.secret for each in identities if each.key == key)
-        return IrohTransport(secret, "127.0.0.1", port=port)
+        return IrohTransport(secret, self._host, port=port)
 
 
 class CrewDrill:
@@ -83,6 +87,7 @@ class CrewDrill:
 
     def __init__(self, run, options: CrewOptions, hardware: Hardware = SLOW_MACHINE):
         self.run, self.options, self.hardware = run, options, hardware
+        self.limits = Limits()  # of the lead's owner while the crew forms
         self.codes: list[str] = []
         self.crews: list[Any] = []
         self.failures: dict[str, BaseException] = {}
@@ -120,7 +125,7 @@ class CrewDrill:
         """Start the lead on the machine of a name, as `Swarm.join` does; return its code."""
         count = len(self.codes)
         joined = self.run.join(name, **part)
-        request = describe_request(joined, self.hardware, Limits())
+        request = describe_request(joined, self.hardware, self.limits)
         key = joined.coordinator.identity.key
 
         def lead() -> None:
@@ -390,6 +395,28 @@ def test_crew_whose_machines_meet_over_the_internet_trains(drill, swarm, monkeyp
     crew.gather("ada")
     crew.until(lambda: crew.lead is not None and crew.lead.metrics.step > 0)
     assert not crew.failures, crew.failures
+
+
+def test_code_has_the_addresses_at_which_others_reach_the_lead(drill, swarm, monkeypatch):
+    """That which its owner announces; and in a second code the one that its router forwards."""
+    router = Router(PcpMappings(ip="5.9.1.1").answer)
+    times = PortMappingTimes(iroh_seconds=0.0, site_seconds=0.0)
+    monkeypatch.setattr(port_mapping, "TIMES", times)
+    monkeypatch.setattr(port_mapping, "read_default_sources", lambda: {4: "192.168.1.50"})
+    monkeypatch.setattr(port_mapping, "_read_default_gateway", lambda: router.ip)
+    monkeypatch.setattr(port_mapping, "remove_iroh_mapping", lambda port: None)
+    run = swarm(MODEL)
+    run.network = SocketNetwork(run.folder, ANY_HOST)
+    crew = drill(run, members=1)
+    crew.limits = Limits(announce=("203.0.113.7:45555",))
+    first = parse_code(crew.start_lead(trains=False))
+    crew.until(lambda: len(crew.codes) == 2)
+    second = parse_code(crew.codes[1])
+    assert first.addresses[0] == "203.0.113.7:45555"
+    assert second.addresses[:2] == (first.addresses[0], "5.9.1.1:50000")
+    assert second.secret == first.secret and first.addresses[1] in second.addresses
+    crew.end()
+    assert not crew.failures and len(router.requests) == 2, "the lead has released the port"
 
 
 def test_crew_that_cannot_hold_the_model_any_longer_says_so(drill, swarm, monkeypatch):

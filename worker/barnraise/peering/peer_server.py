@@ -269,7 +269,7 @@ class PeerServer:
                 "noticing that addresses change": self._address_watch.run,
                 **optional,
             }.items():
-                self.spawn(_run_optional(name, run))
+                self.spawn(run_optional(name, run))
             await self._stopping.wait()
         finally:
             for connection in self.connections.values():
@@ -569,7 +569,7 @@ class PeerServer:
         self.spawn(self.transport.set_relays(relays))
 
 
-async def _run_optional(name: str, run: Task) -> None:
+async def run_optional(name: str, run: Task) -> None:
     """Run a part without which the exchange still works; its error ends nothing else."""
     try:
         await run()

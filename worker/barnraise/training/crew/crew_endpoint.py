@@ -6,15 +6,21 @@ A lead uses it until its crew is complete, every other machine for as long as it
 import asyncio
 import contextlib
 import secrets
+import time
 from collections.abc import Callable
 
+from barnraise.peering.addresses.port_mapping import PortMapper
+from barnraise.peering.addresses.reachability import Reachability
+from barnraise.peering.links.announced_names import AnnouncedNames
 from barnraise.peering.links.handshake import Handshake, OwnIntroduction
+from barnraise.peering.peer_server import run_optional
 from barnraise.peering.server_thread import ServerThread
 from barnraise.peering.transports.transport import (
     Channel,
     ChannelClosedError,
     Transport,
 )
+from barnraise.planning.limits import Limits
 from barnraise.protocol.messages import Peer, Signed, WorkerSession
 from barnraise.protocol.mirror_list import parse_list
 from barnraise.protocol.run_mirrors import RunMirrors
@@ -24,6 +30,7 @@ from barnraise.training.crew.forming_messages import CrewRefusal, Seating
 from barnraise.training.join import JoinedRun
 
 PROTOCOL = "crew"
+WATCH_SECONDS = 1.0  # between two looks at this machine's addresses
 FAREWELL_SECONDS = 10.0  # in which a machine has received its seat, or why it has none
 
 
@@ -89,9 +96,27 @@ class CrewEndpoint:
         door: accepts and dials, while `thread` runs.
     """
 
-    def __init__(self, joined: JoinedRun, transport: Transport) -> None:
-        """Prepare the endpoint; `thread.open` starts it."""
+    def __init__(
+        self,
+        joined: JoinedRun,
+        transport: Transport,
+        limits: Limits,
+        on_addresses: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Prepare the endpoint; `thread.open` starts it.
+
+        Args:
+            joined: this machine's part in the run.
+            transport: carries the frames; it is not started yet.
+            limits: what the owner announces, and whether the router is asked to forward a port.
+            on_addresses: is called in the endpoint's thread once it has further addresses.
+        """
         self.key = transport.key
+        self._reachability = Reachability(transport.addresses)
+        self._reachability.observed.on_site_report(joined.source_ip)
+        self._names = AnnouncedNames(limits.announce, self._reachability)
+        self._maps_port = limits.port_mapping
+        self._on_addresses = on_addresses
         self.thread = ServerThread(self)
         self._transport = transport
         self._stopped: asyncio.Event | None = None
@@ -105,7 +130,7 @@ class CrewEndpoint:
             self.key,
             joined.spec_digest,
             lambda: joined.folder.label.incarnation,
-            transport.addresses,
+            self._list_addresses,
             self._sign_session,
         )
         handshake = Handshake(
@@ -115,22 +140,51 @@ class CrewEndpoint:
             joined.coordinator.now,
             lambda key, volunteer: False,
         )
-        self.door = CrewDoor(self.thread, transport, handshake, transport.addresses)
+        self.door = CrewDoor(self.thread, transport, handshake, self._list_addresses)
 
     async def run(self, ready: Callable[[], None]) -> None:
         """Listen until `stop`; see `Server.run`."""
         self._stopped = asyncio.Event()
         await self._transport.start()
         ready()
+        mapper = PortMapper(
+            self._transport.mappable_port,
+            self._maps_port,
+            self._reachability.observed.site_view,
+            self._reachability.set_mapped,
+        )
+        parts = {
+            "a port that the router forwards": mapper.run,
+            "looking up the announced names": self._names.resolve_often,
+            "noticing further addresses": self._watch_addresses,
+        }
+        tasks = [asyncio.ensure_future(run_optional(name, run)) for name, run in parts.items()]
         try:
             await self._stopped.wait()
         finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await mapper.close()
             await self._transport.close()
 
     def stop(self) -> None:
         """End `run`."""
         if self._stopped is not None:
             self._stopped.set()
+
+    def _list_addresses(self) -> list[str]:
+        return self._reachability.list_addresses(time.monotonic())
+
+    async def _watch_addresses(self) -> None:
+        """Report further addresses: of a name, of a router that forwards a port, of a new line."""
+        known = set(self._list_addresses())
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            addresses = self._list_addresses()
+            if not known.issuperset(addresses):
+                known.update(addresses)
+                self._on_addresses()
 
     def _sign_session(self) -> Signed:
         joined = self._joined

@@ -70,7 +70,7 @@ class CrewMembership:
         with ExitStack() as cleanup:
             cleanup.callback(self.joined.folder.close)
             cleanup.callback(self.joined.coordinator.close)
-            endpoint = CrewEndpoint(self.joined, transport)
+            endpoint = CrewEndpoint(self.joined, transport, self.request.limits)
             endpoint.thread.open()
             cleanup.callback(endpoint.thread.close)
             pricer = StagePricer(self.request)

@@ -85,7 +85,8 @@ def form_crew(
         options: what its owner chooses.
         transport: for the forming alone.
         should_stop: ends the wait.
-        on_code: is called with the code once machines can join.
+        on_code: is called with the code once machines can join, and with another one when the
+            lead has further addresses, as when its router forwards a port.
 
     Returns:
         The crew; None if the wait was stopped.
@@ -94,12 +95,17 @@ def form_crew(
         PlanError: the machines cannot train the model together.
         OSError: the transport cannot listen.
     """
-    endpoint = CrewEndpoint(joined, transport)
+    record = CrewRecord.load(joined.folder.path)
+    secret = bytes.fromhex(record.secret)
+
+    def create_code() -> CrewCode:
+        return CrewCode.create(joined.run, endpoint.key, endpoint.door.addresses(), secret)
+
+    limits = request.limits
+    endpoint = CrewEndpoint(joined, transport, limits, lambda: on_code(str(create_code())))
     endpoint.thread.open()
     try:
-        record = CrewRecord.load(joined.folder.path)
-        secret = bytes.fromhex(record.secret)
-        code = CrewCode.create(joined.run, endpoint.key, endpoint.door.addresses(), secret)
+        code = create_code()
         lead = describe_machine("the lead", LAN_LINE, request)
         task = CrewTask(request.model, request.step_sequences, options.boundary_bits)
         on_code(str(code))
