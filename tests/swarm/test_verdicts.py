@@ -24,6 +24,7 @@ from barnraise.protocol.coordinator_messages import ReportReply
 from barnraise.protocol.signing import Identity, digest
 from barnraise.protocol.verdicts import SignedVerdict, Verdict
 from barnraise.spec import ModelSpec
+from barnraise.training import prefetch
 
 OWNER = MIRROR = Identity(b"m" * 32)  # the key that signs the swarm's tickets
 PHANTOM = Identity(b"p" * 32)
@@ -244,6 +245,19 @@ def test_revoked_machine_is_refused_within_a_minute_of_rare_reports(swarm, caplo
         run.until(lambda: f"peer {cleo.worker.key[:8]} was revoked" in caplog.text)
     finally:
         site.close()
+
+
+def test_machine_that_the_site_refuses_while_it_joins_leaves(swarm):
+    """It waits for weights from peers, and those who refuse it, too, send none."""
+    run = swarm()
+    site = FakeCoordinator(MIRROR, run.manifest.run)
+    site.failing = 403, "the machine mill was revoked here"
+    try:
+        mill = run.start("mill", knows=["ada"], site=site.url)  # ada does not answer
+        mill.join(prefetch.SNAPSHOT_SECONDS / 2)
+    finally:
+        site.close()
+    assert mill.status["step"] == 0 and mill.status["refused"] == site.failing[1]
 
 
 @pytest.mark.slow  # test_failures.py restores a machine that has lost its ledger

@@ -494,8 +494,13 @@ class Worker:
             self._on_status(status)
 
     def poll_should_stop(self) -> bool:
-        """Report the status, and return whether to give up: the callback of blocking fetches."""
+        """Report the status, and return whether to give up: the callback of blocking fetches.
+
+        A machine that the site refuses leaves: its peers send it nothing, however long it waits.
+        """
         self.report_status()
+        if self.reporter.refused is not None:
+            self.leaving.set()
         return self.leaving.is_set()
 
     # ---- waiting ------------------------------------------------------------------------------
