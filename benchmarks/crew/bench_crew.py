@@ -494,9 +494,9 @@ def run_kills(hardware: Hardware, quick: bool) -> dict[str, Any]:
 
 def run_rebalancing(hardware: Hardware, quick: bool) -> dict[str, Any]:
     """Simulate machines whose speeds change."""
-    seeds = range(3)
+    seeds, rounds = range(3), 300
     return {
-        name: round(sum(simulate(seed, balances) for seed in seeds) / len(seeds), 3)
+        name: round(sum(simulate(seed, balances, rounds) for seed in seeds) / len(seeds), 3)
         for name, balances in (("oracle", True), ("oracle_without", False))
     }
 
