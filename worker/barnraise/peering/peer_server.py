@@ -570,11 +570,11 @@ class PeerServer:
 
 
 async def run_optional(name: str, run: Task) -> None:
-    """Run a part without which the exchange still works; its error ends nothing else."""
+    """Run a part of a server that works without it; its error ends nothing else."""
     try:
         await run()
     except Exception:
-        log.exception("the exchange goes on without %s: an error of ours", name)
+        log.exception("this machine goes on without %s: an error of ours", name)
 
 
 def _close_when_failed(channel: Channel, writer: asyncio.Task[Any]) -> None:

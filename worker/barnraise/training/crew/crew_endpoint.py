@@ -177,7 +177,7 @@ class CrewEndpoint:
         return self._reachability.list_addresses(time.monotonic())
 
     async def _watch_addresses(self) -> None:
-        """Report further addresses: of a name, of a router that forwards a port, of a new line."""
+        """Report further addresses, as of a resolved name or of a port that a router forwards."""
         known = set(self._list_addresses())
         while True:
             await asyncio.sleep(WATCH_SECONDS)

@@ -215,6 +215,7 @@ class CrewGathering:
         try:
             plan = self._plan_or_raise(candidates)
         except PlanError as error:
+            # A log that stored the error would hold the channels of its traceback.
             log.info("%d machines are not enough yet: %s", len(candidates) + 1, str(error))
             return None
         log.info("%d machines: %s", len(candidates) + 1, plan.reason)

@@ -101,8 +101,11 @@ def form_crew(
     def create_code() -> CrewCode:
         return CrewCode.create(joined.run, endpoint.key, endpoint.door.addresses(), secret)
 
-    limits = request.limits
-    endpoint = CrewEndpoint(joined, transport, limits, lambda: on_code(str(create_code())))
+    def publish_further_code() -> None:
+        log.info("this machine has further addresses, which the next code includes")
+        on_code(str(create_code()))
+
+    endpoint = CrewEndpoint(joined, transport, request.limits, publish_further_code)
     endpoint.thread.open()
     try:
         code = create_code()
